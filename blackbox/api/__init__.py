@@ -1,0 +1,1 @@
+"""How a service answers over HTTP: its probes and its metrics."""

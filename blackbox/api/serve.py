@@ -1,0 +1,108 @@
+"""The HTTP server of a service, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import suppress
+from threading import Thread
+
+import uvicorn
+
+from blackbox.api.app import Health, make_app
+from blackbox.metrics import Metrics
+from blackbox.settings import SettingsError
+
+START_S = 10.0
+FINISH_S = 1
+STOP_S = 3.0
+_POLL_S = 0.01
+
+
+class _Server(uvicorn.Server):
+    """Sleeps until `end`, where uvicorn looks ten times a second whether its end has come."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._ended.wait()
+
+    def end(self) -> None:
+        """From another thread; safe to call twice, or before it runs."""
+        self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+
+class HttpServer:
+    """Answers probes and scrapes on `host`:`port` from `start` to `stop`; port 0 takes a free one."""
+
+    def __init__(self, service: Health, metrics: Metrics, host: str, port: int) -> None:
+        self._host = host
+        self._asked_port = port
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(service, metrics),
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=FINISH_S,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._thread = Thread(target=self._run, name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; known once `start` has returned."""
+        if self._socket is None:
+            raise RuntimeError("the HTTP server has no port yet; call start() first")
+        return self._port
+
+    def start(self) -> None:
+        """Return when it answers. Raises SettingsError when the address cannot be taken."""
+        self._socket = _listen(self._host, self._asked_port)
+        self._port = int(self._socket.getsockname()[1])
+        self._thread.start()
+        deadline = time.monotonic() + START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"the HTTP server on {self._host}:{self._port} did not start")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Answer what was asked, for 1 s at most, and close. Safe to call twice, or unstarted."""
+        self._server.end()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_S)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _run(self) -> None:
+        assert self._socket is not None
+        self._server.run(sockets=[self._socket])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise SettingsError(
+            f"BLACKBOX_HTTP_HOST={host!r}, BLACKBOX_HTTP_PORT={port}: cannot listen there: "
+            f"{error.strerror}; wanted: an address of this host and a free port (0 takes any)"
+        ) from None

@@ -1,0 +1,294 @@
+"""Whether Kafka and Redis are set up so that the promises hold: what to refuse, what to warn of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from blackbox.clock import Clock
+from blackbox.connect import kafka
+from blackbox.index.server import NotTold, RedisServer
+from blackbox.journal.topics import Described, Topics, TopicSettings, receipts_topic
+from blackbox.settings import Settings
+
+MINIMUM_REDIS = (6, 2)
+MAX_SKEW_MS = 1000
+FOR_EVER = -1
+_DAY_MS = 86_400_000
+
+Severity = Literal["refuse", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that breaks a promise (`refuse`: do not start) or weakens one (`warn`)."""
+
+    severity: Severity
+    text: str
+    remedy: str
+
+
+class Kind(NamedTuple):
+    """A finding before its values are known: what is in braces is filled in."""
+
+    severity: Severity
+    text: str
+    remedy: str
+
+    def found(self, **values: object) -> Finding:
+        return Finding(self.severity, self.text.format(**values), self.remedy.format(**values))
+
+
+_ALTER = "kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config "
+
+OLD_REDIS = Kind(
+    "refuse",
+    "Redis is {version}, which lacks commands that blackbox uses",
+    "run Redis 6.2 or newer",
+)
+EVICTION = Kind(
+    "refuse",
+    "Redis' maxmemory-policy is {policy}: once full, it throws pending messages away",
+    "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+)
+NO_AOF = Kind(
+    "warn",
+    "Redis' append-only file is off: after a restart it is empty or old, and each shard delivers "
+    "only when it is read again from Kafka",
+    "CONFIG SET appendonly yes, and the same in redis.conf",
+)
+TORN_AOF = Kind(
+    "warn",
+    "Redis' aof-load-truncated is yes: a transaction that a crash cut off can come back at a later "
+    "start of Redis, out of its place",
+    "aof-load-truncated no in redis.conf, and redis-check-aof --fix before each start of Redis",
+)
+NO_LIMIT = Kind(
+    "warn",
+    "Redis has no maxmemory: requests cannot be left in Kafka before its host is out of memory",
+    "CONFIG SET maxmemory to about 70 % of the host's memory, and the same in redis.conf",
+)
+CLOCKS = Kind(
+    "warn",
+    "the clocks of Redis and this host are {skew_ms} ms apart: the earlier one counts, so that "
+    "messages come late by up to that",
+    "synchronise both with NTP",
+)
+REDIS_SILENT = Kind(
+    "warn",
+    "not checked: {why}",
+    "allow the user INFO and CONFIG GET (ACL SETUSER … +info +config), or look at {what} by hand",
+)
+COMPACTED = Kind(
+    "refuse",
+    "{topic}: cleanup.policy is {policy}: compaction removes records that are still needed",
+    _ALTER + "cleanup.policy=delete",
+)
+COMPACTED_LETTERS = Kind(
+    "refuse",
+    "{topic}: cleanup.policy is {policy}: Kafka refuses dead letters that have no key, and keeps "
+    "one of each key",
+    _ALTER + "cleanup.policy=delete",
+)
+ORPHANED = Kind(
+    "refuse",
+    "{receipts} exists and {topic} does not: if {topic} was deleted, its old receipts would end new "
+    "requests, which get the same offsets, without delivering them",
+    "delete {receipts} and, in Redis, the keys that begin with blackbox:{{{topic}-, then start; or "
+    "create {topic}, if it never existed",
+)
+FEWER_RECEIPTS = Kind(
+    "warn",
+    "{receipts} has {have} partitions and {topic} {wanted}: the service adds the missing ones when "
+    "it starts, and delivers from their shards once they are there",
+    "nothing, if blackbox may Alter {receipts}; else kafka-topics.sh --alter --topic {receipts} "
+    "--partitions {wanted}",
+)
+MORE_RECEIPTS = Kind(
+    "warn",
+    "{receipts} has {have} partitions and {topic} only {wanted}: harmless, unless {topic} was "
+    "deleted and made anew; then old receipts end new requests without delivering them",
+    "nothing, if {topic} was never deleted; else stop blackbox and delete {receipts} as well",
+)
+SHORT_REQUESTS = Kind(
+    "warn",
+    "{topic}: retention.ms is {have}, less than the longest countdown plus grace, {wanted}: what "
+    "left Kafka while pending is lost if Redis loses it",
+    _ALTER + "retention.ms={wanted_ms}; or lower BLACKBOX_MAX_COUNTDOWN_S or BLACKBOX_GRACE_S",
+)
+SHORT_RECEIPTS = Kind(
+    "warn",
+    "{topic}: retention.ms is {have}, less than {wanted}, for which requests are kept: if Redis is "
+    "lost, messages whose receipts are gone are delivered again",
+    _ALTER + "retention.ms={wanted_ms}",
+)
+LIMITED_BYTES = Kind(
+    "warn",
+    "{topic}: retention.bytes is {limit}: beyond it Kafka removes the oldest records, however new",
+    _ALTER + "retention.bytes=-1",
+)
+CREATE_TIME = Kind(
+    "warn",
+    "{topic}: message.timestamp.type is {type}: a countdown starts at the sender's clock, and a slow "
+    "one makes its messages early",
+    _ALTER + "message.timestamp.type=LogAppendTime",
+)
+KAFKA_SILENT = Kind(
+    "warn",
+    "not checked: the brokers do not tell {what} of {topic}: {why}",
+    "grant Describe and DescribeConfigs on {topic}, or look by hand",
+)
+
+KINDS = (
+    OLD_REDIS, EVICTION, NO_AOF, TORN_AOF, NO_LIMIT, CLOCKS, REDIS_SILENT, COMPACTED,
+    COMPACTED_LETTERS, ORPHANED, FEWER_RECEIPTS, MORE_RECEIPTS, SHORT_REQUESTS, SHORT_RECEIPTS,
+    LIMITED_BYTES, CREATE_TIME, KAFKA_SILENT,
+)  # fmt: skip
+
+
+def findings(settings: Settings) -> list[Finding]:
+    """Everything there is to say of the Kafka and the Redis of these settings, refusals first.
+
+    Changes nothing. What may not be read becomes a warning. Raises a Doubt when Kafka or Redis
+    does not answer.
+    """
+    access = kafka(settings)
+    redis = RedisServer(settings.redis_url.get_secret_value())
+    try:
+        found = [*_redis_findings(redis), *_topic_findings(settings, Topics(access.admin()))]
+    finally:
+        redis.close()
+    return sorted(found, key=lambda finding: finding.severity != "refuse")
+
+
+def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
+    clock = Clock()
+    clock.observe(redis.now_ms())
+    yield from about_clocks(clock.skew_ms())
+    try:
+        told = redis.info("server") | redis.info("memory") | redis.info("persistence")
+        yield from about_redis(told)
+    except NotTold as why:
+        what = "its version, maxmemory-policy, maxmemory and appendonly"
+        yield REDIS_SILENT.found(why=why, what=what)
+        return
+    if told.get("aof_enabled"):
+        yield from _about_truncation(redis)
+
+
+def _about_truncation(redis: RedisServer) -> Iterator[Finding]:
+    try:
+        if redis.config("aof-load-truncated") != "no":
+            yield TORN_AOF.found()
+    except NotTold as why:
+        yield REDIS_SILENT.found(why=why, what="aof-load-truncated")
+
+
+def about_clocks(skew_ms: int) -> Iterator[Finding]:
+    if abs(skew_ms) > MAX_SKEW_MS:
+        yield CLOCKS.found(skew_ms=abs(skew_ms))
+
+
+def about_redis(told: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings in what INFO tells; a field that a server does not have is a warning."""
+    for field in ("redis_version", "maxmemory_policy", "maxmemory", "aof_enabled"):
+        if field not in told:
+            yield REDIS_SILENT.found(why=f"Redis' INFO has no {field}", what=field)
+    version = str(told.get("redis_version", "6.2"))
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMUM_REDIS:
+        yield OLD_REDIS.found(version=version)
+    policy = told.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield EVICTION.found(policy=policy)
+    if told.get("aof_enabled", 1) == 0:
+        yield NO_AOF.found()
+    if told.get("maxmemory", 1) == 0:
+        yield NO_LIMIT.found()
+
+
+def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
+    requests = list(settings.topics)
+    ours = [*requests, *map(receipts_topic, requests), settings.dead_letter_topic]
+    described = topics.describe(ours)
+    yield from _untold(described)
+    for topic in requests:
+        yield from _about_partitions(topic, described)
+        yield from about_journals(topic, _told(described), settings.retention_ms)
+    letters = _told(described).get(settings.dead_letter_topic)
+    if letters is not None and _is_compacted(letters):
+        yield COMPACTED_LETTERS.found(
+            topic=settings.dead_letter_topic, policy=letters.cleanup_policy
+        )
+
+
+def _untold(described: Mapping[str, Described]) -> Iterator[Finding]:
+    for topic, found in described.items():
+        if isinstance(found.settings, str):
+            what = "anything" if found.partitions is None else "the settings"
+            yield KAFKA_SILENT.found(topic=topic, what=what, why=found.settings)
+
+
+def _told(described: Mapping[str, Described]) -> dict[str, TopicSettings]:
+    return {
+        topic: found.settings
+        for topic, found in described.items()
+        if isinstance(found.settings, TopicSettings)
+    }
+
+
+def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterator[Finding]:
+    receipts = receipts_topic(topic)
+    if receipts not in described:
+        return
+    if topic not in described:
+        yield ORPHANED.found(topic=topic, receipts=receipts)
+        return
+    have, wanted = described[receipts].partitions, described[topic].partitions
+    if have is None or wanted is None or have == wanted:
+        return
+    kind = FEWER_RECEIPTS if have < wanted else MORE_RECEIPTS
+    yield kind.found(topic=topic, receipts=receipts, have=have, wanted=wanted)
+
+
+def about_journals(
+    topic: str, told: Mapping[str, TopicSettings], needed_ms: int
+) -> Iterator[Finding]:
+    """Findings in the settings of a request topic and its receipts, as far as they are told."""
+    requests, receipts = told.get(topic), told.get(receipts_topic(topic))
+    if requests is not None:
+        yield from _about_journal(topic, requests, SHORT_REQUESTS, needed_ms)
+        if requests.timestamp_type != "LogAppendTime":
+            yield CREATE_TIME.found(topic=topic, type=requests.timestamp_type)
+    if receipts is not None:
+        kept_ms = needed_ms if requests is None else _longer([needed_ms, requests.retention_ms])
+        yield from _about_journal(receipts_topic(topic), receipts, SHORT_RECEIPTS, kept_ms)
+
+
+def _about_journal(
+    topic: str, settings: TopicSettings, too_short: Kind, wanted_ms: int
+) -> Iterator[Finding]:
+    if _is_compacted(settings):
+        yield COMPACTED.found(topic=topic, policy=settings.cleanup_policy)
+    have_ms = settings.retention_ms
+    if _longer([have_ms, wanted_ms]) != have_ms:
+        yield too_short.found(
+            topic=topic, have=_days(have_ms), wanted=_days(wanted_ms), wanted_ms=wanted_ms
+        )
+    if settings.retention_bytes != FOR_EVER:
+        yield LIMITED_BYTES.found(topic=topic, limit=settings.retention_bytes)
+
+
+def _is_compacted(settings: TopicSettings) -> bool:
+    return "compact" in settings.cleanup_policy
+
+
+def _longer(durations_ms: Iterable[int]) -> int:
+    return max(durations_ms, key=lambda ms: float("inf") if ms == FOR_EVER else ms)
+
+
+def _days(duration_ms: int) -> str:
+    if duration_ms == FOR_EVER:
+        return "-1 (for ever)"
+    return f"{duration_ms} ({duration_ms / _DAY_MS:.3g} days)"

@@ -1,0 +1,43 @@
+"""`blackbox demo`: see it work."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from blackbox.cli import logs, signals
+from blackbox.cli.failures import FAILED, INTERRUPTED
+
+
+def demo(
+    requests: Annotated[int, typer.Option(min=50, max=1_000_000, help="How many.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Due within this time.")] = 15.0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave it running afterwards, until Ctrl-C.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="Who runs the service's loops.")] = "process",
+) -> None:
+    """Start Kafka, Redis and blackbox, send requests, and prove what came out.
+
+    Ends with 0 only if every message came out exactly once, none early, and every broken request
+    became a dead letter.
+    """
+    # The time it took until here was almost all spent by the processor.
+    began_s = time.time() - time.process_time()
+    logs.silent()
+    signals.interrupt()
+    from rich.console import Console
+
+    from blackbox.demo.display import Display
+    from blackbox.demo.performance import Demo
+
+    show = Demo(requests, seconds, engine, keep, began_s)
+    try:
+        is_good = show.perform(Display(Console()))
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted; nothing is left running.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not is_good:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,55 @@
+"""How commands fail: clear lines on stderr, and an exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import typer
+
+from blackbox.client import NotSent
+from blackbox.doubt import Doubt, IndexLost
+from blackbox.embedded.errors import EmbeddedError
+from blackbox.settings import SettingsError
+
+FAILED = 1
+BAD_USAGE = 2
+REFUSED = 3
+INTERRUPTED = 130
+
+
+class BadUsage(Exception):
+    """What was typed cannot be done; the text names the value and what to type instead."""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn expected failures into their lines and the end of the command."""
+    try:
+        yield
+    except (SettingsError, BadUsage) as error:
+        raise ended(str(error), BAD_USAGE) from None
+    except (NotSent, EmbeddedError) as error:
+        raise ended(str(error), FAILED) from None
+    except Doubt as error:
+        raise ended(_with_remedy(error), FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def ended(text: str, code: int) -> typer.Exit:
+    """Print the lines of an error; what is returned, raised, ends the command."""
+    for line in text.splitlines():
+        typer.echo(f"{typer.style('error:', fg='red')} {line}", err=True)
+    return typer.Exit(code)
+
+
+def _with_remedy(error: Doubt) -> str:
+    if isinstance(error, IndexLost):
+        url = urlsplit(os.environ.get("BLACKBOX_REDIS_URL", "redis://localhost:6379/0"))
+        place = f"{url.hostname}:{url.port or 6379}" if url.hostname else url.path
+        return f"{error}; check that Redis runs at {place} (BLACKBOX_REDIS_URL)"
+    servers = os.environ.get("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "")
+    return f"{error}; check that Kafka runs at {servers} (BLACKBOX_KAFKA_BOOTSTRAP_SERVERS)"

@@ -1,0 +1,219 @@
+"""What became of a request: the index says whether it is pending, the receipts what ended it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from blackbox.cli.logs import QUIET
+from blackbox.connect import kafka
+from blackbox.entry import Entry
+from blackbox.formats import make_format
+from blackbox.index.inspector import Inspector, Pending
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics, is_own_topic, receipts_topic
+from blackbox.receipt import Places, Receipt, settled
+from blackbox.request import Cancel, Record, Request, Shard, request_id
+from blackbox.settings import Settings
+
+CLOCKS_APART_MS = 60_000
+"""How far a receipt's time may lie before the due time it answers: the clocks' difference."""
+
+State = Literal[
+    "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "unknown"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record: `orders/3@88`."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A request and what became of it; what does not apply or is not known is None.
+
+    ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
+    unread  -- in Kafka, and not yet in the index
+    cancel  -- the record is no request, it cancels one
+    unknown -- there is no such record
+    """
+
+    id: str
+    source: str
+    state: State
+    caller: str | None = None
+    caller_id: str | None = None
+    target: str | None = None
+    due_ms: int | None = None
+    next_try_ms: int | None = None
+    attempts: int | None = None
+    at_ms: int | None = None
+    place: Place | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+class Registry:
+    """Looks up fates. Raises JournalLost or IndexLost when Kafka or Redis does not answer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._access = kafka(settings, QUIET)
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        journals = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
+        self._partitions = Topics(self._access.admin()).partitions(journals)
+        own = partial(
+            is_own_topic,
+            request_topics=list(settings.topics),
+            dead_letter_topic=settings.dead_letter_topic,
+        )
+        self._formats = {
+            topic: make_format(name, max_countdown_s=settings.max_countdown_s, own_topics=own)
+            for topic, name in settings.topics.items()
+        }
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard there is."""
+        for topic in self._settings.topics:
+            for partition in range(self._partitions.get(topic, 0)):
+                yield Shard(topic, partition)
+
+    def fate(self, shard: Shard, offset: int) -> Fate:
+        """What became of the request at this place.
+
+        1. the index is asked first: what is not in it any more has its receipt already;
+        2. then the receipts, from the time on when it could have been dispatched.
+        """
+        if shard.partition >= self._partitions.get(shard.topic, 0):
+            return _fate(shard, offset, "unknown")
+        pending = self._inspector.look_up(shard, offset)  # 1
+        standing = self._inspector.standing(shard, 0)
+        journal = ShardJournal(shard, self._access)
+        try:
+            record = journal.records([offset]).get(offset)
+            known = self._known(shard, record)
+            if pending is not None:
+                return _fate(shard, offset, "pending", **(known | _of_pending(pending)))
+            outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
+        finally:
+            journal.close()
+        if outcome is not None:
+            return _fate(shard, offset, **(known | outcome))
+        if record is None:
+            return _fate(shard, offset, "unknown")
+        if known.get("state") == "cancel":
+            return _fate(shard, offset, **known)
+        is_read = standing.labels is not None and offset < standing.labels.requests
+        return _fate(shard, offset, **(known | {"state": "ended" if is_read else "unread"}))
+
+    def close(self) -> None:
+        self._inspector.close()
+
+    def _known(self, shard: Shard, record: Record | None) -> dict[str, Any]:
+        """What the request's own record says."""
+        if record is None:
+            return {}
+        asked = self._formats[shard.topic].parse(record, time.time_ns() // 1_000_000)
+        if isinstance(asked, Cancel):
+            return {"state": "cancel", "caller_id": asked.caller_id}
+        if isinstance(asked, Request):
+            return {
+                "caller": asked.caller,
+                "caller_id": asked.caller_id,
+                "target": asked.target,
+                "due_ms": asked.due_ms,
+            }
+        return {"due_ms": record.timestamp_ms, "reason": asked.reason, "detail": asked.detail}
+
+    def _outcome(
+        self, journal: ShardJournal, shard: Shard, offset: int, due_ms: int | None
+    ) -> dict[str, Any] | None:
+        if shard.partition >= self._partitions.get(receipts_topic(shard.topic), 0):
+            return None
+        start, end = journal.receipt_bounds()
+        if due_ms is not None:
+            start = _first_since(journal, start, end, due_ms - CLOCKS_APART_MS)
+        for _, receipt in settled(journal.receipts(start, end)):
+            place = _place_in(receipt.delivered, offset)
+            if place is not None:
+                return {"state": "delivered", "place": place, "at_ms": receipt.at_ms}
+            for state in ("dead", "expired", "invalid"):
+                if offset in getattr(receipt, state):
+                    letter = _place_in(receipt.letters, offset)
+                    return {"state": state, "at_ms": receipt.at_ms, **self._of_letter(letter)}
+        return None
+
+    def _of_letter(self, place: Place | None) -> dict[str, Any]:
+        if place is None:
+            return {}
+        journal = ShardJournal(Shard(place.topic, place.partition), self._access)
+        try:
+            letter = journal.records([place.offset]).get(place.offset)
+        finally:
+            journal.close()
+        about = dict(letter.headers) if letter is not None else {}
+        told = {
+            name: (about.get(f"blackbox-{name}") or b"").decode(errors="replace") or None
+            for name in ("reason", "detail")
+        }
+        return {"place": place} | {name: text for name, text in told.items() if text is not None}
+
+
+def _fate(shard: Shard, offset: int, state: State, **known: Any) -> Fate:
+    return Fate(id=request_id(shard, offset), source=shard.source(offset), state=state, **known)
+
+
+def _of_pending(pending: Pending) -> dict[str, Any]:
+    entry: Entry | None = pending.entry
+    if entry is None:
+        return {"next_try_ms": pending.at_ms}
+    return {
+        "caller": entry.caller,
+        "caller_id": entry.caller_id,
+        "target": entry.target or None,
+        "due_ms": entry.due_ms,
+        "next_try_ms": pending.at_ms,
+        "attempts": entry.attempts,
+        "reason": entry.reason,
+        "detail": entry.detail,
+    }
+
+
+def _place_in(places: Places, offset: int) -> Place | None:
+    for at, pairs in places.items():
+        for asked, there in pairs:
+            if asked == offset:
+                topic, _, partition = at.rpartition("/")
+                return Place(topic, int(partition), there)
+    return None
+
+
+def _first_since(journal: ShardJournal, start: int, end: int, at_ms: int) -> int:
+    """By bisection, an offset at or before the first receipt of this time or later."""
+    while start < end:
+        middle = (start + end) // 2
+        receipt = _next_receipt(journal, middle, end)
+        if receipt is not None and receipt.at_ms < at_ms:
+            start = middle + 1
+        else:
+            end = middle
+    return start
+
+
+def _next_receipt(journal: ShardJournal, start: int, end: int) -> Receipt | None:
+    reading = journal.receipts(start, end)
+    try:
+        return next((receipt for _, receipt in reading), None)
+    finally:
+        reading.close()  # type: ignore[attr-defined]

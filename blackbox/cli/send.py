@@ -1,0 +1,119 @@
+"""`blackbox send` and `blackbox cancel`: ask from the command line."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from blackbox.cli import logs
+from blackbox.cli.failures import BadUsage
+from blackbox.client import Client, request_value
+from blackbox.connect import kafka
+from blackbox.formats import make_format
+from blackbox.journal.topics import is_own_topic
+from blackbox.request import Invalid, Record, locate
+from blackbox.settings import Settings, load
+
+RequestTopic = Annotated[
+    str | None, typer.Option(help="The request topic; the first of BLACKBOX_REQUEST_TOPICS.")
+]
+CallerName = Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")]
+
+
+def send(
+    topic: Annotated[str, typer.Option(help="Where the message goes.")],
+    message: Annotated[str, typer.Option(help="What is delivered.")],
+    countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the delivered record.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="name=value, for the delivered record; repeatable.")
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option(help="Your own name for the request, to replace or cancel it by.")
+    ] = None,
+    caller: CallerName = None,
+    request_topic: RequestTopic = None,
+) -> None:
+    """Ask for a message to be delivered later; prints the request's id once Kafka has it."""
+    settings = load()
+    if (countdown is None) is (at is None):
+        raise BadUsage("when is it due? Give --countdown SECONDS or --at INSTANT, one of them")
+    try:
+        value = request_value(
+            topic,
+            message,
+            countdown_s=countdown,
+            at=int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at,
+            key=key,
+            headers=dict(map(_header, header or ())),
+            id=id,
+        )
+    except TypeError as error:
+        raise BadUsage(f"what was typed cannot be sent as JSON: {error}; type UTF-8") from None
+    _refuse_invalid(value, settings)
+    with _client(settings, caller, request_topic) as client:
+        typer.echo(client.ask(value, key=id).id)
+
+
+def cancel(
+    id: Annotated[str, typer.Argument(help="The id it was sent with (send --id).")],
+    caller: CallerName = None,
+    request_topic: RequestTopic = None,
+) -> None:
+    """Ask that a pending request is not delivered; too late once its delivery is under way."""
+    settings = load()
+    _refuse_request_id(id, settings)
+    with _client(settings, caller, request_topic) as client:
+        shard, offset = client.cancel(id).place
+    typer.echo(f"asked to cancel {id!r}, in {shard.source(offset)}")
+
+
+def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Client:
+    logs.silent()
+    access = kafka(settings, logs.QUIET)
+    client = Client(
+        access.bootstrap_servers,
+        caller=caller,
+        request_topic=request_topic or next(iter(settings.topics)),
+        kafka_settings=access.settings,
+    )
+    client.reach()
+    return client
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise BadUsage(f"--header {text!r}: wanted name=value")
+    return name, value
+
+
+def _refuse_invalid(value: bytes, settings: Settings) -> None:
+    own = partial(
+        is_own_topic,
+        request_topics=list(settings.topics),
+        dead_letter_topic=settings.dead_letter_topic,
+    )
+    contract = make_format("countdown", max_countdown_s=settings.max_countdown_s, own_topics=own)
+    now_ms = time.time_ns() // 1_000_000
+    asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
+    if isinstance(asked, Invalid):
+        raise BadUsage(f"not sent, {asked.reason}: {asked.detail}")
+
+
+def _refuse_request_id(text: str, settings: Settings) -> None:
+    try:
+        shard, offset = locate(text, list(settings.topics))
+    except ValueError:
+        return
+    raise BadUsage(
+        f"{text} is the id blackbox gave to {shard.source(offset)}; "
+        "only a request sent with an id of your own (send --id) can be cancelled, by that one"
+    )

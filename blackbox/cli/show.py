@@ -1,0 +1,126 @@
+"""`blackbox show`: what became of a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import orjson
+import typer
+
+from blackbox.cli import logs
+from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.fate import Fate, Registry
+from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate
+from blackbox.settings import load
+
+_SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,7})@([0-9]{1,19})")
+_MEMBER = re.compile(r"[0-9a-f]{16}")
+
+
+def show(
+    id: Annotated[
+        str, typer.Argument(help="An id as `send` prints it, a place such as TB/3@1234, or the "
+        "16 hex digits that name it in Redis.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
+) -> None:  # fmt: skip
+    """Say whether a request is pending, where its message went, or why it is a dead letter.
+
+    Ends with 1 when there is no such request.
+    """
+    settings = load()
+    logs.silent()
+    place = _parse(id, list(settings.topics))
+    registry = Registry(settings)
+    try:
+        fates = list(_fates(registry, place))
+    finally:
+        registry.close()
+    for fate in fates:
+        typer.echo(orjson.dumps(_as_json(fate)) if json else _as_text(fate))
+    if all(fate.state == "unknown" for fate in fates):
+        if not fates:
+            typer.echo(f"{id}: no shard has a request of this name", err=True)
+        raise typer.Exit(FAILED)
+
+
+def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
+    """The place a name stands for; a member of the index does not say in which shard."""
+    if _MEMBER.fullmatch(text):
+        offset = int(text, 16)
+        if offset <= MAX_OFFSET:
+            return None, offset
+    if source := _SOURCE.fullmatch(text):
+        topic, partition, offset = source[1], int(source[2]), int(source[3])
+        if topic not in topics:
+            raise BadUsage(f"{text}: {topic!r} is none of the request topics {', '.join(topics)}")
+        if partition <= MAX_PARTITION and offset <= MAX_OFFSET:
+            return Shard(topic, partition), offset
+    try:
+        return locate(text, topics)
+    except ValueError as error:
+        raise BadUsage(
+            f"{error}, a place such as {topics[0]}/3@1234, or the 16 hex digits of a key in Redis"
+        ) from None
+
+
+def _fates(registry: Registry, place: tuple[Shard | None, int]) -> Iterator[Fate]:
+    shard, offset = place
+    if shard is not None:
+        yield registry.fate(shard, offset)
+        return
+    for each in registry.shards():
+        fate = registry.fate(each, offset)
+        if fate.state != "unknown":
+            yield fate
+
+
+def _as_json(fate: Fate) -> dict[str, object]:
+    return {name: held for name, held in asdict(fate).items() if held is not None}
+
+
+def _as_text(fate: Fate) -> str:
+    lines = [f"{fate.id}  {fate.source}", f"  {_sentence(fate)}"]
+    if fate.target is not None and fate.state != "delivered":
+        lines.append(f"  to        {fate.target}")
+    if fate.caller is not None:
+        lines.append(f"  asked by  {fate.caller}")
+    if fate.caller_id is not None and fate.state != "cancel":
+        lines.append(f"  under     {fate.caller_id}")
+    if fate.due_ms is not None:
+        lines.append(f"  due       {_instant(fate.due_ms)}")
+    if fate.attempts:
+        lines.append(f"  put off   {fate.attempts} times, next try {_instant(fate.next_try_ms)}")
+    if fate.reason is not None:
+        lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
+    return "\n".join(lines)
+
+
+def _sentence(fate: Fate) -> str:
+    at = _instant(fate.at_ms)
+    if fate.state == "delivered":
+        late_ms = (fate.at_ms or 0) - (fate.due_ms or fate.at_ms or 0)
+        return f"delivered to {fate.place} at {at}, {late_ms} ms after it was due"
+    if fate.state in ("dead", "expired", "invalid"):
+        return f"a dead letter since {at}, at {fate.place}"
+    return {
+        "pending": "pending" if fate.reason is None else "to become a dead letter",
+        "ended": "not pending and never delivered: cancelled, or replaced by a later request",
+        "unread": "in Kafka, not taken in yet",
+        "cancel": f"no request: it cancels the one under {fate.caller_id!r}",
+        "unknown": "there is no such request: never written, or no longer kept by Kafka",
+    }[fate.state]
+
+
+def _instant(ms: int | None) -> str:
+    if ms is None:
+        return "?"
+    try:
+        stamp = datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        return f"{ms} ms"
+    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")

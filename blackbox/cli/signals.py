@@ -1,0 +1,43 @@
+"""What SIGINT and SIGTERM do: the first one ends gracefully, a second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from threading import Event
+from types import FrameType
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+SAME_S = 0.5
+"""Wrappers pass a signal on that the process group got as well: so soon, it is the same one."""
+
+
+def interrupt() -> None:
+    """Let the first signal unwind the main thread as a KeyboardInterrupt."""
+
+    def unwind() -> None:
+        raise KeyboardInterrupt
+
+    _on_first(unwind)
+
+
+def announce(stop: Event) -> None:
+    """Let the first signal set `stop`."""
+    _on_first(stop.set)
+
+
+def _on_first(react: Callable[[], None]) -> None:
+    first_s: float | None = None
+
+    def received(number: int, frame: FrameType | None) -> None:
+        nonlocal first_s
+        if first_s is None:
+            first_s = time.monotonic()
+            react()
+        elif time.monotonic() - first_s > SAME_S:
+            os._exit(128 + number)
+
+    for number in NUMBERS:
+        signal.signal(number, received)

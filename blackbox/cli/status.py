@@ -1,0 +1,170 @@
+"""`blackbox status`: how every shard stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import orjson
+import typer
+
+from blackbox.cli import logs
+from blackbox.cli.failures import FAILED, ended
+from blackbox.clock import Clock
+from blackbox.connect import kafka
+from blackbox.index.inspector import Inspector
+from blackbox.index.server import RedisServer
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.request import Shard
+from blackbox.settings import Settings, load
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """A shard in numbers. Labels are None while the index is empty or lost.
+
+    `requests_end` and `receipts_end` are the next offsets of the journals; the receipts' own
+    transaction markers take offsets too, so that `receipts_end` may be one ahead.
+    """
+
+    shard: str
+    pending: int
+    due_now: int
+    oldest_overdue_ms: int
+    next_due_in_ms: int | None
+    requests_label: int | None
+    requests_end: int
+    receipts_label: int | None
+    receipts_end: int
+
+    @property
+    def lag(self) -> int:
+        """Requests that are in Kafka and not yet in the index."""
+        return self.requests_end - (self.requests_label or 0)
+
+
+def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print what is pending, late and unread, by shard; reads only."""
+    settings = load()
+    logs.silent()
+    shards = list(_statuses(settings))
+    if not shards:
+        topics = ", ".join(settings.topics)
+        servers = settings.kafka_bootstrap_servers
+        raise ended(
+            f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing",
+            FAILED,
+        )
+    if json:
+        typer.echo(orjson.dumps({"totals": _totals(shards), "shards": list(map(_row, shards))}))
+    else:
+        _print_table(shards)
+
+
+def _statuses(settings: Settings) -> Iterator[ShardStatus]:
+    access = kafka(settings, logs.QUIET)
+    url = settings.redis_url.get_secret_value()
+    clock = Clock()
+    clock.observe(RedisServer(url).now_ms())
+    inspector = Inspector.of(url)
+    names = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
+    counts = Topics(access.admin()).partitions(names)
+    for topic in settings.topics:
+        for partition in range(counts.get(topic, 0)):
+            has_receipts = partition < counts.get(receipts_topic(topic), 0)
+            yield _status(Shard(topic, partition), access, inspector, clock, has_receipts)
+    inspector.close()
+
+
+def _status(
+    shard: Shard, access: KafkaAccess, inspector: Inspector, clock: Clock, has_receipts: bool
+) -> ShardStatus:
+    journal = ShardJournal(shard, access)
+    try:
+        requests_end = journal.request_bounds().end
+        receipts_end = journal.receipt_bounds().end if has_receipts else 0
+    finally:
+        journal.close()
+    now_ms = clock.earliest_ms()
+    standing = inspector.standing(shard, now_ms)
+    oldest_ms, next_ms = standing.oldest_due_ms, standing.next_due_ms
+    return ShardStatus(
+        shard=str(shard),
+        pending=standing.pending,
+        due_now=standing.due_now,
+        oldest_overdue_ms=0 if oldest_ms is None else now_ms - oldest_ms,
+        next_due_in_ms=None if next_ms is None else next_ms - now_ms,
+        requests_label=standing.labels.requests if standing.labels else None,
+        requests_end=requests_end,
+        receipts_label=standing.labels.receipts if standing.labels else None,
+        receipts_end=receipts_end,
+    )
+
+
+def _row(one: ShardStatus) -> dict[str, object]:
+    return asdict(one) | {"lag": one.lag}
+
+
+def _totals(shards: Sequence[ShardStatus]) -> dict[str, int | None]:
+    soonest = [one.next_due_in_ms for one in shards if one.next_due_in_ms is not None]
+    return {
+        "pending": sum(one.pending for one in shards),
+        "due_now": sum(one.due_now for one in shards),
+        "oldest_overdue_ms": max(one.oldest_overdue_ms for one in shards),
+        "next_due_in_ms": min(soonest, default=None),
+        "lag": sum(one.lag for one in shards),
+    }
+
+
+def _print_table(shards: Sequence[ShardStatus]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_footer=True, pad_edge=False)
+    totals = _totals(shards)
+    for name, footer in (
+        ("shard", "total"),
+        ("pending", f"{totals['pending']:,}"),
+        ("late", f"{totals['due_now']:,}"),
+        ("oldest", _duration(totals["oldest_overdue_ms"] or None)),
+        ("next in", _duration(totals["next_due_in_ms"])),
+        ("requests", ""),
+        ("unread", f"{totals['lag']:,}"),
+        ("receipts", ""),
+    ):
+        table.add_column(name, footer, justify="left" if name == "shard" else "right")
+    for one in shards:
+        late = "bold red" if one.due_now else ""
+        table.add_row(
+            one.shard,
+            f"{one.pending:,}",
+            f"{one.due_now:,}",
+            _duration(one.oldest_overdue_ms or None),
+            _duration(one.next_due_in_ms),
+            _position(one.requests_label, one.requests_end),
+            f"{one.lag:,}",
+            _position(one.receipts_label, _without_marker(one)),
+            style=late,
+        )
+    Console().print(table)
+
+
+def _without_marker(one: ShardStatus) -> int:
+    return one.receipts_end - (one.receipts_end - (one.receipts_label or 0) == 1)
+
+
+def _position(label: int | None, end: int) -> str:
+    return f"{'-' if label is None else label}/{end}"
+
+
+def _duration(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms / 1000:.1f} s"

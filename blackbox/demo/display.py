@@ -1,0 +1,215 @@
+"""What the demo shows: a live panel on a terminal, a line a second anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from blackbox.demo.verdict import WARM_MS, Verdict, percentile
+
+WIDTH = 76
+PLAIN_EVERY_S = 1.0
+FAULTS_SHOWN = 3
+
+
+class Progress(NamedTuple):
+    """How far the demo is. `pending` counts outcomes still to come, `wanted` all messages asked for."""
+
+    elapsed_s: float
+    requests: int
+    wanted: int
+    sent: int
+    pending: int
+    delivered: int
+    dead: int
+    p50_ms: int
+    p99_ms: int
+    per_second: float
+
+
+class Display:
+    """Writes to one console, in the order of the calls."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._shown_at_s = 0.0
+
+    def title(self, text: str) -> None:
+        self._console.print(Text.assemble(("blackbox demo", "bold"), f"  {text}"))
+        self._console.print()
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[Callable[[str], None]]:
+        """Show that something is being done; what is yielded takes what came of it."""
+        began = time.monotonic()
+        done = ""
+
+        def say(text: str) -> None:
+            nonlocal done
+            done = text
+
+        if self._console.is_terminal:
+            with self._console.status(f"{doing} …", spinner="dots"):
+                yield say
+        else:
+            self._console.print(f"{doing} …", highlight=False)
+            yield say
+        took = f"{time.monotonic() - began:5.1f} s  "
+        self._console.print(Text.assemble(("✔ ", "green"), (took, "dim"), done or doing))
+
+    def note(self, text: str) -> None:
+        """A line beside the step being done."""
+        self._console.print(Text(f"  {text}", style="dim"))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Between entering and leaving, `show` draws progress."""
+        self._console.print()
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=False) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def show(self, progress: Progress, *, is_last: bool = False) -> None:
+        if self._live is not None:
+            self._live.update(_panel(progress), refresh=True)
+        elif is_last or progress.elapsed_s - self._shown_at_s >= PLAIN_EVERY_S:
+            self._shown_at_s = progress.elapsed_s
+            self._console.print(_line(progress), highlight=False, soft_wrap=True)
+
+    def verdict(self, verdict: Verdict, first_delivery_s: float | None) -> None:
+        style = "green" if verdict.is_good else "red"
+        lines: list[RenderableType] = [_sentence(verdict), Text()]
+        lines += [_counts(verdict), _lateness(verdict), _letters(verdict)]
+        if verdict.delivered and "damaged" not in verdict.faults:
+            lines.append(Text(f"key, headers and id intact on all {verdict.delivered:,}"))
+        if first_delivery_s is not None:
+            lines.append(Text(f"first delivery {first_delivery_s:.1f} s after the command"))
+        self._console.print()
+        self._console.print(
+            Panel(
+                Group(*lines, *_faults(verdict)),
+                title="verdict",
+                title_align="left",
+                border_style=style,
+                box=ROUNDED,
+                padding=(1, 2),
+                width=min(WIDTH, self._console.width),
+            )
+        )
+
+    def addresses(self, bootstrap_servers: str, redis_url: str, http: str) -> None:
+        """Where everything is, and how to use it from another terminal."""
+        exports = (
+            f"export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS={bootstrap_servers}",
+            f"export BLACKBOX_REDIS_URL={redis_url}",
+            'blackbox send --topic orders.unpaid --message "hello" --countdown 5',
+            "blackbox status",
+        )
+        self._console.print(f"\nStill running: metrics at {http}/metrics. Try it:\n")
+        for line in exports:
+            self._console.print(f"  {line}", highlight=False, soft_wrap=True)
+        self._console.print("\nCtrl-C ends it.")
+
+
+def _panel(progress: Progress) -> Panel:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(width=12, style="dim")
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", width=9, no_wrap=True)
+    rows = (
+        ("sent", progress.sent, progress.requests, "cyan"),
+        ("pending", progress.pending, progress.requests, "yellow"),
+        ("delivered", progress.delivered, progress.wanted, "green"),
+    )
+    for name, count, total, style in rows:
+        bar = ProgressBar(max(1, total), count, complete_style=style, finished_style=style)
+        grid.add_row(name, bar, f"{count:,}")
+    grid.add_row("dead letters", "", f"{progress.dead:,}")
+    grid.add_row("lateness", _late(progress), "")
+    grid.add_row("throughput", f"{progress.per_second:,.0f} /s", "")
+    return Panel(
+        grid,
+        title=f"{progress.elapsed_s:.0f} s",
+        title_align="right",
+        border_style="dim",
+        box=ROUNDED,
+        padding=(0, 2),
+        width=WIDTH,
+    )
+
+
+def _line(progress: Progress) -> str:
+    return (
+        f"{progress.elapsed_s:5.1f} s  sent {progress.sent:,}  pending {progress.pending:,}  "
+        f"delivered {progress.delivered:,}  dead letters {progress.dead:,}  "
+        f"lateness {_late(progress)}  {progress.per_second:,.0f}/s"
+    )
+
+
+def _late(progress: Progress) -> str:
+    if not progress.delivered:
+        return "-"
+    return f"p50 {progress.p50_ms:,} ms  p99 {progress.p99_ms:,} ms"
+
+
+def _sentence(verdict: Verdict) -> Text:
+    if verdict.is_good:
+        return Text("✔ Every message came out exactly once, and none early.", style="bold green")
+    return Text(f"✘ Not as asked: {', '.join(verdict.faults)}.", style="bold red")
+
+
+def _counts(verdict: Verdict) -> Text:
+    bad = {"lost": verdict.lost, "duplicated": verdict.duplicated, "early": verdict.early}
+    text = Text(f"{verdict.asked:,} asked · {verdict.delivered:,} delivered")
+    for name, found in bad.items():
+        text.append(f" · {len(found):,} {name}", style="red" if found else "")
+    return text
+
+
+def _lateness(verdict: Verdict) -> Text:
+    text = f"lateness  {_spread(verdict.late_ms)}"
+    if verdict.warm_late_ms:
+        text += (
+            f"\nonce warm {_spread(verdict.warm_late_ms)}  (without the first {WARM_MS // 1000} s)"
+        )
+    return Text(text)
+
+
+def _spread(late_ms: Sequence[int]) -> str:
+    p50, p99, most = (percentile(late_ms, share) for share in (0.5, 0.99, 1.0))
+    return f"p50 {p50:,} ms, p99 {p99:,} ms, max {most:,} ms"
+
+
+def _letters(verdict: Verdict) -> Text:
+    by_reason = " · ".join(f"{count} {reason}" for reason, count in sorted(verdict.letters.items()))
+    judged = "not as expected" if "misjudged" in verdict.faults else "as expected"
+    return Text(
+        f"{verdict.cancelled} cancelled · {verdict.replaced} replaced · "
+        f"{verdict.letters.total()} dead letters, {judged}:\n{by_reason or 'none'}"
+    )
+
+
+def _faults(verdict: Verdict) -> Iterator[Text]:
+    for name, found in verdict.faults.items():
+        yield Text(f"\n{name}: {len(found):,}", style="bold red")
+        for one in found[:FAULTS_SHOWN]:
+            yield Text(f"  {one}")
+        if len(found) > FAULTS_SHOWN:
+            yield Text(f"  and {len(found) - FAULTS_SHOWN:,} more")

@@ -1,0 +1,202 @@
+"""The demo from the first server to the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from threading import Event, Thread
+
+from blackbox.client import Client
+from blackbox.demo.display import Display, Progress
+from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
+from blackbox.demo.service import DemoService
+from blackbox.demo.verdict import Tally, Verdict, percentile
+from blackbox.demo.witness import Witness, create_topics
+from blackbox.embedded import EmbeddedStack
+
+REQUEST_TOPIC = "TB"
+DEAD_LETTER_TOPIC = "blackbox.dead-letters"
+WATCHED = (REQUEST_TOPIC, *TARGETS, DEAD_LETTER_TOPIC)
+TARGET_PARTITIONS = 4
+DRAWN_EVERY_S = 0.2
+RATE_OVER_S = 1.0
+QUIET_S = 1.0
+"""How long after the last due time to look for what must not come: cancelled ones, duplicates."""
+OVERTIME_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What to perform. `began_s` is when the command was given, epoch seconds."""
+
+    requests: int
+    seconds: float
+    engine: str
+    keep: bool
+    began_s: float
+
+    def perform(self, display: Display) -> bool:
+        """Run it; whether the verdict is good. Leaves no process behind, whatever ends it."""
+        script = write_script(self.requests, self.seconds)
+        display.title(
+            f"{self.requests:,} requests by {len(CALLERS)} services, due within {self.seconds:g} s"
+        )
+        with ExitStack() as ending:
+            stack = self._start_servers(display, ending)
+            service = self._start_service(stack, display, ending)
+            self._watch(script, stack, service, display)
+            with display.step("reading everything back with an independent consumer") as say:
+                verdict = read_back(script, stack.bootstrap_servers)
+                say("read everything back with an independent consumer")
+            first_s = verdict.first_ms / 1000 - self.began_s if verdict.first_ms else None
+            display.verdict(verdict, first_s)
+            if self.keep:
+                display.addresses(stack.bootstrap_servers, stack.redis_url, service.http)
+                with suppress(KeyboardInterrupt):
+                    Event().wait()
+        return verdict.is_good
+
+    def _start_servers(self, display: Display, ending: ExitStack) -> EmbeddedStack:
+        with display.step("starting Kafka and Redis") as say:
+            stack = EmbeddedStack(progress=_fetching(display))
+            ending.callback(stack.stop)
+            stack.start()
+            create_topics(stack.bootstrap_servers, TARGETS, TARGET_PARTITIONS)
+            say(f"Kafka at {stack.bootstrap_servers}, Redis at {stack.redis_url}")
+        return stack
+
+    def _start_service(
+        self, stack: EmbeddedStack, display: Display, ending: ExitStack
+    ) -> DemoService:
+        with display.step("starting blackbox") as say:
+            service = DemoService(stack, engine=self.engine)
+            ending.callback(service.stop)
+            service.wait_ready()
+            say(f"blackbox at {service.http}, all shards open")
+        return service
+
+    def _watch(
+        self, script: Sequence[Line], stack: EmbeddedStack, service: DemoService, display: Display
+    ) -> None:
+        with watched(script, stack.bootstrap_servers) as tally, display.watching():
+            meter = _Meter(script, tally)
+            for asked in send(script, stack.bootstrap_servers):
+                meter.sent = asked
+                if meter.is_due_to_draw():
+                    display.show(meter.read())
+            deadline = time.monotonic() + self.seconds + OVERTIME_S
+            quiet_from = time.monotonic() + self.seconds + QUIET_S
+            while time.monotonic() < deadline and service.is_running:
+                display.show(progress := meter.read())
+                if progress.pending == 0 and time.monotonic() > quiet_from:
+                    break
+                time.sleep(DRAWN_EVERY_S)
+            display.show(meter.read(), is_last=True)
+        if not service.is_running:
+            display.note(f"the service ended by itself; the end of its log:\n{service.tail()}")
+
+
+def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
+    """Write the script as its callers would; yields how many requests are with the clients."""
+    with ExitStack() as clients:
+        of = {
+            caller.name: clients.enter_context(
+                Client(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
+            )
+            for caller in CALLERS
+        }
+        sent = 0
+        for line in script:
+            of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])
+            sent += line.fate is not Fate.CANCEL
+            yield sent
+
+
+@contextmanager
+def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
+    """A tally that fills by itself until the context is left."""
+    tally = Tally(script, REQUEST_TOPIC)
+    ended = Event()
+    witness = Witness(bootstrap_servers, WATCHED)
+
+    def follow() -> None:
+        while not ended.is_set():
+            for seen in witness.read(0.1):
+                tally.take(seen)
+        witness.close()
+
+    thread = Thread(target=follow, name="witness", daemon=True)
+    thread.start()
+    try:
+        yield tally
+    finally:
+        ended.set()
+        thread.join(5)
+
+
+def read_back(script: Sequence[Line], bootstrap_servers: str) -> Verdict:
+    """The verdict of a consumer that has seen nothing before and knows only what was sent."""
+    tally = Tally(script, REQUEST_TOPIC)
+    witness = Witness(bootstrap_servers, WATCHED)
+    for seen in witness.read_to_end():
+        tally.take(seen)
+    witness.close()
+    return tally.verdict()
+
+
+class _Meter:
+    """What to show, from what the callers sent and the witness saw."""
+
+    def __init__(self, script: Sequence[Line], tally: Tally) -> None:
+        self._tally = tally
+        self._requests = sum(line.fate is not Fate.CANCEL for line in script)
+        self._wanted = sum(line.fate is Fate.DELIVERED for line in script)
+        self._outcomes = sum(line.fate in (Fate.DELIVERED, Fate.DEAD) for line in script)
+        self._began = self._drawn = time.monotonic()
+        self._counted = (self._began, 0)
+        self._history: deque[tuple[float, int]] = deque([(self._began, 0)])
+        self.sent = 0
+
+    def is_due_to_draw(self) -> bool:
+        return time.monotonic() - self._drawn >= DRAWN_EVERY_S
+
+    def read(self) -> Progress:
+        now = self._drawn = time.monotonic()
+        delivered, dead = self._tally.delivered, self._tally.dead
+        if delivered > self._counted[1]:
+            self._counted = (now, delivered)
+        self._history.append((now, delivered))
+        while len(self._history) > 1 and now - self._history[1][0] >= RATE_OVER_S:
+            self._history.popleft()
+        then, before = self._history[0]
+        late_ms = sorted(self._tally.late_ms)
+        return Progress(
+            elapsed_s=now - self._began,
+            requests=self._requests,
+            wanted=self._wanted,
+            sent=self.sent,
+            pending=max(0, min(self.sent, self._outcomes) - delivered - dead),
+            delivered=delivered,
+            dead=dead,
+            p50_ms=percentile(late_ms, 0.5),
+            p99_ms=percentile(late_ms, 0.99),
+            per_second=self._per_second(then, before),
+        )
+
+    def _per_second(self, then: float, before: int) -> float:
+        """Over the last second; once nothing comes any more, over all that came."""
+        at, delivered = self._counted
+        if delivered == before:
+            then, before = self._began, 0
+        return (delivered - before) / (at - then) if at > then else 0.0
+
+
+def _fetching(display: Display) -> Callable[[str], None]:
+    def note(text: str) -> None:
+        if text.startswith("fetching"):
+            display.note(text)
+
+    return note

@@ -1,0 +1,157 @@
+"""What the three callers of the demo ask for, and what must become of each request.
+
+Pure: the same arguments give the same script. No two requests have the same value or message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import orjson
+
+from blackbox.request import Reason
+
+FEWEST_REQUESTS = 50
+SHARE_OF_SPECIAL = 1000
+BEHIND = 0.75
+"""Cancelled and replaced requests are due in the last quarter, long after they are ended."""
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Fate(Enum):
+    """What must become of a record of the request topic."""
+
+    DELIVERED = auto()
+    CANCELLED = auto()
+    REPLACED = auto()
+    DEAD = auto()
+    CANCEL = auto()
+
+
+class Line(NamedTuple):
+    """One record to write, and what must come of it.
+
+    `headers` are the record's; `key` and `message` are the delivered record's, on `topic`.
+    """
+
+    caller: str
+    value: bytes
+    headers: Headers
+    fate: Fate
+    caller_id: str | None = None
+    topic: str = ""
+    key: bytes | None = None
+    message: bytes = b""
+    more_headers: Headers = ()
+    countdown_ms: int = 0
+    reason: Reason | None = None
+
+
+class Caller(NamedTuple):
+    """A service that asks, the topic it asks for, and what it says."""
+
+    name: str
+    topic: str
+    compose: Callable[[int], dict[str, Any]]
+
+
+def _unpaid(number: int) -> dict[str, Any]:
+    return {"message": {"order": number, "check": "is it paid?"}, "key": f"order-{number}"}
+
+
+def _retry(number: int) -> dict[str, Any]:
+    return {"message": f"charge invoice {number} again", "headers": {"attempt": "2"}}
+
+
+def _push(number: int) -> dict[str, Any]:
+    text = {"to": f"guest-{number}", "text": "Your table is ready at 19:00 ☕"}
+    return {"message": text, "key": f"guest-{number}", "headers": {"channel": "push"}}
+
+
+CALLERS = (
+    Caller("orders", "orders.unpaid", _unpaid),
+    Caller("billing", "billing.retry", _retry),
+    Caller("reminders", "reminders.push", _push),
+)
+TARGETS = tuple(caller.topic for caller in CALLERS)
+UNKNOWN_TOPIC = "orders.unpiad"
+
+
+def write_script(requests: int, seconds: float) -> list[Line]:
+    """`requests` requests whose countdowns are spread evenly over `seconds`, and a few cancels.
+
+    Some are broken, some are cancelled or replaced by a later one; spread among the others.
+    """
+    few = max(1, min(5, requests // SHARE_OF_SPECIAL))
+    special = [*_broken(min(few, 3)), *_ended(few, round(seconds * 1000))]
+    plain = requests - sum(line.fate is not Fate.CANCEL for line in special)
+    script: list[Line] = []
+    gap = plain // len(special)
+    for number in range(plain):
+        script.append(_line(number, _countdown_ms(number, plain, seconds)))
+        if special and number % gap == gap - 1:
+            script.append(special.pop(0))
+    return script + special
+
+
+def _countdown_ms(number: int, count: int, seconds: float) -> int:
+    return int(number * 7919 % count * seconds * 1000 / count)
+
+
+def _line(
+    number: int, countdown_ms: int, fate: Fate = Fate.DELIVERED, caller_id: str | None = None
+) -> Line:
+    caller = CALLERS[number % len(CALLERS)]
+    asked = caller.compose(number)
+    message = asked["message"]
+    identity = {"id": caller_id} if caller_id is not None else {}
+    return Line(
+        caller=caller.name,
+        value=_json({"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked),
+        headers=_headers(caller, number),
+        fate=fate,
+        caller_id=caller_id,
+        topic=caller.topic,
+        key=asked["key"].encode() if "key" in asked else None,
+        message=message.encode() if isinstance(message, str) else _json(message),
+        more_headers=tuple((n, v.encode()) for n, v in asked.get("headers", {}).items()),
+        countdown_ms=countdown_ms,
+    )
+
+
+def _broken(each: int) -> Iterator[Line]:
+    for number in range(900_000, 900_000 + each):
+        caller = CALLERS[number % len(CALLERS)]
+        asked = {"topic": caller.topic, "message": f"broken {number}", "countdown": 1}
+        for reason, value in (
+            (Reason.NOT_JSON, _json(asked)[:-2]),
+            (Reason.UNKNOWN_TOPIC, _json(asked | {"topic": UNKNOWN_TOPIC})),
+            (Reason.BAD_DUE_TIME, _json(asked | {"countdown": "soon"})),
+            (Reason.BAD_TOPIC, _json(asked | {"topic": "orders, unpaid"})),
+        ):
+            headers = _headers(caller, number)
+            yield Line(caller.name, value, headers, Fate.DEAD, reason=reason)
+
+
+def _ended(each: int, span_ms: int) -> Iterator[Line]:
+    late_ms = round(span_ms * BEHIND)
+    for number in range(800_000, 800_000 + 2 * each, 2):
+        cancelled = _line(number, late_ms, Fate.CANCELLED, f"cancelled-{number}")
+        cancel = _json({"id": cancelled.caller_id, "cancel": True})
+        yield cancelled
+        yield Line(cancelled.caller, cancel, (), Fate.CANCEL, cancelled.caller_id)
+        # The replacement must come from the same caller, whose records keep their order.
+        replaced, later = number + 100_000 * len(CALLERS), number + 200_000 * len(CALLERS)
+        yield _line(replaced, late_ms, Fate.REPLACED, f"replaced-{number}")
+        yield _line(later, late_ms, Fate.DELIVERED, f"replaced-{number}")
+
+
+def _headers(caller: Caller, number: int) -> Headers:
+    return ("CALLER_SERVICE", caller.name.encode()), ("trace-id", b"%08x" % number)
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value)

@@ -1,0 +1,234 @@
+"""The verdict on a demo: what was sent against what can be read back. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from blackbox.demo.script import TARGETS, Fate, Line
+from blackbox.request import Headers, Shard, request_id
+
+OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
+WARM_MS = 3000
+"""New servers and a new service are slow at first; this long after the first request no more."""
+LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
+
+
+class Seen(NamedTuple):
+    """A record as the independent consumer read it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Everything that was asked, by what became of it; lists hold what should not be there.
+
+    lost        -- messages that did not come out
+    duplicated  -- messages that came out more than once
+    early       -- messages stamped before they were due
+    strays      -- records nobody asked for: also what was cancelled or replaced
+    damaged     -- messages and dead letters whose key, headers or id are not as asked
+    misjudged   -- broken requests without exactly one dead letter of the right reason
+    unread      -- requests that cannot be read back from the request topic
+
+    `late_ms` and, of what was due `WARM_MS` after the first request or later, `warm_late_ms` are
+    record timestamps minus due times, ascending.
+    """
+
+    asked: int
+    delivered: int
+    cancelled: int
+    replaced: int
+    letters: Counter[str]
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    early: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    misjudged: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    late_ms: list[int] = field(default_factory=list, repr=False)
+    warm_late_ms: list[int] = field(default_factory=list, repr=False)
+    first_ms: int | None = None
+
+    @property
+    def faults(self) -> dict[str, list[str]]:
+        """What is wrong, by its name, with what it was found on."""
+        found = {name: getattr(self, name) for name in _FAULTS}
+        return {name: values for name, values in found.items() if values}
+
+    @property
+    def is_good(self) -> bool:
+        return not self.faults
+
+
+_FAULTS = ("lost", "duplicated", "early", "strays", "damaged", "misjudged", "unread")
+
+
+class Tally:
+    """Sorts what is read back, in any order, by what was sent.
+
+    A message is recognised by its bytes and a request by its record's value; what blackbox says
+    about either in its own headers is not believed, only checked.
+    """
+
+    def __init__(
+        self, script: Sequence[Line], request_topic: str, targets: Collection[str] = TARGETS
+    ) -> None:
+        self._script = script
+        self._request_topic = request_topic
+        self._targets = targets
+        self._by_value = {line.value: line for line in script}
+        self._by_message = {line.message: line for line in script if line.fate is Fate.DELIVERED}
+        self._requests: dict[bytes, Seen] = {}
+        self._messages: dict[bytes, Seen] = {}
+        self._letters: dict[bytes, Seen] = {}
+        self._again: list[str] = []
+        self._letters_again: list[str] = []
+        self._strays: list[str] = []
+        self._late: list[tuple[int, int]] = []
+
+    @property
+    def delivered(self) -> int:
+        """Different messages seen."""
+        return len(self._messages)
+
+    @property
+    def dead(self) -> int:
+        """Different dead letters seen."""
+        return len(self._letters)
+
+    @property
+    def late_ms(self) -> list[int]:
+        """Record timestamp minus due time, of every message seen whose request was seen too."""
+        return [late_ms for _, late_ms in self._late.copy()]
+
+    def take(self, seen: Seen) -> None:
+        """Sort in one record."""
+        value = seen.value or b""
+        if seen.topic == self._request_topic:
+            self._requests[value] = seen
+            line = self._by_value.get(value)
+            if line is not None and line.message in self._messages:
+                self._time(line, self._messages[line.message])
+        elif seen.topic in self._targets:
+            self._take_message(value, seen)
+        elif self._by_value.get(value, _NOBODY).fate is not Fate.DEAD:
+            self._strays.append(_show(seen))
+        elif value in self._letters:
+            self._letters_again.append(_show(seen))
+        else:
+            self._letters[value] = seen
+
+    def verdict(self) -> Verdict:
+        """What is to be said about everything taken so far."""
+        fates = Counter(line.fate for line in self._script)
+        wanted = [line for line in self._script if line.fate is Fate.DELIVERED]
+        broken = [line for line in self._script if line.fate is Fate.DEAD]
+        delivered = [line for line in wanted if line.message in self._messages]
+        return Verdict(
+            asked=len(self._script) - fates[Fate.CANCEL],
+            delivered=len(delivered),
+            cancelled=fates[Fate.CANCELLED],
+            replaced=fates[Fate.REPLACED],
+            letters=Counter(_reason(letter) for letter in self._letters.values()),
+            lost=[_text(line.message) for line in wanted if line.message not in self._messages],
+            duplicated=list(self._again),
+            early=[_text(line.message) for line in delivered if self._is_early(line)],
+            strays=list(self._strays),
+            damaged=[_text(line.message) for line in delivered if not self._is_intact(line)],
+            misjudged=[*filter(None, map(self._misjudged, broken)), *self._letters_again],
+            unread=[_text(line.value) for line in self._script if line.value not in self._requests],
+            late_ms=sorted(self.late_ms),
+            warm_late_ms=self._warm_late_ms(),
+            first_ms=min((seen.timestamp_ms for seen in self._messages.values()), default=None),
+        )
+
+    def _take_message(self, value: bytes, seen: Seen) -> None:
+        line = self._by_message.get(value)
+        if line is None or line.topic != seen.topic:
+            self._strays.append(_show(seen))
+        elif value in self._messages:
+            self._again.append(_show(seen))
+        else:
+            self._messages[value] = seen
+            if line.value in self._requests:
+                self._time(line, seen)
+
+    def _time(self, line: Line, seen: Seen) -> None:
+        due_ms = self._due_ms(line)
+        self._late.append((due_ms, seen.timestamp_ms - due_ms))
+
+    def _warm_late_ms(self) -> list[int]:
+        first_ms = min((seen.timestamp_ms for seen in self._requests.values()), default=0)
+        return sorted(late_ms for due_ms, late_ms in self._late if due_ms >= first_ms + WARM_MS)
+
+    def _due_ms(self, line: Line) -> int:
+        return self._requests[line.value].timestamp_ms + line.countdown_ms
+
+    def _is_early(self, line: Line) -> bool:
+        return line.value in self._requests and self._messages[
+            line.message
+        ].timestamp_ms < self._due_ms(line)
+
+    def _is_intact(self, line: Line) -> bool:
+        seen = self._messages[line.message]
+        asked, own = seen.headers[: -len(OWN_HEADERS)], dict(seen.headers[-len(OWN_HEADERS) :])
+        return (
+            seen.key == line.key
+            and asked == [*line.headers, *line.more_headers]
+            and tuple(own) == OWN_HEADERS
+            and (line.value not in self._requests or own == self._own_headers(line))
+        )
+
+    def _own_headers(self, line: Line) -> dict[str, bytes | None]:
+        request = self._requests[line.value]
+        shard = Shard(request.topic, request.partition)
+        values = (
+            request_id(shard, request.offset),
+            str(self._due_ms(line)),
+            shard.source(request.offset),
+        )
+        return {name: text.encode() for name, text in zip(OWN_HEADERS, values, strict=True)}
+
+    def _misjudged(self, line: Line) -> str | None:
+        letter = self._letters.get(line.value)
+        if letter is None:
+            return f"{_text(line.value)}: no dead letter, expected {line.reason}"
+        if _reason(letter) != line.reason:
+            return f"{_text(line.value)}: {_reason(letter)}, expected {line.reason}"
+        names = tuple(name for name, _ in letter.headers[-len(LETTER_HEADERS) :])
+        if letter.headers[: -len(LETTER_HEADERS)] != [*line.headers] or names != LETTER_HEADERS:
+            return f"{_text(line.value)}: its headers are {letter.headers}"
+        return None
+
+
+_NOBODY = Line("", b"", (), Fate.CANCEL)
+
+
+def percentile(ascending: Sequence[int], share: float) -> int:
+    """The value at `share` (0 to 1) of an ascending sequence, by nearest rank; 0 of none."""
+    if not ascending:
+        return 0
+    return ascending[min(len(ascending) - 1, int(len(ascending) * share))]
+
+
+def _reason(letter: Seen) -> str:
+    return (dict(letter.headers).get("blackbox-reason") or b"").decode()
+
+
+def _show(seen: Seen) -> str:
+    return f"{seen.topic}/{seen.partition}@{seen.offset}: {_text(seen.value or b'')}"
+
+
+def _text(value: bytes) -> str:
+    return value[:80].decode(errors="replace")

@@ -1,0 +1,102 @@
+"""The independent side of the demo: a plain consumer, with nothing of blackbox between it and Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from blackbox.demo.verdict import Seen
+from blackbox.embedded import EmbeddedError
+
+ANSWER_S = 10.0
+AT_ONCE = 10_000
+
+
+class Witness:
+    """Reads topics from their beginning, read_committed. Use it from one thread only."""
+
+    def __init__(self, bootstrap_servers: str, topics: Sequence[str]) -> None:
+        self._consumer: Consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": "demo-witness",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "log_level": 0,
+            }
+        )
+        described = self._consumer.list_topics(timeout=ANSWER_S).topics
+        self._partitions = [
+            TopicPartition(topic, partition, OFFSET_BEGINNING)
+            for topic in topics
+            for partition in described[topic].partitions
+        ]
+        self._consumer.assign(self._partitions)
+        self._ended: set[tuple[str | None, int | None]] = set()
+
+    def read(self, timeout_s: float) -> list[Seen]:
+        """What has come in, after waiting up to `timeout_s` for the first record."""
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        records: list[Seen] = []
+        for message in (first, *self._consumer.consume(AT_ONCE, timeout=0)):
+            error = message.error()
+            if error is None:
+                records.append(_seen(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.add((message.topic(), message.partition()))
+            else:
+                raise KafkaException(error)
+        return records
+
+    def read_to_end(self) -> list[Seen]:
+        """Everything there is now. Raises EmbeddedError when Kafka is silent for 10 s."""
+        records: list[Seen] = []
+        while len(self._ended) < len(self._partitions):
+            ended = len(self._ended)
+            found = self.read(ANSWER_S)
+            if not found and len(self._ended) == ended:
+                raise EmbeddedError(
+                    f"nothing read from Kafka for {ANSWER_S:g} s; is this host very busy? Try again"
+                )
+            records += found
+        return records
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def create_topics(bootstrap_servers: str, topics: Sequence[str], partitions: int) -> None:
+    """Create topics whose records get the broker's own time, so that no client vouches for itself."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    asked = admin.create_topics([NewTopic(topic, partitions, config=stamped) for topic in topics])
+    for created in asked.values():
+        created.result(ANSWER_S)
+
+
+def _seen(message: Message) -> Seen:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    return Seen(
+        topic,
+        partition,
+        offset,
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        message.headers() or [],  # type: ignore[arg-type]
+    )

@@ -1,0 +1,350 @@
+"""The second verb: what is due leaves the index and goes where it was asked to go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blackbox import entry as entries
+from blackbox.doubt import Doubt, IndexFull, Refused
+from blackbox.entry import Entry
+from blackbox.intake import refused_entry
+from blackbox.outgoing import Outgoing, dead_letters, deliveries
+from blackbox.plan import Due
+from blackbox.receipt import Places, Receipt
+from blackbox.request import MAY_COME_BACK, UNDELIVERABLE, Invalid, Reason, Record, Shard
+
+logger = logging.getLogger("blackbox.dispatch")
+
+FIRST_RETRY_MS = 1_000
+LONGEST_RETRY_MS = 60_000
+ALONE_PER_TICK = 8
+ALONE_SPREAD_MS = 50
+
+Refusal = tuple[str, str]
+"""(reason word, detail)"""
+
+
+class Index(Protocol):
+    """What dispatch needs of a shard's index."""
+
+    @property
+    def removed(self) -> int: ...
+    def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
+    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
+    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None: ...
+
+
+class Writer(Protocol):
+    """What dispatch needs of the shard's producer."""
+
+    def begin(self) -> None: ...
+    def send(self, outgoing: Outgoing, places: Places) -> Refusal | None: ...
+    def flush(self) -> Mapping[int, Refusal]: ...
+    def commit(self, receipt: Receipt) -> int: ...
+
+
+class Targets(Protocol):
+    """Which of the topics asked for cannot take messages now, and why."""
+
+    def unavailable(self, topics: Iterable[str]) -> Mapping[str, Refusal]: ...
+
+
+class Journal(Protocol):
+    """Where the original records of requests are."""
+
+    def records(self, offsets: Iterable[int]) -> Mapping[int, Record]: ...
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """What one tick did. `due_ms` are the due times of what it delivered.
+
+    `next_due_ms` is None when nothing is pending after what is due now.
+    """
+
+    due_ms: list[int] = field(default_factory=list)
+    dead: dict[str, int] = field(default_factory=dict)
+    retried: int = 0
+    is_full: bool = False
+    next_due_ms: int | None = None
+    oldest_ms: int | None = None
+    pending: int = 0
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """A batch, each request in one of four places."""
+
+    ready: dict[int, Entry] = field(default_factory=dict)
+    alone: dict[int, Entry] = field(default_factory=dict)
+    dead: dict[int, Entry] = field(default_factory=dict)
+    deferred: dict[int, tuple[int, Entry]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """Delivers what is due in one shard.
+
+    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
+    """
+
+    shard: Shard
+    index: Index
+    writer: Writer
+    targets: Targets
+    journal: Journal
+    reread: Callable[[Record], Entry]
+    dead_letter_topic: str
+    batch_limit: int = 1000
+    retries: int = 5
+    _ahead: tuple[Dispatched, _Sorted] | None = None
+    _removed: int = 0
+
+    def tick(self, now_ms: int) -> Dispatched:
+        """Deliver one batch of what is due at `now_ms`.
+
+        1. read labels and due members that belong together, then the payloads; of a full
+           batch's successor already while Kafka is busy with the batch;
+        2. one transaction: messages and dead letters, flushed, then the receipt that names where
+           each went; commit;
+        3. one MULTI under WATCH: remove what the receipt names, and set the label `receipts`.
+
+        What cannot be delivered now is put off, out of the head of the queue. Raises a Doubt when
+        an outcome is unknown or the labels are not the ones last seen: recover.
+        """
+        if self.index.removed != self._removed:
+            self._ahead = None  # something in it may have been cancelled or replaced since
+        did, batch = self._ahead or self._read(now_ms)  # 1
+        self._ahead = None
+        self._defer(batch.deferred, did, now_ms)
+        if batch.ready or batch.dead:
+            self._deliver(batch.ready, batch.dead, did, now_ms)
+        for offset, entry in batch.alone.items():
+            one = {offset: entry}
+            self._deliver(*((one, {}) if entry.reason is None else ({}, one)), did, now_ms)
+        return did
+
+    def _read(self, now_ms: int, passing_over: Collection[int] = ()) -> tuple[Dispatched, _Sorted]:
+        self._removed = self.index.removed
+        due = self.index.due(now_ms, self.batch_limit, passing_over)
+        did = Dispatched(
+            is_full=due.is_full or bool(passing_over),
+            next_due_ms=due.next_due_ms,
+            oldest_ms=due.oldest_ms,
+            pending=due.pending - len(passing_over),
+        )
+        return did, self._sort(due, now_ms) if due.entries else _Sorted()
+
+    def _sort(self, due: Due, now_ms: int) -> _Sorted:
+        batch = _Sorted()
+        for offset, entry in self._decoded(due, now_ms).items():
+            if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
+                detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
+                entry = entry._replace(reason=Reason.EXPIRED, detail=detail)
+            if entry.alone:
+                batch.alone[offset] = entry
+            elif entry.reason is not None:
+                batch.dead[offset] = entry
+            else:
+                batch.ready[offset] = entry
+        for offset in list(batch.alone)[ALONE_PER_TICK:]:
+            later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
+            batch.deferred[offset] = later_ms, batch.alone.pop(offset)
+        self._set_unavailable_aside(batch, now_ms)
+        return batch
+
+    def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
+        batch: dict[int, Entry] = {}
+        lost: list[int] = []
+        for offset, stored in due.entries:
+            try:
+                batch[offset] = entries.decode(stored or b"")
+            except ValueError as unreadable:
+                why = unreadable if stored else "no payload in Redis"
+                logger.warning("%s: %s, read again", self.shard.source(offset), why)
+                lost.append(offset)
+        found = self.journal.records(lost) if lost else {}
+        for offset in lost:
+            batch[offset] = self.reread(found[offset]) if offset in found else _lost(offset, now_ms)
+        return batch
+
+    def _set_unavailable_aside(self, batch: _Sorted, now_ms: int) -> None:
+        wanted = {entry.target for entry in batch.ready.values()}
+        wanted |= {self._destination(entry) for entry in batch.alone.values()}
+        unavailable = self.targets.unavailable({*wanted, self.dead_letter_topic})
+        for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
+            for offset, entry in list(part.items()):
+                refusal = unavailable.get(self._destination(entry))
+                if refusal is not None:
+                    del part[offset]
+                    self._retry_or_end(batch, offset, entry, refusal, now_ms)
+        waiting = sum(entry.reason is not None for _, entry in batch.deferred.values())
+        if waiting and self.dead_letter_topic in unavailable:
+            logger.error(
+                "%s: %d dead letters stay pending: %s",
+                self.shard, waiting, unavailable[self.dead_letter_topic][1],
+            )  # fmt: skip
+
+    def _destination(self, entry: Entry) -> str:
+        return entry.target if entry.reason is None else self.dead_letter_topic
+
+    def _retry_or_end(
+        self, batch: _Sorted, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> None:
+        reason, detail = refusal
+        if entry.reason is not None:
+            batch.deferred[offset] = now_ms + LONGEST_RETRY_MS, entry
+            return
+        if entry.attempts >= self.retries and reason != Reason.UNREACHABLE:
+            detail = f"{detail}, tried {entry.attempts + 1} times"
+            batch.dead[offset] = entry._replace(reason=reason, detail=detail)
+            return
+        wait_ms = min(FIRST_RETRY_MS << min(entry.attempts, 10), LONGEST_RETRY_MS)
+        batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
+
+    def _deliver(
+        self, ready: dict[int, Entry], dead: dict[int, Entry], did: Dispatched, now_ms: int
+    ) -> None:
+        places: Places = {}
+        letters: Places = {}
+        dead = dict(dead)
+        self.writer.begin()  # 2
+        try:
+            for message in deliveries(self.shard, ready):
+                refusal = self.writer.send(message, places)
+                if refusal is not None:
+                    reason, detail = refusal
+                    entry = ready[message.offset]
+                    dead[message.offset] = entry._replace(reason=reason, detail=detail)
+            self._send_dead_letters(dead, letters)
+            if did.is_full and len(ready) == self.batch_limit:
+                self._ahead = self._read(now_ms, ready.keys())
+            failed = self.writer.flush()
+        except Refused as refused:
+            self._put_off(ready | dead, refused.suspects, did, now_ms)
+            raise
+        sent = {**ready, **dead}
+        ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
+        dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
+        label = self.writer.commit(_receipt(dead, places, letters, now_ms))
+        self.index.settle({offset: entry.caller_id for offset, entry in ended.items()}, label)  # 3
+        _count(did, ended, dead)
+        if failed:
+            self._put_off(sent, failed, did, now_ms)
+
+    def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
+        originals = self.journal.records(o for o, entry in dead.items() if not _is_record(entry))
+        for offset, entry in dead.items():
+            original = originals.get(offset) or _as_record(offset, entry)
+            forms = dead_letters(
+                self.shard,
+                self.dead_letter_topic,
+                original,
+                entry.reason or "",
+                entry.detail or "",
+            )
+            if all(self.writer.send(form, letters) is not None for form in forms):
+                raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
+
+    def _put_off(
+        self,
+        batch: Mapping[int, Entry],
+        suspects: Mapping[int, Refusal],
+        did: Dispatched,
+        now_ms: int,
+    ) -> None:
+        """Out of the way with what the broker refused: later, alone, or as a dead letter."""
+        aside = _Sorted()
+        for count, (offset, refusal) in enumerate(suspects.items(), 1):
+            entry = batch[offset]
+            if refusal[0] in MAY_COME_BACK:
+                self._retry_or_end(aside, offset, entry, refusal, now_ms)
+            elif entry.alone or len(suspects) == 1:
+                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
+            else:
+                later_ms = now_ms + ALONE_SPREAD_MS * count
+                aside.deferred[offset] = later_ms, entry._replace(alone=True)
+        aside.deferred |= {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+        self._defer(aside.deferred, did, now_ms)
+
+    def _as_letter(
+        self, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> tuple[int, Entry]:
+        """What the broker refused for good: a message as a dead letter, a dead letter in less."""
+        reason, detail = refusal
+        if entry.reason is None:
+            return now_ms, entry._replace(reason=reason, detail=detail)
+        whole = None if _is_record(entry) else self.journal.records([offset]).get(offset)
+        whole = whole or _as_record(offset, entry)
+        if whole.value is not None:
+            less = whole._replace(value=None)
+        elif whole.key is not None or whole.headers:
+            less = whole._replace(key=None, headers=[])
+        else:
+            logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
+            return now_ms + LONGEST_RETRY_MS, entry
+        told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
+        letter = refused_entry(less, Invalid(Reason(entry.reason), told), entry.due_ms)
+        return now_ms, letter._replace(caller_id=entry.caller_id, alone=entry.alone)
+
+    def _defer(
+        self, changes: Mapping[int, tuple[int, Entry]], did: Dispatched, now_ms: int
+    ) -> None:
+        if changes:
+            try:
+                self.index.defer(changes, now_ms)
+            except IndexFull as full:
+                logger.warning(
+                    "%s: %s; %d deliveries are not put off but tried again at the next look",
+                    self.shard, full, len(changes),
+                )  # fmt: skip
+                did.is_full = False
+                return
+            did.retried += len(changes)
+            first_ms = min(at_ms for at_ms, _ in changes.values())
+            did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
+
+
+def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:
+    undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
+    expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
+    known = {*undeliverable, *expired}
+    return Receipt(
+        at_ms=now_ms,
+        delivered=places,
+        dead=undeliverable,
+        expired=expired,
+        invalid=[offset for offset in dead if offset not in known],
+        letters=letters,
+    )
+
+
+def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:
+    did.due_ms += [entry.due_ms for offset, entry in ended.items() if offset not in dead]
+    for entry in dead.values():
+        reason = entry.reason or ""
+        did.dead[reason] = did.dead.get(reason, 0) + 1
+
+
+def _is_record(entry: Entry) -> bool:
+    """Whether the entry holds the request's own record, as an invalid one does."""
+    return not entry.target
+
+
+def _as_record(offset: int, entry: Entry) -> Record:
+    """What is left of a request whose record is gone from Kafka, or the record itself."""
+    headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
+    return Record(offset, entry.due_ms, entry.key, entry.message, headers)
+
+
+def _lost(offset: int, now_ms: int) -> Entry:
+    detail = (
+        "the payload is gone from Redis and the record from Kafka; "
+        "check maxmemory-policy and the request topic's retention.ms"
+    )
+    nothing = Record(offset, now_ms, None, None, [])
+    return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)

@@ -1,0 +1,10 @@
+"""Real Kafka and real Redis on this host, for `--embedded`, the demo and the tests."""
+
+from __future__ import annotations
+
+from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded.kafka import EmbeddedKafka
+from blackbox.embedded.redis import EmbeddedRedis
+from blackbox.embedded.stack import EmbeddedStack
+
+__all__ = ["EmbeddedError", "EmbeddedKafka", "EmbeddedRedis", "EmbeddedStack"]

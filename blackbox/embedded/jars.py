@@ -1,0 +1,89 @@
+"""Kafka's jars: fetched once, with the Ivy that PySpark brings along, into the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded.process import GuardedProcess, lock_folder
+
+KAFKA_VERSION = "4.1.0"
+SCALA_VERSION = "2.13"
+# Kafka itself depends on a logging interface only; without a binding its log is empty.
+LOG_BINDING_VERSION = "2.24.3"
+FETCH_DEADLINE_S = 600.0
+
+IVY_MODULE = f"""<ivy-module version="2.0">
+  <info organisation="blackbox" module="embedded-kafka"/>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_{SCALA_VERSION}" rev="{KAFKA_VERSION}"
+                conf="*->default"/>
+    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl"
+                rev="{LOG_BINDING_VERSION}" conf="*->default"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+def kafka_jars(java: str, progress: Callable[[str], None], cache: Path | None = None) -> Path:
+    """The folder with Kafka's jars, fetched first if it is not there (about 43 MB, a minute)."""
+    cache = cache or platformdirs.user_cache_path("blackbox")
+    jars = cache / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}"
+    if jars.is_dir():
+        return jars
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(cache, deadline_s=FETCH_DEADLINE_S)
+    try:
+        if not jars.is_dir():
+            progress(f"fetching Kafka {KAFKA_VERSION} into {jars}, once (43 MB)")
+            _fetch(java, jars)
+    finally:
+        os.close(lock)
+    return jars
+
+
+def _fetch(java: str, jars: Path) -> None:
+    ivy = find_ivy()
+    scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=jars.parent))
+    try:
+        (scratch / "ivy.xml").write_text(IVY_MODULE)
+        command = [
+            *(java, "-jar", str(ivy), "-cache", str(scratch / "cache")),
+            *("-ivy", str(scratch / "ivy.xml"), "-types", "jar", "bundle"),
+            *("-retrieve", str(scratch / "jars" / "[artifact]-[revision].[ext]")),
+        ]
+        fetch = GuardedProcess(command, log=scratch / "ivy.log", disposable=scratch)
+        try:
+            code = fetch.wait(FETCH_DEADLINE_S)
+        finally:
+            fetch.kill()
+        fetched = scratch / "jars"
+        if code != 0 or not any(fetched.glob("kafka_*.jar")):
+            raise EmbeddedError(
+                f"cannot fetch Kafka {KAFKA_VERSION} (Ivy ended with {code}); check the network "
+                f"or copy the folder {jars} from a host that has it. Ivy said:\n{fetch.tail()}"
+            )
+        with contextlib.suppress(FileExistsError):
+            fetched.rename(jars)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def find_ivy() -> Path:
+    """The Ivy jar inside the installed PySpark."""
+    spec = importlib.util.find_spec("pyspark")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        for ivy in sorted(Path(location, "jars").glob("ivy-*.jar")):
+            return ivy
+    raise EmbeddedError(
+        "the embedded Kafka is fetched with the Ivy that PySpark contains, but PySpark is not "
+        "installed; install blackbox with its spark extra, or `pip install pyspark`"
+    )

@@ -1,0 +1,72 @@
+"""Kafka and Redis together."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from blackbox.embedded.kafka import EmbeddedKafka
+from blackbox.embedded.redis import EmbeddedRedis
+
+
+class EmbeddedStack:
+    """Kafka and Redis in `folder`, from entering the context to leaving it.
+
+    A given folder is kept, and a second run on it finds its data. Without one, a temporary folder
+    is used and removed at the end, even when this process is killed.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, *, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._temporary = folder is None
+        self.folder = (folder or Path(tempfile.mkdtemp(prefix="blackbox-"))).resolve()
+        disposable = self.folder if self._temporary else None
+        self.kafka = EmbeddedKafka(self.folder / "kafka", disposable=disposable, progress=progress)
+        self.redis = EmbeddedRedis(self.folder / "redis", disposable=disposable, progress=progress)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.kafka.bootstrap_servers
+
+    @property
+    def redis_url(self) -> str:
+        return self.redis.url
+
+    def start(self) -> None:
+        """Start both side by side; if one of them fails, neither is left running."""
+        try:
+            # Kafka takes longer, and only the main thread notices Ctrl-C.
+            with ThreadPoolExecutor(1) as pool:
+                redis = pool.submit(self.redis.start)
+                self.kafka.start()
+                redis.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop both side by side and remove a temporary folder; idempotent."""
+        with ThreadPoolExecutor(1) as pool:
+            redis = pool.submit(self.redis.stop)
+            self.kafka.stop()
+            redis.result()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

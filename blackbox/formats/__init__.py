@@ -1,0 +1,25 @@
+"""Contracts of request topics: from the bytes of a record to Request, Cancel or Invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from blackbox.request import Cancel, Invalid, Record, Request
+
+
+class Format(Protocol):
+    """One contract. `parse` never raises: what cannot be understood is a value too."""
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        """Read one record; a record's timestamp later than `latest_ms` counts as `latest_ms`."""
+        ...
+
+
+def make_format(name: str, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> Format:
+    """The contract of this name. Raises ValueError for an unknown one."""
+    from blackbox.formats.countdown import Countdown
+
+    if name == "countdown":
+        return Countdown(max_countdown_s=max_countdown_s, own_topics=own_topics)
+    raise ValueError(f"unknown format {name!r}; wanted: countdown")

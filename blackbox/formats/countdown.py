@@ -1,0 +1,412 @@
+"""The format `countdown`: one JSON object per request; `docs/formats.md` has it field by field."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from math import ceil, isfinite
+from typing import Any
+
+import orjson
+
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+
+MAX_TOPIC_CHARS = 249
+MAX_ID_CHARS = 255
+MAX_EXPIRES_AFTER_S = 10**12
+
+_REASON_OF = {
+    "topic": Reason.BAD_TOPIC,
+    "message": Reason.BAD_MESSAGE,
+    "countdown": Reason.BAD_DUE_TIME,
+    "at": Reason.BAD_DUE_TIME,
+    "id": Reason.BAD_ID,
+    "cancel": Reason.BAD_CANCEL,
+    "key": Reason.BAD_KEY,
+    "headers": Reason.BAD_HEADERS,
+    "encoding": Reason.BAD_ENCODING,
+    "expires_after": Reason.BAD_EXPIRY,
+}
+_FIELDS = frozenset(_REASON_OF)
+_QUOTES_OF_PLAIN = 10
+_REMEMBERED = 4096
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_RFC_3339 = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_BLANKS = b" \t\r\n"
+_SHOWN_CHARS = 80
+
+
+class Countdown:
+    """Reads `{"topic": …, "message": …, "countdown": seconds}`.
+
+    `own_topics` says whether a topic is blackbox's own and so no target; its answer for a name is
+    remembered.
+    """
+
+    def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
+        self._max_countdown_s = max_countdown_s
+        self._own_topics = own_topics
+        self._refusal_of_target = lru_cache(maxsize=_REMEMBERED)(self._judge_target)
+        self._usual_targets: set[str] = set()
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        """Read one record; never raises. A countdown runs from the record's timestamp.
+
+        A timestamp later than `latest_ms`, or none (negative), counts as `latest_ms`.
+        """
+        # The usual request first, which is read three times as fast. Three keys and two strings are
+        # ten quotes: with no more of them, no key was dropped.
+        _, timestamp_ms, _, value, headers, _ = record
+        try:
+            asked = orjson.loads(value)  # type: ignore[arg-type]
+            target, message, countdown = asked["topic"], asked["message"], asked["countdown"]
+            if (
+                len(asked) == 3
+                and value.count(b'"') == _QUOTES_OF_PLAIN  # type: ignore[union-attr]
+                and target in self._usual_targets
+                and type(message) is str
+                and (type(countdown) is int or type(countdown) is float)
+                and 0 <= countdown <= self._max_countdown_s
+            ):
+                return Request(
+                    target,
+                    message.encode(),
+                    (timestamp_ms if 0 <= timestamp_ms <= latest_ms else latest_ms)
+                    + (countdown * 1000 if type(countdown) is int else _whole_ms(countdown)),
+                    None,
+                    headers,
+                    _caller(headers),
+                    None,
+                    None,
+                )
+        except (ValueError, TypeError, KeyError):
+            pass
+        return self._parse_fully(record, latest_ms)
+
+    def _parse_fully(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        try:
+            value, asked = _read(record.value)
+            return self._full(_as_written(value, asked), record, latest_ms)
+        except _RefusedError as refused:
+            return Invalid(refused.reason, refused.detail)
+
+    def _full(self, asked: dict[str, Any], record: Record, latest_ms: int) -> Request | Cancel:
+        if not asked.keys() <= _FIELDS:
+            raise _unknown_field(asked)
+        if asked.get("cancel") is not None:
+            return _cancel(asked)
+        target = self._target(asked.get("topic"))
+        if "message" not in asked:
+            raise _RefusedError(
+                Reason.BAD_MESSAGE, "message is missing; give one, or null for a tombstone"
+            )
+        message = _message(asked["message"], asked.get("encoding"))
+        start_ms = _start_ms(record, latest_ms)
+        due_ms = self._due_ms(asked.get("countdown"), asked.get("at"), start_ms)
+        return Request(
+            target,
+            message,
+            due_ms,
+            _key(asked.get("key")),
+            record.headers + _headers(asked.get("headers")),
+            _caller(record.headers),
+            _caller_id(asked.get("id")),
+            _expires_ms(asked.get("expires_after"), due_ms),
+        )
+
+    def _target(self, topic: Any) -> str:
+        if type(topic) is not str or len(topic) > MAX_TOPIC_CHARS:
+            raise _bad_topic(topic)
+        if refused := self._refusal_of_target(topic):
+            raise _RefusedError(*refused)
+        if len(self._usual_targets) < _REMEMBERED:
+            self._usual_targets.add(topic)
+        return topic
+
+    def _judge_target(self, topic: str) -> Invalid | None:
+        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+            return Invalid(*_bad_topic(topic).args)
+        if topic.startswith("__") or self._own_topics(topic):
+            detail = (
+                f"topic {_show(topic)} belongs to Kafka or to blackbox; name a topic of your own"
+            )
+            return Invalid(Reason.FORBIDDEN_TOPIC, detail)
+        return None
+
+    def _due_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
+        if (countdown is None) is (at is None):
+            given = "neither countdown nor at is" if at is None else "both countdown and at are"
+            raise _RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
+        if at is None:
+            if type(countdown) is not int and type(countdown) is not float:
+                raise _RefusedError(
+                    Reason.BAD_DUE_TIME,
+                    f"countdown is {_show(countdown)}; give a number of seconds such as 90 or 1.5",
+                )
+            if countdown > self._max_countdown_s:
+                raise self._too_far(f"countdown {_show(countdown)}")
+            return start_ms + _whole_ms(countdown) if countdown > 0 else start_ms
+        at_ms = _at_ms(at)
+        if at_ms - start_ms > self._max_countdown_s * 1000:
+            raise self._too_far(f"at {_show(at)}")
+        return max(at_ms, start_ms)
+
+    def _too_far(self, given: str) -> _RefusedError:
+        limit = f"{self._max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
+        return _RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; ask for less")
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def _start_ms(record: Record, latest_ms: int) -> int:
+    return record.timestamp_ms if 0 <= record.timestamp_ms <= latest_ms else latest_ms
+
+
+def _read(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
+    if not value:
+        raise _RefusedError(Reason.EMPTY, "the record has no value; write a JSON object")
+    try:
+        asked = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise _unreadable(value, str(error)) from None
+    if type(asked) is not dict:
+        detail = f"the value is {_show(asked)}; write a JSON object"
+        raise _RefusedError(Reason.NOT_AN_OBJECT, detail)
+    return value, asked
+
+
+def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
+    """What orjson read, with a message that it would alter read exactly; no key twice.
+
+    Equal but for blanks means equal tokens: no key was dropped and no number changed.
+    """
+    try:
+        read = orjson.dumps(asked)
+    except orjson.JSONEncodeError:
+        raise _nested_too_deeply() from None
+    if read == value or read.translate(None, _BLANKS) == value.translate(None, _BLANKS):
+        return asked
+    number = orjson.Fragment
+    try:
+        exact = json.loads(
+            value, object_pairs_hook=_without_duplicates, parse_int=number, parse_float=number
+        )
+    except RecursionError:
+        raise _nested_too_deeply() from None
+    return asked | {"message": exact["message"]} if "message" in asked else asked
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, held in pairs:
+        if name in members:
+            detail = f"the key {_show(name)} is written twice in one object; write it once"
+            raise _RefusedError(Reason.DUPLICATE_KEY, detail)
+        members[name] = held
+    return members
+
+
+def _nested_too_deeply() -> _RefusedError:
+    detail = "the value is nested deeper than 250 levels; send such a message as a string"
+    return _RefusedError(Reason.NOT_JSON, detail)
+
+
+class _NoNumber:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _number(text: str) -> float | _NoNumber:
+    number = float(text)
+    return number if isfinite(number) else _NoNumber(text)
+
+
+def _unreadable(value: bytes, complaint: str) -> _RefusedError:
+    """Why orjson could not read it, naming the field where the stdlib, which reads more, can."""
+    if not value.strip():
+        return _RefusedError(Reason.EMPTY, "the value is blank; write a JSON object")
+    try:
+        asked = json.loads(
+            value.decode(),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_number,
+            parse_float=_number,
+            parse_constant=_NoNumber,
+        )
+    except (ValueError, RecursionError):
+        asked = None
+    for name in _REASON_OF if isinstance(asked, dict) else ():
+        held = asked.get(name)
+        if isinstance(held, _NoNumber):
+            detail = f"{name} is {_show(held.text)}, which is no finite number; give one"
+            return _RefusedError(_REASON_OF[name], detail)
+        if not _is_writable(held):
+            return _RefusedError(_REASON_OF[name], f"{name} is not valid JSON: {complaint}")
+    return _RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
+
+
+def _is_writable(held: Any) -> bool:
+    try:
+        orjson.dumps(held)
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+def _unknown_field(asked: dict[str, Any]) -> _RefusedError:
+    name = min(asked.keys() - _FIELDS)
+    close = get_close_matches(name[:_SHOWN_CHARS], _FIELDS, n=1)
+    remedy = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REASON_OF)}"
+    return _RefusedError(Reason.UNKNOWN_FIELD, f"there is no field {_show(name)}; {remedy}")
+
+
+def _cancel(asked: dict[str, Any]) -> Cancel:
+    others = sorted(name for name in asked.keys() - {"id", "cancel"} if asked[name] is not None)
+    if asked["cancel"] is not True or others:
+        detail = f"cancel is {_show(asked['cancel'])}"
+        detail += f" beside {', '.join(others)}" if others else ""
+        raise _RefusedError(
+            Reason.BAD_CANCEL, f'{detail}; to cancel write {{"id": …, "cancel": true}} alone'
+        )
+    caller_id = _caller_id(asked.get("id"))
+    if caller_id is None:
+        raise _RefusedError(Reason.BAD_ID, "id is missing; a cancel names the id it cancels")
+    return Cancel(caller_id)
+
+
+def _bad_topic(topic: Any) -> _RefusedError:
+    given = "missing" if topic is None else _show(topic)
+    detail = f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} of A-Z a-z 0-9 . _ -, not . or .."
+    return _RefusedError(Reason.BAD_TOPIC, detail)
+
+
+def _message(message: Any, encoding: Any = None) -> bytes | None:
+    if encoding is not None:
+        return _base64(message, encoding)
+    if type(message) is str:
+        return message.encode()
+    return None if message is None else orjson.dumps(message)
+
+
+def _base64(message: Any, encoding: Any) -> bytes:
+    if encoding != "base64":
+        detail = f'encoding is {_show(encoding)}; the only one is "base64"'
+        raise _RefusedError(Reason.BAD_ENCODING, detail)
+    try:
+        if type(message) is str:
+            return b64decode(message, validate=True)
+        wrong = "no string"
+    except ValueError as error:
+        wrong = f"no base64 ({error})"
+    detail = f"message is {wrong}: {_show(message)}; encode it with padding and without line breaks"
+    raise _RefusedError(Reason.BAD_ENCODING, detail)
+
+
+def _whole_ms(seconds: float) -> int:
+    """The first millisecond not before `seconds`; 1.1 s are 1100 ms, whatever 1.1 * 1000 is."""
+    if isinstance(seconds, int):
+        return seconds * 1000
+    ms = ceil(seconds * 1000)
+    if (ms - 1) / 1000 >= seconds:
+        return ms - 1
+    return ms if ms / 1000 >= seconds else ms + 1
+
+
+def _at_ms(at: Any) -> int:
+    if type(at) is int:
+        return at
+    try:
+        if type(at) is str and (parts := _RFC_3339.fullmatch(at)):
+            second, fraction, offset = parts.groups(default="0")
+            since = datetime.fromisoformat((second + offset).upper()) - _EPOCH
+            return since // _MILLISECOND + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
+        wrong = "neither RFC 3339 with an offset nor whole milliseconds"
+    except ValueError as error:
+        wrong = str(error)
+    example = 'give "2026-01-31T08:00:00+01:00" or 1769842800000'
+    raise _RefusedError(Reason.BAD_DUE_TIME, f"at is {_show(at)}: {wrong}; {example}")
+
+
+def _key(key: Any) -> bytes | None:
+    if key is None:
+        return None
+    if type(key) is str:
+        return key.encode()
+    raise _RefusedError(Reason.BAD_KEY, f"key is {_show(key)}; give a string")
+
+
+def _headers(headers: Any) -> Headers:
+    if headers is None:
+        return []
+    if type(headers) is not dict:
+        detail = f"headers is {_show(headers)}; give an object of strings"
+        raise _RefusedError(Reason.BAD_HEADERS, detail)
+    return [(_header_name(name), _header_value(name, held)) for name, held in headers.items()]
+
+
+def _header_name(name: str) -> str:
+    if not name or not name.isprintable() or name.startswith("blackbox-"):
+        detail = f"header name {_show(name)}; give printable characters, not starting blackbox-"
+        raise _RefusedError(Reason.BAD_HEADERS, detail)
+    return name
+
+
+def _header_value(name: str, held: Any) -> bytes:
+    if type(held) is not str:
+        detail = f"header {_show(name)} is {_show(held)}; give a string"
+        raise _RefusedError(Reason.BAD_HEADERS, detail)
+    return held.encode()
+
+
+def _caller(headers: Headers) -> str | None:
+    for name, held in headers:
+        if name == "CALLER_SERVICE":
+            try:
+                return held.decode() or None if held else None
+            except UnicodeDecodeError:
+                return None
+    return None
+
+
+def _caller_id(caller_id: Any) -> str | None:
+    if caller_id is None:
+        return None
+    if type(caller_id) is str and 0 < len(caller_id) <= MAX_ID_CHARS and caller_id.isprintable():
+        return caller_id
+    detail = f"id is {_show(caller_id)}; give 1 to {MAX_ID_CHARS} printable characters"
+    raise _RefusedError(Reason.BAD_ID, detail)
+
+
+def _expires_ms(seconds: Any, due_ms: int) -> int | None:
+    if seconds is None:
+        return None
+    if type(seconds) in {int, float} and 0 <= seconds <= MAX_EXPIRES_AFTER_S:
+        return due_ms + _whole_ms(seconds)
+    detail = f"expires_after is {_show(seconds)}; give seconds from 0 to {MAX_EXPIRES_AFTER_S}"
+    raise _RefusedError(Reason.BAD_EXPIRY, detail)
+
+
+def _show(held: Any) -> str:
+    """A value for a detail: short, and without characters that could forge a log line."""
+    if isinstance(held, dict | list):
+        return "an object" if isinstance(held, dict) else "an array"
+    if not isinstance(held, str):
+        return orjson.dumps(held).decode()[:_SHOWN_CHARS]
+    shown = repr(held[:_SHOWN_CHARS])
+    is_whole = len(held) <= _SHOWN_CHARS and len(shown) <= _SHOWN_CHARS + 2
+    return shown if is_whole else shown[:_SHOWN_CHARS] + "…"

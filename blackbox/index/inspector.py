@@ -1,0 +1,118 @@
+"""What operators may ask of a shard's index: reads only, from outside the shard's owner."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import redis
+
+from blackbox import entry as entries
+from blackbox.doubt import IndexLost
+from blackbox.entry import Entry
+from blackbox.index.connection import pool
+from blackbox.index.keys import Keys
+from blackbox.index.shard_index import FORMAT
+from blackbox.plan import Labels
+from blackbox.request import Shard, member
+
+
+class Standing(NamedTuple):
+    """How a shard stands. `labels` is None for an index that was never begun, or is lost.
+
+    `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
+    first one that is not yet; None when there is none.
+    """
+
+    labels: Labels | None
+    pending: int
+    due_now: int
+    oldest_due_ms: int | None
+    next_due_ms: int | None
+
+
+class Pending(NamedTuple):
+    """A pending request. `at_ms` is when it will be looked at: its due time, later if put off.
+
+    `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
+    """
+
+    at_ms: int
+    entry: Entry | None
+
+
+class Inspector:
+    """Reads any shard without taking part in it, also while Redis is full (so without MULTI).
+
+    Every method raises IndexLost when Redis does not answer, ValueError for an index that another
+    version wrote. Costs a few commands, whatever the number of entries.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    @classmethod
+    def of(cls, url: str) -> Inspector:
+        """An inspector of the Redis at `url`, with a connection of its own."""
+        return cls(redis.Redis(connection_pool=pool(url)))
+
+    def standing(self, shard: Shard, now_ms: int) -> Standing:
+        """Labels and pending entries of a shard; counts may be of moments a little apart."""
+        keys = Keys(shard)
+        state, pending, due_now, first, after = self._together(
+            ("HMGET", keys.state, "format", "requests", "receipts"),
+            ("ZCARD", keys.due),
+            ("ZCOUNT", keys.due, "-inf", now_ms),
+            ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+            ("ZRANGE", keys.due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+        )
+        return Standing(_labels(shard, state), pending, due_now, _score(first), _score(after))
+
+    def look_up(self, shard: Shard, offset: int) -> Pending | None:
+        """The pending request at this offset of the request topic; None when it is not pending."""
+        keys = Keys(shard)
+        name = member(offset)
+        before, stored, score = self._together(
+            ("ZSCORE", keys.due, name),
+            ("GET", keys.message(name)),
+            ("ZSCORE", keys.due, name),
+        )
+        if before is None or score is None:
+            return None
+        return Pending(int(float(score)), None if stored is None else entries.decode(stored))
+
+    def offset_of(self, shard: Shard, caller_id: str) -> int | None:
+        """The offset of the pending request under this caller id; None when there is none."""
+        (name,) = self._together(("HGET", Keys(shard).ids, caller_id))
+        return None if name is None else int(name, 16)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _together(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+        try:
+            return list(pipeline.execute())
+        except (redis.RedisError, OSError) as error:
+            raise IndexLost(f"Redis does not answer: {error}") from error
+
+
+def _labels(shard: Shard, state: list[bytes | None]) -> Labels | None:
+    version, requests, receipts = state
+    if version is None:
+        return None
+    if version != FORMAT or requests is None or receipts is None:
+        raise ValueError(
+            f"the index of {shard} has format {version!r}; this version reads {FORMAT!r}: look at it "
+            "with the version that wrote it"
+        )
+    return Labels(int(requests), int(receipts))
+
+
+def _score(ranged: list[Any]) -> int | None:
+    """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
+    if not ranged:
+        return None
+    score = ranged[0][1] if isinstance(ranged[0], (tuple, list)) else ranged[1]
+    return int(float(score))

@@ -1,0 +1,36 @@
+"""Names of a shard's keys; the hash tag keeps all of them in one Redis Cluster slot."""
+
+from __future__ import annotations
+
+from blackbox.request import Shard
+
+SKIP_SEGMENT = 1 << 16
+"""Requests per `skip` bitmap, so that a bitmap has 8 KiB at most."""
+
+
+class Keys:
+    """The keys of one shard, as bytes ready to be packed."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.prefix = f"blackbox:{{{shard}}}:".encode()
+        self.due = self.prefix + b"due"
+        self.ids = self.prefix + b"ids"
+        self.state = self.prefix + b"state"
+
+    def message(self, member: bytes) -> bytes:
+        return self.prefix + b"msg:" + member
+
+    def skip(self, segment: int) -> bytes:
+        return self.prefix + b"skip:%d" % segment
+
+
+def set_ex_template(keys: Keys) -> bytes:
+    """A packed `SET <message key> <entry> EX <seconds>`, four times faster than packing each anew.
+
+    To be filled with (offset, length and bytes of the entry, length and digits of the seconds).
+    """
+    key = keys.message(b"")
+    return b"*5\r\n$3\r\nSET\r\n$%d\r\n%b%%016x\r\n$%%d\r\n%%b\r\n$2\r\nEX\r\n$%%d\r\n%%b\r\n" % (
+        len(key) + 16,
+        key,
+    )

@@ -1,0 +1,378 @@
+"""A shard's index in Redis: due times, payloads, caller ids, and the two labels that define them.
+
+Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
+`skip` marks the removals already read whose request is not in the index yet. Data and labels
+change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from threading import RLock
+from typing import Any
+
+import redis
+
+from blackbox import entry as entries
+from blackbox.doubt import Doubt, IndexFull, LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.connection import Session, pack
+from blackbox.index.keys import SKIP_SEGMENT, Keys, set_ex_template
+from blackbox.index.when_full import in_one_script
+from blackbox.plan import Due, Labels, Plan, View
+from blackbox.request import Shard, member
+
+FORMAT = b"1"
+MAX_BATCH_BYTES = 16 << 20
+MAX_CONTENTION = 1000
+_CHUNK = 1000
+_MULTI = pack("MULTI")
+_EXEC = pack("EXEC")
+
+
+class ShardIndex:
+    """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
+
+    `removed` counts the pending requests that this owner's intake replaced or cancelled.
+    Remembers the labels this owner last saw and raises LabelsMoved as soon as Redis shows
+    others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
+    """
+
+    def __init__(self, shard: Shard, connections: redis.ConnectionPool, *, grace_s: int) -> None:
+        self._keys = Keys(shard)
+        self._set_ex = set_ex_template(self._keys)
+        self._grace_s = grace_s
+        self._session = Session(connections)
+        self._lock = RLock()
+        self.shard = shard
+        self.labels = Labels(-1, -1)
+        self.removed = 0
+
+    def load(self) -> Labels | None:
+        """Read the labels as they are and make them the ones last seen; None for an empty index."""
+        with self._lock:
+            found = self._labels(self._session.run([self._read_state()], 1)[0])
+            if found is not None:
+                self.labels = found
+            return found
+
+    def begin(self, labels: Labels) -> None:
+        """Give an empty index its first labels. Raises LabelsMoved if it has some already."""
+        with self._lock:
+            found = self._labels(
+                self._session.run([pack("WATCH", self._keys.state), self._read_state()], 2)[1]
+            )
+            if found is not None or not self._exec([self._write_state(*labels)]):
+                raise LabelsMoved(f"{self.shard}: expected an empty index, found {found}")
+            self.labels = labels
+
+    def store(
+        self,
+        start: int,
+        end: int,
+        caller_ids: Sequence[str],
+        make_plan: Callable[[View], Plan],
+        now_ms: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Plan:
+        """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
+
+        In one MULTI: entries, removals and caller ids, then the label `requests` = `end`, then
+        used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
+        Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
+        is busy with the batch.
+        """
+        with self._lock:
+            for attempt in range(MAX_CONTENTION):
+                view, largest = self._look(start, end, caller_ids)
+                if view.labels.requests < start or view.labels.receipts != self.labels.receipts:
+                    raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
+                if view.labels.requests >= end:
+                    self.labels = view.labels
+                    return Plan()
+                plan = make_plan(view)
+                commands = self._intake_commands(plan, view, end, largest, now_ms)
+                if self._exec(commands, meanwhile if attempt == 0 else None):
+                    self.labels = Labels(end, view.labels.receipts)
+                    self.removed += len(plan.removals)
+                    return plan
+            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
+
+    def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due:
+        """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
+
+        Checks the labels also when nothing is due. `passing_over` are due entries that are being
+        delivered already and so left out.
+        """
+        due = self._keys.due
+        with self._lock:
+            state, ready, after, first, pending = self._consistent(
+                [
+                    pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
+                    pack("ZRANGE", due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+                    pack("ZRANGE", due, 0, 0, "WITHSCORES"),
+                    pack("ZCARD", due),
+                ]
+            )  # fmt: skip
+            stored = self._payloads(ready, int(state[-1] or 0))
+            return Due(
+                entries=[
+                    (offset, payload)
+                    for name, payload in self._still_there(stored)
+                    if (offset := int(name, 16)) not in passing_over
+                ],
+                is_full=len(ready) == limit or len(stored) < len(ready),
+                next_due_ms=int(float(after[1])) if after else None,
+                oldest_ms=int(float(first[1])) if first else None,
+                pending=pending,
+            )
+
+    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None:
+        """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
+
+        Dispatch and recovery both end with this one. Removals at or above the label `requests`
+        are remembered in `skip` until their request is read.
+        """
+        with self._lock:
+            for _ in range(MAX_CONTENTION):
+                found = self._watch_labels()
+                holders = self._holders([c for c in removals.values() if c is not None])
+                commands = list(self._settle_commands(removals, holders, found, receipts))
+                if self._exec_even_if_full(commands, found):
+                    self.labels = Labels(found.requests, receipts)
+                    return
+            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
+
+    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None:
+        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI."""
+        with self._lock:
+            for _ in range(MAX_CONTENTION):
+                found = self._watch_labels()
+                commands = self._defer_commands(changes, now_ms)
+                if not commands:
+                    return
+                if self._exec_even_if_full([*commands, self._write_state(*found)], found):
+                    return
+            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off")
+
+    def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
+        """The caller id of each of these requests that is pending, without the others."""
+        with self._lock:
+            if not offsets or not self._session.run([pack("EXISTS", self._keys.ids)], 1)[0]:
+                return {}
+            stored = self._mget([member(offset) for offset in offsets])
+        return {
+            offset: _caller_id(payload)
+            for offset, payload in zip(offsets, stored, strict=True)
+            if payload is not None
+        }
+
+    def close(self) -> None:
+        """Give the connection up; safe to call twice."""
+        with self._lock:
+            self._session.close()
+
+    def _look(self, start: int, end: int, caller_ids: Sequence[str]) -> tuple[View, int]:
+        segments = range(start // SKIP_SEGMENT, (max(start, end - 1)) // SKIP_SEGMENT + 1)
+        commands = [pack("WATCH", self._keys.state), self._read_state(b"largest")]
+        commands += [pack("GET", self._keys.skip(segment)) for segment in segments]
+        _, state, *bitmaps = self._session.run(commands, len(commands))
+        labels = self._labels(state)
+        if labels is None:
+            raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
+        marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
+        view = View(labels, Skipped(marked) if marked else frozenset(), self._holders(caller_ids))
+        return view, int(state[-1] or 0)
+
+    def _intake_commands(
+        self, plan: Plan, view: View, end: int, largest: int, now_ms: int
+    ) -> Iterator[bytes]:
+        encode, put = entries.encode, self._set
+        for offset, entry in plan.puts.items():
+            stored = encode(entry)
+            if len(stored) > largest:
+                largest = len(stored)
+            yield put(offset, stored, entry.due_ms, now_ms)
+        yield from self._zadd([(entry.due_ms, offset) for offset, entry in plan.puts.items()])
+        yield from self._remove(plan.removals)
+        yield from self._hold(plan.holders)
+        yield self._write_state(end, view.labels.receipts, b"largest", largest)
+        used = range(view.labels.requests // SKIP_SEGMENT, end // SKIP_SEGMENT)
+        for segments in _chunks(list(used)):
+            yield pack("UNLINK", *(self._keys.skip(segment) for segment in segments))
+
+    def _settle_commands(
+        self,
+        removals: Mapping[int, str | None],
+        holders: Mapping[str, int],
+        found: Labels,
+        receipts: int,
+    ) -> Iterator[bytes]:
+        yield from self._remove([offset for offset in removals if offset < found.requests])
+        freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
+        yield from self._hold(dict.fromkeys(freed))
+        for offset in removals:
+            if offset >= found.requests:
+                segment, bit = divmod(offset, SKIP_SEGMENT)
+                yield pack("SETBIT", self._keys.skip(segment), bit, 1)
+        yield self._write_state(found.requests, receipts)
+
+    def _defer_commands(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> list[bytes]:
+        names = [member(offset) for offset in changes]
+        here = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+        kept = {
+            offset: change
+            for (offset, change), score in zip(changes.items(), here, strict=True)
+            if score is not None
+        }
+        commands = [
+            self._set(offset, entries.encode(entry), at_ms, now_ms)
+            for offset, (at_ms, entry) in kept.items()
+        ]
+        return [*commands, *self._zadd([(at_ms, offset) for offset, (at_ms, _) in kept.items()])]
+
+    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        expires_s = b"%d" % (left_s + self._grace_s)
+        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
+
+    def _zadd(self, scored: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        for chunk in _chunks(scored):
+            flat = [part for due_ms, offset in chunk for part in (due_ms, b"%016x" % offset)]
+            yield pack("ZADD", self._keys.due, *flat)
+
+    def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
+        for chunk in _chunks(offsets):
+            names = [member(offset) for offset in chunk]
+            yield pack("ZREM", self._keys.due, *names)
+            yield pack("UNLINK", *(self._keys.message(name) for name in names))
+
+    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
+        for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
+            flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
+            yield pack("HSET", self._keys.ids, *flat)
+        for freed in _chunks([c for c, offset in holders.items() if offset is None]):
+            yield pack("HDEL", self._keys.ids, *freed)
+
+    def _holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for chunk in _chunks(caller_ids):
+            names = self._session.run([pack("HMGET", self._keys.ids, *chunk)], 1)[0]
+            held |= {c: int(name, 16) for c, name in zip(chunk, names, strict=True) if name}
+        return held
+
+    def _payloads(self, names: list[bytes], largest: int) -> list[tuple[bytes, bytes | None]]:
+        if len(names) * largest > MAX_BATCH_BYTES:
+            names = names[: self._fitting(names)]
+        return list(zip(names, self._mget(names), strict=True))
+
+    def _fitting(self, names: list[bytes]) -> int:
+        lengths = [pack("STRLEN", self._keys.message(name)) for name in names]
+        total = 0
+        for count, length in enumerate(self._session.run(lengths, len(lengths))):
+            total += length
+            if total > MAX_BATCH_BYTES:
+                return max(1, count)
+        return len(names)
+
+    def _mget(self, names: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for chunk in _chunks(names):
+            found += self._session.run([pack("MGET", *map(self._keys.message, chunk))], 1)[0]
+        return found
+
+    def _still_there(
+        self, stored: list[tuple[bytes, bytes | None]]
+    ) -> list[tuple[bytes, bytes | None]]:
+        lost = [name for name, payload in stored if payload is None]
+        if not lost:
+            return stored
+        scores = self._session.run([pack("ZMSCORE", self._keys.due, *lost)], 1)[0]
+        ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
+        return [(name, payload) for name, payload in stored if name not in ended]
+
+    def _watch_labels(self) -> Labels:
+        commands = [pack("WATCH", self._keys.state), self._read_state()]
+        found = self._labels(self._session.run(commands, 2)[1])
+        return self._check(found)
+
+    def _check(self, found: Labels | None) -> Labels:
+        seen = self.labels
+        if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
+            raise LabelsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
+        return found
+
+    def _read_state(self, *more: bytes) -> bytes:
+        return pack("HMGET", self._keys.state, "format", "requests", "receipts", *more)
+
+    def _write_state(self, requests: int, receipts: int, *more: bytes | int) -> bytes:
+        return pack(
+            "HSET", self._keys.state,
+            "format", FORMAT, "requests", requests, "receipts", receipts, *more,
+        )  # fmt: skip
+
+    def _labels(self, state: list[bytes | None]) -> Labels | None:
+        version, requests, receipts = state[:3]
+        if version is None:
+            return None
+        if version != FORMAT or requests is None or receipts is None:
+            raise ValueError(
+                f"{self._keys.state.decode()} has format {version!r}; this version reads {FORMAT!r}: "
+                "run the version that wrote it, or delete the shard's keys to rebuild them from Kafka"
+            )
+        return Labels(int(requests), int(receipts))
+
+    def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
+        """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
+        state = self._read_state(b"largest")
+        while True:
+            before, *replies, after = self._session.run(
+                [state, *commands, state], len(commands) + 2
+            )
+            self._check(self._labels(before))
+            if before == after:
+                return [before, *replies]
+
+    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
+        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
+        return replies is not None and _checked(replies) is not None
+
+    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Labels) -> bool:
+        try:
+            return self._exec(commands)
+        except IndexFull:
+            script = in_one_script(self._keys, seen, commands)
+            return bool(self._session.run([script], 1)[0])
+
+
+def _caller_id(stored: bytes) -> str | None:
+    try:
+        return entries.decode(stored).caller_id
+    except ValueError:
+        return None
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+class Skipped:
+    """The offsets marked in `skip` bitmaps, by segment."""
+
+    def __init__(self, bitmaps: Mapping[int, bytes]) -> None:
+        self._bitmaps = bitmaps
+
+    def __contains__(self, offset: object) -> bool:
+        assert isinstance(offset, int)
+        segment, bit = divmod(offset, SKIP_SEGMENT)
+        bitmap = self._bitmaps.get(segment, b"")
+        return bit >> 3 < len(bitmap) and bool(bitmap[bit >> 3] & 0x80 >> (bit & 7))
+
+
+def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(items), _CHUNK):
+        yield items[first : first + _CHUNK]

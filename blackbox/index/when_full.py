@@ -1,0 +1,41 @@
+"""How removals get into a Redis that is at its `maxmemory`.
+
+While it is full, Redis refuses every command inside a MULTI, even those that free memory. A script
+may write there, once its first write was one that needs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import hiredis
+
+from blackbox.index.connection import pack
+from blackbox.index.keys import Keys
+from blackbox.plan import Labels
+
+# KEYS: state, due
+# ARGV: the labels `requests` and `receipts` as seen; then commands, each as its length and parts
+# returns 1, or 0 if the labels are others
+_SCRIPT = b"""
+local found = redis.call('HMGET', KEYS[1], 'requests', 'receipts')
+if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
+redis.call('ZREM', KEYS[2], '')
+local at = 3
+while ARGV[at] do
+  local last = at + tonumber(ARGV[at])
+  redis.call(unpack(ARGV, at + 1, last))
+  at = last + 1
+end
+return 1
+"""
+
+
+def in_one_script(keys: Keys, seen: Labels, commands: Iterable[bytes]) -> bytes:
+    """One packed command that does what packed `commands` do, if the labels are still those `seen`."""
+    reader = hiredis.Reader()
+    reader.feed(b"".join(commands))
+    arguments: list[bytes | int] = []
+    while parts := reader.gets():
+        arguments += (len(parts), *parts)
+    return pack("EVAL", _SCRIPT, 2, keys.state, keys.due, *seen, *arguments)

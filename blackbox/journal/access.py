@@ -1,0 +1,113 @@
+"""How every Kafka client is built: one set of librdkafka settings, overridden by the operator's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from blackbox.doubt import Doubt, Fenced, JournalLost
+
+logger = logging.getLogger("blackbox.kafka")
+
+REQUEST_TIMEOUT_S = 5.0
+
+OURS = (
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.idempotence",
+    "group.id",
+    "isolation.level",
+    "partitioner",
+    "transactional.id",
+)
+"""Settings that an operator's file may not override."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAccess:
+    """Brokers and the operator's own librdkafka settings, which win over ours and never print."""
+
+    bootstrap_servers: str
+    group_id: str
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def check(self) -> None:
+        """Raise ValueError for a setting that librdkafka does not take, or that breaks a promise."""
+        for name in OURS:
+            if name in self.settings:
+                raise ValueError(
+                    f"{name} is not yours to set: the guarantees rest on it; remove it"
+                )
+        try:
+            self.admin()
+            self.producer(None)
+            self.consumer()
+        except KafkaException as error:
+            raise ValueError(error.args[0].str()) from None
+
+    def admin(self) -> AdminClient:
+        """An admin client; asking it about a topic never creates the topic."""
+        return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
+
+    def consumer(self, **own: Any) -> Consumer:
+        """A read_committed consumer that commits nothing by itself and never jumps over a gap."""
+        defaults = {
+            "group.id": self.group_id,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+        return Consumer(self._with(defaults | own), logger=logger)
+
+    def producer(self, transactional_id: str | None) -> Producer:
+        """An idempotent producer; transactional with an id."""
+        defaults: dict[str, Any] = {
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "allow.auto.create.topics": False,
+            "linger.ms": 2,
+            "batch.num.messages": 10_000,
+            "message.timeout.ms": 15_000,
+            "request.timeout.ms": 5_000,
+            "queue.buffering.max.messages": 500_000,
+        }
+        if transactional_id is not None:
+            defaults |= {"transactional.id": transactional_id, "transaction.timeout.ms": 20_000}
+        return Producer(self._with(defaults), logger=logger)
+
+    def _with(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        base = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "client.id": "blackbox",
+            "socket.timeout.ms": 5_000,
+            "reconnect.backoff.ms": 200,
+            "reconnect.backoff.max.ms": 1_000,
+            "log.connection.close": False,
+            "log_level": 3,
+        }
+        return base | defaults | dict(self.settings)
+
+
+def doubt(error: KafkaException, what: str) -> Doubt:
+    """The doubt that a failed Kafka call leaves, saying what was tried."""
+    cause = error.args[0] if error.args else None
+    if isinstance(cause, KafkaError) and cause.code() in _FENCING:
+        return Fenced(f"{what}: {cause.str()}")
+    return JournalLost(f"{what}: {cause.str() if isinstance(cause, KafkaError) else error}")
+
+
+_FENCING = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.FENCED_INSTANCE_ID,
+)

@@ -1,0 +1,186 @@
+"""Which shards this process owns: a member of the consumer group that never fetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from blackbox.doubt import Doubt, JournalLost
+from blackbox.journal.access import KafkaAccess, logger
+from blackbox.request import Shard
+
+POLL_S = 0.05
+CONFIRM_S = 5.0
+
+
+class _Question:
+    """A commit under way, by which one shard's owner asks whether it still is."""
+
+    def __init__(self) -> None:
+        self.answered = Event()
+        self.refusal: KafkaError | None = None
+        self.is_revoked = False
+
+
+class Membership:
+    """Joins the group for the request topics and reports the shards it gets and loses.
+
+    Only its own thread touches the consumer: the client makes calls from other threads wait, with
+    no fairness, for as long as somebody polls.
+
+    `gained` and `lost` are called from the membership's own thread; `lost` returns when the
+    shard is given up, and only then does the group give it to another member.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        topics: Sequence[str],
+        *,
+        gained: Callable[[Shard], None],
+        lost: Callable[[Sequence[Shard]], None],
+    ) -> None:
+        self._gained = gained
+        self._lost = lost
+        self._owned: set[Shard] = set()
+        self._lock = Lock()
+        self._stopping = Event()
+        self._joined = Event()
+        self._topics = list(topics)
+        self._new: list[Shard] = []
+        self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
+        self._questions: dict[Shard, _Question] = {}
+        self._consumer: Consumer = access.consumer(
+            **{
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": 10_000,
+                "heartbeat.interval.ms": 1_000,
+                "topic.metadata.refresh.interval.ms": 10_000,
+                "queued.min.messages": 1,
+                "on_commit": self._committed,
+            }
+        )
+        self._thread = Thread(target=self._run, name="membership", daemon=True)
+
+    def start(self) -> None:
+        self._consumer.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
+        )
+        self._thread.start()
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the group knows this process, and has given it a (perhaps empty) assignment."""
+        return self._joined.is_set()
+
+    def owned(self) -> set[Shard]:
+        with self._lock:
+            return set(self._owned)
+
+    def confirm(self, shard: Shard, offset: int) -> None:
+        """Ask the group whether this process still owns the shard, by committing its position.
+
+        A zombie's commit is refused. Raises a Doubt when the shard is not ours, or nobody answers.
+        """
+        if shard not in self.owned():
+            raise Doubt(f"{shard}: given to another owner")
+        question = _Question()
+        with self._lock:
+            self._questions[shard] = question
+        self._to_commit.put(_at(shard, offset))
+        if not question.answered.wait(CONFIRM_S):
+            raise JournalLost(f"{shard}: the group did not confirm it within {CONFIRM_S} s")
+        if question.is_revoked:
+            raise Doubt(f"{shard}: given to another owner")
+        if question.refusal is not None:
+            raise Doubt(f"{shard}: not confirmed by the group: {question.refusal.str()}")
+
+    def note(self, positions: dict[Shard, int]) -> None:
+        """Commit positions for lag monitors; nothing else depends on it."""
+        owned = self.owned()
+        for shard, offset in positions.items():
+            if shard in owned:
+                self._to_commit.put(_at(shard, offset))
+
+    def close(self) -> None:
+        """Leave the group, after giving up every shard."""
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._take_part()
+            except KafkaException as error:
+                logger.warning("membership: %s; trying again", error)
+            except Exception:
+                logger.exception("membership: unexpected; trying again")
+                self._stopping.wait(POLL_S)
+
+    def _take_part(self) -> None:
+        message = self._consumer.poll(POLL_S)
+        self._commit_what_was_asked()
+        while self._new:
+            self._gained(self._new[-1])
+            self._new.pop()
+        failure = message.error() if message is not None else None
+        if failure is not None:
+            logger.warning("membership: %s; trying again", failure.str())
+
+    def _commit_what_was_asked(self) -> None:
+        latest: dict[tuple[str, int], TopicPartition] = {}
+        with suppress(Empty):
+            while True:
+                at = self._to_commit.get_nowait()
+                latest[at.topic, at.partition] = at
+        if latest:
+            self._consumer.commit(offsets=list(latest.values()), asynchronous=True)
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for at in partitions:
+            at.offset = OFFSET_END  # never fetched here, so no stored position to look for
+        consumer.incremental_assign(partitions)
+        if partitions:
+            consumer.pause(partitions)
+        with self._lock:
+            self._owned.update(_shards(partitions))
+        self._new += _shards(partitions)
+        self._joined.set()
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        shards = _shards(partitions)
+        with self._lock:
+            self._owned.difference_update(shards)
+            asked = [self._questions.pop(shard, None) for shard in shards]
+        for question in asked:
+            if question is not None:  # nobody answers it while this thread waits for its owner
+                question.is_revoked = True
+                question.answered.set()
+        self._new = [shard for shard in self._new if shard not in shards]
+        self._lost(shards)
+        consumer.incremental_unassign(partitions)
+
+    def _expelled(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joined.clear()
+        self._revoked(consumer, partitions)
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        with self._lock:
+            for at in partitions:
+                question = self._questions.pop(Shard(at.topic, at.partition), None)
+                if question is not None:
+                    question.refusal = error or at.error
+                    question.answered.set()
+
+
+def _shards(partitions: Sequence[TopicPartition]) -> list[Shard]:
+    return [Shard(at.topic, at.partition) for at in partitions]
+
+
+def _at(shard: Shard, offset: int) -> TopicPartition:
+    return TopicPartition(shard.topic, shard.partition, offset)

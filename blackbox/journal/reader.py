@@ -1,0 +1,142 @@
+"""The live reader of request topics: one consumer for all shards of a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.shard_journal import read_records
+from blackbox.plan import Batch
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.journal")
+
+FIRST_RECORD_S = 0.5
+
+
+class Lost(Exception):
+    """One shard can no longer be read at its position."""
+
+    def __init__(self, shard: Shard, detail: str) -> None:
+        super().__init__(f"{shard}: {detail}")
+        self.shard = shard
+
+
+class RequestReader:
+    """Reads the shards that were started, each from its own position on.
+
+    `start`, `stop`, `pause` and `resume` may be called from any thread; they take effect before
+    the next `read`, so that a batch never comes from a position given up.
+    """
+
+    def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
+        self._consumer: Consumer = access.consumer(
+            **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
+        )
+        self._most = most_records
+        self._gather_s = gather_s
+        self._positions: dict[Shard, int] = {}
+        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._paused = False
+
+    def start(self, shard: Shard, offset: int) -> None:
+        """Read this shard from `offset` on, also if it was being read from elsewhere."""
+        self._asked.put(lambda: self._start(shard, offset))
+
+    def stop(self, shard: Shard) -> None:
+        """Read this shard no more."""
+        self._asked.put(lambda: self._stop(shard))
+
+    def pause(self) -> None:
+        """Leave all requests in Kafka until `resume`."""
+        self._asked.put(lambda: self._pause(True))
+
+    def resume(self) -> None:
+        self._asked.put(lambda: self._pause(False))
+
+    def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
+        """Wait up to 0.5 s for a record, then gather more for `gather_s`; a batch per shard.
+
+        Without `wait`, only what is here already.
+        """
+        self._obey()
+        before = dict(self._positions)
+        try:
+            first = self._consumer.poll(FIRST_RECORD_S if wait else 0)
+            if first is None:
+                return {}, []
+            gather_s = self._gather_s if wait else 0
+            messages = [first, *self._consumer.consume(self._most - 1, timeout=gather_s)]
+            return self._batches(messages)
+        except BaseException as error:
+            for shard, offset in before.items():
+                self.start(shard, offset)  # a record that was taken and not returned is read again
+            if isinstance(error, KafkaException):
+                raise doubt(error, "cannot read request topics") from None
+            raise
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _batches(self, messages: list[Message]) -> tuple[dict[Shard, Batch], list[Lost]]:
+        by_shard: dict[tuple[str | None, int | None], list[Message]] = {}
+        for message in messages:
+            by_shard.setdefault((message.topic(), message.partition()), []).append(message)
+        batches: dict[Shard, Batch] = {}
+        lost: list[Lost] = []
+        for (topic, partition), found in by_shard.items():
+            if topic is None or partition is None:
+                continue
+            shard = Shard(topic, partition)
+            errors = [error for message in found if (error := message.error()) is not None]
+            for error in errors:
+                logger.warning("%s: %s; reading on", shard, error.str())
+            records = read_records([m for m in found if m.error() is None] if errors else found)
+            if any(_is_final(error) for error in errors):
+                lost.append(Lost(shard, errors[0].str()))
+            elif records and shard in self._positions:
+                start, end = self._positions[shard], records[-1].offset + 1
+                self._positions[shard] = end
+                batches[shard] = Batch(start, end, records)
+        return batches, lost
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                self._asked.get_nowait()()
+            except Empty:
+                return
+
+    def _start(self, shard: Shard, offset: int) -> None:
+        self._stop(shard)
+        at = TopicPartition(shard.topic, shard.partition, offset)
+        self._consumer.incremental_assign([at])
+        self._positions[shard] = offset
+        if self._paused:
+            self._consumer.pause([TopicPartition(shard.topic, shard.partition)])
+
+    def _stop(self, shard: Shard) -> None:
+        if self._positions.pop(shard, None) is not None:
+            self._consumer.incremental_unassign([TopicPartition(shard.topic, shard.partition)])
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        everywhere = [TopicPartition(shard.topic, shard.partition) for shard in self._positions]
+        if paused:
+            self._consumer.pause(everywhere)
+        else:
+            self._consumer.resume(everywhere)
+
+
+def _is_final(error: KafkaError) -> bool:
+    return error.code() in (
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    )

@@ -1,0 +1,198 @@
+"""The topics blackbox owns beside the request topics, and what the brokers say of any topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt
+
+logger = logging.getLogger("blackbox.journal")
+
+RECEIPTS_SUFFIX = ".receipts"
+
+
+def receipts_topic(request_topic: str) -> str:
+    return request_topic + RECEIPTS_SUFFIX
+
+
+def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: str) -> bool:
+    """Whether a topic belongs to blackbox, so that no request may be delivered to it."""
+    return (
+        name == dead_letter_topic
+        or name in request_topics
+        or name.removesuffix(RECEIPTS_SUFFIX) in request_topics
+    )
+
+
+class TopicSettings(NamedTuple):
+    """What matters here of a topic's configuration. `retention_ms` -1 means for ever."""
+
+    retention_ms: int
+    retention_bytes: int
+    cleanup_policy: str
+    timestamp_type: str
+    max_message_bytes: int
+
+
+class Described(NamedTuple):
+    """A topic that exists. In the place of what the brokers do not tell is why, or no count."""
+
+    partitions: int | None
+    settings: TopicSettings | str
+
+
+_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+
+
+class Topics:
+    """Creates and grows what is ours, and answers questions about the rest."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+
+    def partitions(self, names: Sequence[str] | None = None) -> dict[str, int]:
+        """Partition counts of the topics that exist (of all topics, without `names`)."""
+        found: dict[str, int] = {}
+        for name in names if names is not None else [None]:
+            try:
+                metadata = (
+                    self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+                    if name is None
+                    else self._admin.list_topics(name, timeout=REQUEST_TIMEOUT_S)
+                )
+            except KafkaException as error:
+                raise doubt(error, "cannot read the cluster's metadata") from None
+            for topic in metadata.topics.values():
+                if topic.error is None and topic.topic is not None:
+                    found[topic.topic] = len(topic.partitions)
+        return found
+
+    def ensure(
+        self,
+        request_topics: Sequence[str],
+        dead_letter_topic: str,
+        *,
+        retention_ms: int,
+        partitions: int = 4,
+    ) -> None:
+        """Create what is missing of ours, and grow receipts to the partitions of their requests.
+
+        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
+        """
+        counts = self.partitions([*request_topics, dead_letter_topic])
+        ours = {"retention.ms": str(retention_ms), "cleanup.policy": "delete"}
+        for topic in request_topics:
+            if topic not in counts:
+                self._create(topic, partitions, ours | {"message.timestamp.type": "LogAppendTime"})
+        if dead_letter_topic not in counts:
+            self._create(dead_letter_topic, 1, ours)
+        for topic in request_topics:
+            self._ensure_receipts(topic, counts.get(topic, partitions), retention_ms)
+
+    def grow_receipts(self, request_topics: Sequence[str], *, retention_ms: int) -> None:
+        """Give the receipts as many partitions as their request topics have by now."""
+        for topic, count in self.partitions(request_topics).items():
+            self._ensure_receipts(topic, count, retention_ms)
+
+    def _ensure_receipts(self, topic: str, wanted: int, retention_ms: int) -> None:
+        name = receipts_topic(topic)
+        have = self.partitions([name]).get(name, 0)
+        if have == 0:
+            kept_ms = self._at_least_as_long_as(topic, retention_ms)
+            self._create(name, wanted, {"retention.ms": str(kept_ms), "cleanup.policy": "delete"})
+        elif have < wanted:
+            logger.info("%s has %d partitions and %s %d: adding", topic, wanted, name, have)
+            self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
+
+    def describe(self, names: Iterable[str]) -> dict[str, Described]:
+        """What the brokers tell of these topics, without those that do not exist.
+
+        Raises JournalLost when they do not answer.
+        """
+        counts: dict[str, int | str] = {}
+        asked = self._admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
+        )
+        for name, answer in asked.items():
+            try:
+                counts[name] = len(answer.result().partitions)
+            except KafkaException as error:
+                if error.args[0].code() not in _MISSING:
+                    counts[name] = _why_untold(error, name)
+        readable = [name for name, count in counts.items() if isinstance(count, int)]
+        settings = self._settings(readable) if readable else {}
+        return {
+            name: Described(None, count)
+            if isinstance(count, str)
+            else Described(count, settings[name])
+            for name, count in counts.items()
+        }
+
+    def _settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        found: dict[str, TopicSettings | str] = {}
+        for resource, answer in asked.items():
+            try:
+                found[resource.name] = _topic_settings(answer.result())
+            except KafkaException as error:
+                found[resource.name] = _why_untold(error, resource.name)
+        return found
+
+    def _at_least_as_long_as(self, topic: str, retention_ms: int) -> int:
+        """The longer of a retention and this topic's own; -1 is for ever."""
+        described = self.describe([topic]).get(topic)
+        settings = described.settings if described is not None else None
+        if not isinstance(settings, TopicSettings):
+            return retention_ms
+        return -1 if settings.retention_ms < 0 else max(settings.retention_ms, retention_ms)
+
+    def _create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
+        logger.info("creating the topic %s with %d partitions", name, partitions)
+        new = NewTopic(name, num_partitions=partitions, config=dict(settings))
+        self._wait(self._admin.create_topics([new]), name)
+
+    def _wait(self, futures: Mapping[str, object], name: str) -> None:
+        try:
+            futures[name].result(timeout=REQUEST_TIMEOUT_S * 4)  # type: ignore[attr-defined]
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise JournalLost(
+                    f"cannot create or grow the topic {name}: {error.args[0].str()}; create it by hand "
+                    "or grant Create and Alter on it"
+                ) from None
+
+
+def _why_untold(error: KafkaException, topic: str) -> str:
+    """What the brokers answer instead. Raises JournalLost when they did not answer."""
+    cause: KafkaError = error.args[0]
+    if cause.retriable() or cause.code() < 0:
+        raise doubt(error, f"cannot ask about the topic {topic}") from None
+    return cause.str()
+
+
+def _topic_settings(entries: Mapping[str, ConfigEntry]) -> TopicSettings | str:
+    values = {name: str(entry.value) for name, entry in entries.items()}
+    try:
+        return TopicSettings(
+            retention_ms=int(values["retention.ms"]),
+            retention_bytes=int(values["retention.bytes"]),
+            cleanup_policy=values["cleanup.policy"],
+            timestamp_type=values["message.timestamp.type"],
+            max_message_bytes=int(values["max.message.bytes"]),
+        )
+    except (KeyError, ValueError) as error:
+        return f"the answer has no usable value: {error!r}"

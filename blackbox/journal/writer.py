@@ -1,0 +1,187 @@
+"""What leaves a shard: messages and the receipt that says where they went, in one transaction."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from blackbox.doubt import JournalLost, Refused
+from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.topics import receipts_topic
+from blackbox.outgoing import Outgoing
+from blackbox.receipt import Places, Receipt, encode
+from blackbox.request import Reason, Shard
+
+OPEN_ATTEMPTS = 5
+OPEN_ATTEMPT_S = 6.0
+SETTLE_S = 20.0
+
+Refusal = tuple[str, str]
+"""(reason word, detail)"""
+
+_REASONS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: Reason.TOO_LARGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORIZED,
+    KafkaError._UNKNOWN_TOPIC: Reason.UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION: Reason.UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: Reason.UNKNOWN_TOPIC,
+    KafkaError._MSG_TIMED_OUT: Reason.UNREACHABLE,
+    KafkaError.INVALID_RECORD: Reason.REFUSED,
+    KafkaError.INVALID_TIMESTAMP: Reason.REFUSED,
+    KafkaError.INVALID_MSG: Reason.REFUSED,
+    KafkaError.POLICY_VIOLATION: Reason.REFUSED,
+    KafkaError._INCONSISTENT: Reason.REFUSED,
+}
+"""Broker answers that speak of one record or its topic; every other failure speaks of the batch."""
+
+
+class Writer:
+    """The one producer of a shard's owner; unusable after its first doubt.
+
+    With `exactly_once`, `begin` to `commit` is one Kafka transaction, under a `transactional.id`
+    of the shard's own: opening fences every earlier owner. Without, the messages are awaited,
+    then the receipt. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, shard: Shard, access: KafkaAccess, *, exactly_once: bool) -> None:
+        self._shard = shard
+        self._exactly_once = exactly_once
+        self._receipts = receipts_topic(shard.topic)
+        self._producer: Producer = access.producer(
+            f"{access.group_id}-{shard}" if exactly_once else None
+        )
+        self._failed: dict[int, KafkaError] = {}
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Fence every earlier owner and settle its open transaction.
+
+        Raises JournalLost when the brokers do not manage it in 5 attempts of 6 s.
+        """
+        if not self._exactly_once:
+            return
+        for attempt in range(1, OPEN_ATTEMPTS + 1):
+            try:
+                self._producer.init_transactions(OPEN_ATTEMPT_S)
+                return
+            except KafkaException as error:
+                if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
+                    raise doubt(error, f"{self._shard}: cannot open the transactional id") from None
+
+    def begin(self) -> None:
+        self._failed = {}
+        if self._exactly_once:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as error:
+                raise doubt(error, f"{self._shard}: cannot begin a transaction") from None
+
+    def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
+        """Queue a record; once the broker has it, `places` says where it went.
+
+        Returns why the client refuses it at once, if it does; it is then not in the transaction.
+        """
+        offset, topic, key, value, headers = outgoing
+        report = partial(self._report, offset, places)
+        while True:
+            try:
+                self._producer.produce(topic, value, key, -1, report, None, 0, headers)
+                return None
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.fatal() or cause.code() not in _REASONS:
+                    raise doubt(error, f"{self._shard}: cannot produce") from None
+                return _REASONS[cause.code()], f"{topic}: {cause.str()}"
+
+    def flush(self) -> dict[int, Refusal]:
+        """Wait until every record is with the brokers; returns those that they refused.
+
+        With `exactly_once` a refusal aborts the transaction and raises Refused instead.
+        """
+        left = self._producer.flush(SETTLE_S)
+        if left:
+            raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
+        if not self._failed:
+            return {}
+        suspects: dict[int, Refusal] = {
+            offset: (_REASONS[error.code()], error.str())
+            for offset, error in self._failed.items()
+            if error.code() in _REASONS
+        }
+        others = [error for error in self._failed.values() if error.code() not in _REASONS]
+        if others and (not suspects or not self._exactly_once):
+            raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
+        if self._exactly_once:
+            self._abort()
+            raise Refused(suspects)
+        return suspects
+
+    def commit(self, receipt: Receipt) -> int:
+        """Write the receipt and commit; returns the receipts label, its offset + 1.
+
+        A commit that times out is tried again, for about 20 s; then its outcome is unknown: JournalLost.
+        """
+        places: Places = {}
+        self._produce_receipt(receipt, places)
+        if self._exactly_once:
+            self._commit()  # flushes first
+        else:
+            self._producer.flush(SETTLE_S)
+        if not places:
+            raise JournalLost(f"{self._shard}: the receipt was not acknowledged: {self._failed}")
+        [[(_, offset)]] = places.values()
+        return offset + 1
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction stays for the next owner to settle."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._producer.purge()
+            self._producer.flush(0)
+            del self._producer  # its threads and sockets end with the last reference
+
+    def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
+        try:
+            self._producer.produce(
+                self._receipts,
+                encode(receipt),
+                str(self._shard),
+                partition=self._shard.partition,
+                on_delivery=partial(self._report, -1, places),
+            )
+        except (KafkaException, BufferError) as error:
+            raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
+
+    def _commit(self) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                self._producer.commit_transaction(SETTLE_S / 4)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise doubt(error, f"{self._shard}: the commit's outcome is unknown") from None
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(SETTLE_S)
+        except KafkaException as error:
+            raise doubt(error, f"{self._shard}: cannot abort") from None
+
+    def _report(
+        self, offset: int, places: Places, error: KafkaError | None, message: Message
+    ) -> None:
+        if error is not None:
+            self._failed[offset] = error
+            return
+        at = f"{message.topic()}/{message.partition()}"
+        there: int = message.offset()  # type: ignore[assignment]
+        if at in places:
+            places[at].append((offset, there))
+        else:
+            places[at] = [(offset, there)]

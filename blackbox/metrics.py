@@ -1,0 +1,135 @@
+"""What the verbs did, as Prometheus metrics. Fed from their return values, never from inside them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from threading import Lock
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from blackbox.dispatch import Dispatched
+from blackbox.intake import Taken
+from blackbox.plan import Labels
+from blackbox.recovery import Recovered
+from blackbox.request import Shard
+
+LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0)  # fmt: skip
+
+
+class Lateness(Collector):
+    """How long after its due time a message could be read; a histogram that takes whole batches."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lock = Lock()
+        self._counts = [0] * (len(LATENESS_S) + 1)
+        self._sum_s = 0.0
+        registry.register(self)
+
+    def observe(self, due_ms: Sequence[int], at_ms: int) -> None:
+        """Count messages that were due at `due_ms` and delivered together at `at_ms`."""
+        late_s = sorted(max(0, at_ms - due) / 1000 for due in due_ms)
+        with self._lock:
+            self._sum_s += sum(late_s)
+            below = 0
+            for place, bound in enumerate(LATENESS_S):
+                upto = bisect_left(late_s, bound + 1e-9)
+                self._counts[place] += upto - below
+                below = upto
+            self._counts[-1] += len(late_s) - below
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            counts, sum_s = list(self._counts), self._sum_s
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip([*map(str, LATENESS_S), "+Inf"], counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(
+            "blackbox_lateness_seconds", "Delivered after the due time by this much"
+        )
+        family.add_metric([], buckets, sum_s)
+        yield family
+
+
+class Metrics:
+    """All metrics of a process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.lateness = Lateness(self.registry)
+        self._accepted = self._counter("accepted", "Requests stored", "topic")
+        self._invalid = self._counter("invalid", "Requests that cannot be understood", "topic")
+        self._cancelled = self._counter("cancelled", "Pending requests cancelled", "topic")
+        self._replaced = self._counter("replaced", "Pending requests replaced", "topic")
+        self._delivered = self._counter("delivered", "Messages delivered", "topic")
+        self._dead = self._counter("dead", "Dead letters written", "topic", "reason")
+        self._retried = self._counter("retried", "Deliveries put off", "topic")
+        self._recoveries = self._counter(
+            "recoveries", "Shards opened, at start and after doubts", "shard"
+        )
+        self._void = self._counter(
+            "void", "Outcomes that did not come true, delivered again", "shard"
+        )
+        self._gone = self._counter(
+            "gone", "Requests removed by retention before they were read", "shard"
+        )
+        self._pending = self._gauge("pending", "Requests in the index", "shard")
+        self._overdue = self._gauge(
+            "oldest_overdue_seconds", "Age of the oldest overdue request", "shard"
+        )
+        self._position = self._gauge(
+            "journal_position", "Next offset to be read", "shard", "journal"
+        )
+        self._open = self._gauge("shard_open", "1 when the shard is open here", "shard")
+        self.skew = self._gauge("redis_clock_skew_seconds", "Redis' clock minus this host's")
+        self.paused = self._gauge(
+            "intake_paused", "1 while Redis has no room and Kafka holds the requests"
+        )
+
+    def taken(self, shard: Shard, taken: Taken) -> None:
+        self._accepted.labels(shard.topic).inc(taken.accepted)
+        self._invalid.labels(shard.topic).inc(taken.invalid)
+        self._cancelled.labels(shard.topic).inc(taken.cancelled)
+        self._replaced.labels(shard.topic).inc(taken.replaced)
+
+    def dispatched(self, shard: Shard, did: Dispatched, at_ms: int) -> None:
+        """`at_ms`: when the tick had ended, so that the messages could be read."""
+        if did.due_ms:
+            self._delivered.labels(shard.topic).inc(len(did.due_ms))
+            self.lateness.observe(did.due_ms, at_ms)
+        for reason, count in did.dead.items():
+            self._dead.labels(shard.topic, reason).inc(count)
+        if did.retried:
+            self._retried.labels(shard.topic).inc(did.retried)
+        is_behind = did.is_full and did.oldest_ms is not None
+        overdue_ms = max(0, at_ms - did.oldest_ms) if is_behind and did.oldest_ms else 0
+        self._pending.labels(str(shard)).set(did.pending - len(did.due_ms) - sum(did.dead.values()))
+        self._overdue.labels(str(shard)).set(overdue_ms / 1000)
+
+    def recovered(self, shard: Shard, recovered: Recovered) -> None:
+        self._recoveries.labels(str(shard)).inc()
+        self._void.labels(str(shard)).inc(recovered.void)
+        self._gone.labels(str(shard)).inc(recovered.gone)
+
+    def positions(self, shard: Shard, labels: Labels) -> None:
+        self._position.labels(str(shard), "requests").set(labels.requests)
+        self._position.labels(str(shard), "receipts").set(labels.receipts)
+
+    def opened(self, shard: Shard, is_open: bool) -> None:
+        self._open.labels(str(shard)).set(is_open)
+
+    def given_up(self, shard: Shard) -> None:
+        """Stop showing gauges of a shard that another process owns now."""
+        for gauge in (self._pending, self._overdue, self._open):
+            gauge.remove_by_labels({"shard": str(shard)})
+        self._position.remove_by_labels({"shard": str(shard)})
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"blackbox_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"blackbox_{name}", text, labels, registry=self.registry)

@@ -1,0 +1,58 @@
+"""The records blackbox writes: a delivered message, and a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from blackbox.entry import Entry
+from blackbox.request import Record, Shard, id_prefix, id_suffix
+
+MAX_DETAIL = 500
+
+
+class Outgoing(NamedTuple):
+    """A record to produce on behalf of the request at `offset`."""
+
+    offset: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | str | None]]
+
+
+def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
+    """The messages as asked: the request's headers first, blackbox's own last."""
+    before_id, before_offset = id_prefix(shard), shard.source_prefix
+    for offset, entry in entries.items():
+        headers = [
+            *entry.headers,
+            ("blackbox-id", before_id + id_suffix(offset)),
+            ("blackbox-due-ms", str(entry.due_ms)),
+            ("blackbox-source", before_offset + str(offset)),
+        ]
+        yield Outgoing(offset, entry.target, entry.key, entry.message, headers)
+
+
+def dead_letters(
+    shard: Shard, topic: str, original: Record, reason: str, detail: str
+) -> Iterator[Outgoing]:
+    """The request's record as it was, with the reason why nothing was delivered.
+
+    Then the same again in smaller forms, for a topic that does not take it whole: without the
+    value, and without key and headers too. `blackbox-source` says where the whole record is.
+    """
+    source = shard.source(original.offset)
+    size = len(original.value or b"")
+    shorter = f"{detail[:MAX_DETAIL]} (too large for {topic}: see the record at {source}, value of {size} bytes"
+    for key, value, headers, text in (
+        (original.key, original.value, original.headers, detail[:MAX_DETAIL]),
+        (original.key, None, original.headers, f"{shorter} left out)"),
+        (None, None, [], f"{shorter}, key and headers left out)"),
+    ):
+        about = [
+            ("blackbox-reason", reason),
+            ("blackbox-detail", text),
+            ("blackbox-source", source),
+        ]
+        yield Outgoing(original.offset, topic, key, value, [*headers, *about])

@@ -1,0 +1,269 @@
+"""Who calls the verbs of one shard in the process engine: a thread that opens, dispatches, recovers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+from typing import Protocol
+
+from tenacity import Retrying, stop_when_event_set, wait_random_exponential
+from tenacity.nap import sleep_using_event
+
+from blackbox.clock import Clock
+from blackbox.dispatch import Dispatch, Dispatched
+from blackbox.doubt import Doubt
+from blackbox.intake import Intake, Parsed, Taken
+from blackbox.metrics import Metrics
+from blackbox.plan import Batch, Labels
+from blackbox.recovery import Recovered, Recovery
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.owner")
+
+SHORT_RUN_S = 5.0
+LONGEST_PAUSE_S = 10.0
+"""Between two openings, when a shard opens well and is in doubt again within seconds."""
+
+GATHER_S = 0.012
+"""Shortest time between two ticks that were not full: tiny transactions cost as much as large ones."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Index(Closable, Protocol):
+    @property
+    def labels(self) -> Labels: ...
+    def load(self) -> Labels | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Everything an owner holds of a shard, from one opening to the next doubt."""
+
+    index: Index
+    intake: Intake
+    dispatch: Dispatch
+    recovery: Recovery
+    journal: Closable
+    closing: tuple[Closable, ...]
+
+
+class Owner:
+    """Owns one shard from `start` to `stop`, through any number of doubts."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        take_hold: Callable[[Owner], Hold],
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        wake_up: bool,
+        stuck_after_s: float,
+        opened: Callable[[Owner, int], None],
+        doubted: Callable[[Owner], None],
+        ended: Callable[[Owner], None],
+    ) -> None:
+        self.shard = shard
+        self._take_hold = take_hold
+        self._clock = clock
+        self._metrics = metrics
+        self._wake_up = wake_up
+        self._stuck_after_s = stuck_after_s
+        self._opened = opened
+        self._doubted = doubted
+        self._ended = ended
+        self._hold: Hold | None = None
+        self._is_open = False
+        self._doubt: Exception | None = None
+        self._lock = Lock()
+        self._stopping = Event()
+        self._look = Event()
+        self._next_due_ms: int | None = None
+        self._progress = time.monotonic()
+        self._thread = Thread(target=self._run, name=str(shard), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the tick in flight, then give the shard up."""
+        self._stopping.set()
+        self._look.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the shard is given up; False when that takes longer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something has been due for long and nothing was delivered."""
+        return time.monotonic() - self._progress > self._stuck_after_s
+
+    @property
+    def labels(self) -> Labels | None:
+        hold = self._hold
+        return hold.index.labels if hold is not None and self._is_open else None
+
+    def poll(self) -> None:
+        """Look at the index now."""
+        self._look.set()
+
+    def doubt(self, reason: Exception) -> None:
+        """Stop what is being done with the shard and recover."""
+        self._doubt = reason
+        self._look.set()
+
+    def take(self, batch: Parsed, meanwhile: Callable[[], None] | None = None) -> bool:
+        """Give a batch of request records to intake; False when the shard is not open.
+
+        `meanwhile` may be called while Redis is busy with the batch.
+        Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
+        """
+        hold = self._hold
+        if hold is None or not self._is_open:
+            return False  # read before the shard was opened anew
+        label = hold.index.labels.requests
+        if label < batch.start:
+            self._opened(self, label)  # something before it was not stored: read from there again
+            return False
+        try:
+            taken = hold.intake.store(batch, self._clock.latest_ms(), meanwhile)
+            self._account_for(hold, taken)
+        except Doubt as reason:
+            if self._hold is hold:
+                self.doubt(reason)
+            return False
+        return True
+
+    def _account_for(self, hold: Hold, taken: Taken) -> None:
+        self._metrics.taken(self.shard, taken)
+        self._metrics.positions(self.shard, hold.index.labels)
+        first_ms = taken.first_due_ms
+        if first_ms is not None and self._wake_up:
+            with self._lock:
+                if self._next_due_ms is None or first_ms < self._next_due_ms:
+                    self._next_due_ms = first_ms
+                    self._look.set()
+
+    def apply_while_opening(self, batch: Batch) -> Taken:
+        """What recovery calls for the requests that the index does not know yet."""
+        assert self._hold is not None
+        taken = self._hold.intake.apply(batch, self._clock.latest_ms())
+        self._account_for(self._hold, taken)
+        return taken
+
+    def _run(self) -> None:
+        again = Retrying(
+            wait=wait_random_exponential(multiplier=0.1, max=10),
+            stop=stop_when_event_set(self._stopping),
+            sleep=sleep_using_event(self._stopping),
+            reraise=True,
+        )
+        short_runs = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                again(self._open)
+                began = time.monotonic()
+                self._dispatch_until_doubt()
+            except Exception as reason:
+                if not self._stopping.is_set():
+                    self._explain(reason)
+            finally:
+                self._let_go()
+            short_runs = short_runs + 1 if time.monotonic() - began < SHORT_RUN_S else 0
+            self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
+        self._ended(self)
+
+    def _open(self) -> None:
+        began = time.monotonic()
+        try:
+            self._hold = self._take_hold(self)
+            recovered = self._hold.recovery.open()
+            self._hold.journal.close()  # seldom needed from now on
+            self._doubt = None
+            if self._stopping.is_set():
+                raise Doubt(f"{self.shard}: given up while it was being opened")
+            self._tick(self._hold)  # a shard that cannot deliver is not open
+        except Exception as reason:
+            self._explain(reason)
+            self._let_go()
+            raise
+        self._is_open = True
+        self._metrics.recovered(self.shard, recovered)
+        self._opened(self, self._hold.index.labels.requests)
+        self._log_opened(recovered, time.monotonic() - began, self._hold.index.labels)
+
+    def _log_opened(self, recovered: Recovered, took_s: float, labels: Labels) -> None:
+        logger.info(
+            "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
+            self.shard, took_s, labels.requests, labels.receipts, recovered.outcomes, recovered.void,
+        )  # fmt: skip
+
+    def _dispatch_until_doubt(self) -> None:
+        hold = self._hold
+        assert hold is not None
+        while not self._stopping.is_set():
+            self._look.clear()
+            with self._lock:
+                self._next_due_ms = (
+                    None  # so that intake wakes this thread for what the tick misses
+                )
+            if self._doubt is not None:
+                raise self._doubt
+            began = time.monotonic()
+            did = self._tick(hold)
+            if not did.is_full:
+                self._wait(did, began)
+
+    def _tick(self, hold: Hold) -> Dispatched:
+        did = hold.dispatch.tick(self._clock.earliest_ms())
+        now_ms = self._clock.earliest_ms()
+        if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
+            self._progress = time.monotonic()
+        self._metrics.dispatched(self.shard, did, now_ms)
+        self._metrics.positions(self.shard, hold.index.labels)
+        return did
+
+    def _wait(self, did: Dispatched, began: float) -> None:
+        """Until the next due time or the next poll, and never less than the gathering time."""
+        with self._lock:
+            known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
+            self._next_due_ms = min(known_ms, default=None)
+        self._stopping.wait(max(0.0, began + GATHER_S - time.monotonic()))
+        while not self._look.is_set():
+            wait_s = None
+            if self._wake_up and self._next_due_ms is not None:
+                wait_s = (self._next_due_ms - self._clock.earliest_ms()) / 1000
+                if wait_s <= 0:
+                    return
+            self._look.wait(wait_s)
+
+    def _explain(self, reason: Exception) -> None:
+        if isinstance(reason, Doubt):
+            logger.warning("%s; recovering", reason)
+        else:
+            logger.exception("%s: unexpected; recovering", self.shard)
+
+    def _let_go(self) -> None:
+        hold, self._hold = self._hold, None
+        was_open, self._is_open = self._is_open, False
+        if was_open:
+            self._doubted(self)
+        if hold is not None:
+            for part in hold.closing:
+                try:
+                    part.close()
+                except Exception:
+                    logger.exception("%s: closing failed; going on", self.shard)

@@ -1,0 +1,101 @@
+"""The second journal's records: what became of a shard's requests, one receipt per batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+Places = dict[str, list[tuple[int, int]]]
+"""`topic/partition` -> (request offset, offset there)."""
+
+VERSION = 1
+DOUBTFUL = 8
+"""How far back, in receipts, a void may reach; recovery never leaves more in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of requests, by their offset in the request topic.
+
+    delivered  -- where each message went
+    dead       -- undeliverable, expired, invalid: now dead letters, which `letters` locates
+    void       -- requests whose outcome in an earlier receipt did not come true: pending again
+    barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
+    gone       -- request offsets (from, up to) that retention removed before they were read
+    """
+
+    at_ms: int
+    delivered: Places = field(default_factory=dict)
+    dead: list[int] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
+    invalid: list[int] = field(default_factory=list)
+    letters: Places = field(default_factory=dict)
+    void: list[int] = field(default_factory=list)
+    barrier: bool = False
+    gone: tuple[int, int] | None = None
+
+    def removals(self) -> Iterator[int]:
+        """The requests that this receipt ends."""
+        for places in self.delivered.values():
+            for offset, _ in places:
+                yield offset
+        yield from self.dead
+        yield from self.expired
+        yield from self.invalid
+
+    def without(self, void: set[int]) -> Receipt:
+        """The same receipt, silent about the requests in `void`."""
+        if void.isdisjoint(self.removals()):
+            return self
+        return replace(
+            self,
+            delivered=_places_without(self.delivered, void),
+            letters=_places_without(self.letters, void),
+            dead=[offset for offset in self.dead if offset not in void],
+            expired=[offset for offset in self.expired if offset not in void],
+            invalid=[offset for offset in self.invalid if offset not in void],
+        )
+
+
+def encode(receipt: Receipt) -> bytes:
+    """The JSON of a receipt; absent parts take no room. Inverse of `decode`."""
+    value: dict[str, object] = {"v": VERSION, "at_ms": receipt.at_ms}
+    for name in _PARTS:
+        if part := getattr(receipt, name):
+            value[name] = part
+    return orjson.dumps(value)
+
+
+_PARTS = ("delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone")
+
+
+def decode(value: bytes | None) -> Receipt:
+    """Parse a receipt. Raises ValueError for anything that `encode` of this version did not write."""
+    found = orjson.loads(value or b"null")
+    if not isinstance(found, dict) or found.pop("v", None) != VERSION:
+        raise ValueError(f"not a receipt of version {VERSION}: {(value or b'')[:80]!r}")
+    try:
+        return Receipt(**found)
+    except TypeError as error:
+        raise ValueError(f"not a receipt: {error}: {(value or b'')[:80]!r}") from None
+
+
+def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:
+    """The receipts in order, each without the outcomes that a later one declared void."""
+    held: deque[tuple[int, Receipt]] = deque()
+    for offset, receipt in receipts:
+        if receipt.void:
+            void = set(receipt.void)
+            held = deque((o, earlier.without(void)) for o, earlier in held)
+        held.append((offset, receipt))
+        if len(held) > DOUBTFUL:
+            yield held.popleft()
+    yield from held
+
+
+def _places_without(places: Places, void: set[int]) -> Places:
+    kept = {at: [pair for pair in pairs if pair[0] not in void] for at, pairs in places.items()}
+    return {at: pairs for at, pairs in kept.items() if pairs}

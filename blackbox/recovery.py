@@ -1,0 +1,200 @@
+"""The third verb: make an index say again what the journals say, and take the shard over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from blackbox.doubt import Doubt, IndexFull
+from blackbox.intake import Taken
+from blackbox.plan import Batch, Labels
+from blackbox.receipt import DOUBTFUL, Receipt, settled
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.recovery")
+
+CHUNK = 5000
+TAIL = 100
+ROUNDS = DOUBTFUL - 2
+
+
+class Bounds(Protocol):
+    """First offset kept, and the next offset to be committed."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Index(Protocol):
+    """What recovery needs of a shard's index."""
+
+    @property
+    def labels(self) -> Labels: ...
+    def load(self) -> Labels | None: ...
+    def begin(self, labels: Labels) -> None: ...
+    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
+    def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
+
+
+class Writer(Protocol):
+    """What recovery needs of the shard's new producer."""
+
+    def open(self) -> None: ...
+    def begin(self) -> None: ...
+    def commit(self, receipt: Receipt) -> int: ...
+
+
+class Journal(Protocol):
+    """What recovery needs of the journals."""
+
+    def request_bounds(self) -> Bounds: ...
+    def receipt_bounds(self) -> Bounds: ...
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
+    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening a shard did: outcomes applied, outcomes found void, requests lost to retention."""
+
+    outcomes: int
+    void: int
+    gone: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours."""
+
+    shard: Shard
+    index: Index
+    journal: Journal
+    writer: Writer
+    confirm: Callable[[], None]
+    apply: Callable[[Batch], Taken]
+    now_ms: Callable[[], int]
+
+    def open(self) -> Recovered:
+        """Take the shard over, when an owner gets it and after every doubt.
+
+        1. still the owner? then fence every earlier one, and settle its open transaction;
+        2. read the end of the receipts: the last one is a witness, not a proof, so look for its
+           messages at the places it names;
+        3. commit a barrier: it proves ownership, and voids what was not found;
+        4. read the receipts up to the barrier and apply their removals; a record that came in
+           between is doubtful as well: go round again;
+        5. read the requests that the index does not know yet, as far as they go now: a cancel
+           that was applied before is applied again before anything is delivered.
+
+        Raises a Doubt when it cannot be finished: start over with a new index and writer.
+        """
+        self.confirm()  # 1
+        self.writer.open()
+        labels, gone = self._start()
+        label, void = self._barrier(labels, gone)  # 2, 3
+        applied = self._apply_receipts(labels.receipts, label)  # 4
+        self._catch_up()  # 5
+        return Recovered(applied, void, gone[1] - gone[0] if gone else 0)
+
+    def _start(self) -> tuple[Labels, tuple[int, int] | None]:
+        requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
+        labels = self.index.load()
+        if labels is None:
+            logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
+            self.index.begin(Labels(requests.start, receipts.start))
+            return self.index.labels, None
+        self._check_ahead(labels, requests, receipts)
+        if labels.receipts < receipts.start:
+            logger.error(
+                "%s: receipts %d to %d were removed by retention before they were read: their "
+                "requests may be delivered again; keep receipts as long as the request topic",
+                self.shard, labels.receipts, receipts.start - 1,
+            )  # fmt: skip
+        if labels.requests >= requests.start:
+            return labels, None
+        logger.error(
+            "%s: requests %d to %d were removed by retention before they were read: they are lost; "
+            "set retention.ms of %s above the longest countdown plus the longest outage",
+            self.shard, labels.requests, requests.start - 1, self.shard.topic,
+        )  # fmt: skip
+        return labels, (labels.requests, requests.start)
+
+    def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
+        if labels.requests > requests.end or labels.receipts > receipts.end:
+            raise Doubt(
+                f"{self.shard}: the index is at {labels}, beyond the journals' ends "
+                f"({requests.end}, {receipts.end}); were the topics deleted and created anew? Then "
+                f"stop the service, delete the receipts topic too, then the keys blackbox:"
+                f"{{{self.shard}}}:*, and start it: old receipts would end new requests"
+            )
+
+    def _barrier(self, labels: Labels, gone: tuple[int, int] | None) -> tuple[int, int]:
+        start = labels.receipts
+        void = 0
+        for attempt in range(ROUNDS):
+            bounds = self.journal.receipt_bounds()
+            end = bounds.end
+            tail = self._tail(max(start, bounds.start), end)
+            newest = tail[-1:] if attempt == 0 else tail
+            missing = self.journal.missing([r for _, r in newest if not r.barrier])
+            if missing:
+                logger.warning(
+                    "%s: the last receipt names %d messages that are not there; they stay pending",
+                    self.shard, len(missing),
+                )  # fmt: skip
+            void += len(missing)
+            barrier = Receipt(at_ms=self.now_ms(), void=missing, barrier=True, gone=gone)
+            self.writer.begin()
+            label = self.writer.commit(barrier)
+            start = end
+            if [at for at, _ in self.journal.receipts(end, label)] == [label - 1]:
+                return label, void
+        raise Doubt(f"{self.shard}: other owners kept writing receipts; starting over")
+
+    def _tail(self, start: int, end: int) -> list[tuple[int, Receipt]]:
+        """The last receipts; further back where there are none, as aborted ones leave only gaps."""
+        length = TAIL
+        while True:
+            first = max(start, end - length)
+            tail = list(self.journal.receipts(first, end))
+            if tail or first == start:
+                return tail
+            length *= 10
+
+    def _apply_receipts(self, start: int, label: int) -> int:
+        count = 0
+        start = max(start, self.journal.receipt_bounds().start)
+        for reached, removed in _chunked(settled(self.journal.receipts(start, label))):
+            known = self.index.caller_ids(removed)
+            self.index.settle({offset: known.get(offset) for offset in removed}, reached)
+            count += len(removed)
+        if self.index.labels.receipts != label:
+            self.index.settle({}, label)
+        return count
+
+    def _catch_up(self) -> None:
+        bounds = self.journal.request_bounds()
+        try:
+            if self.index.labels.requests < bounds.start:
+                self.apply(Batch(self.index.labels.requests, bounds.start, []))
+            for batch in self.journal.requests(self.index.labels.requests, bounds.end):
+                self.apply(batch)
+        except IndexFull as full:
+            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+
+
+def _chunked(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, list[int]]]:
+    """Removals of many receipts at once, each time with the label they reach."""
+    removed: list[int] = []
+    for offset, receipt in receipts:
+        removed.extend(receipt.removals())
+        if len(removed) >= CHUNK:
+            yield offset + 1, removed
+            removed = []
+    if removed:
+        yield offset + 1, removed

@@ -1,0 +1,174 @@
+"""What is asked: the values a request record becomes, and how a request is named.
+
+Pure: no I/O, no clock. Every instant is epoch milliseconds UTC (`_ms`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+from uuid import UUID
+
+Headers = list[tuple[str, bytes | None]]
+
+MAX_PARTITION = (1 << 20) - 1
+MAX_OFFSET = (1 << 62) - 1
+
+
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka allows a topic of this name."""
+    return name not in (".", "..") and _TOPIC_NAME.fullmatch(name) is not None
+
+
+class Shard(NamedTuple):
+    """One partition of one request topic; printed as `TB-3`."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def source(self, offset: int) -> str:
+        """Where a request was written, as the header `blackbox-source` says it: `TB/3@1234`."""
+        return f"{self.source_prefix}{offset}"
+
+    @property
+    def source_prefix(self) -> str:
+        return f"{self.topic}/{self.partition}@"
+
+
+class Record(NamedTuple):
+    """A record of a request topic as Kafka returned it; `timestamp_ms` is Kafka's.
+
+    `unreadable` says what of it could not be read at all (a header name that is no UTF-8).
+    """
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    unreadable: str | None = None
+
+
+class Reason(StrEnum):
+    """Why a request was not delivered; the fixed word in the header `blackbox-reason`."""
+
+    EMPTY = "empty"
+    NOT_JSON = "not-json"
+    NOT_AN_OBJECT = "not-an-object"
+    DUPLICATE_KEY = "duplicate-key"
+    UNKNOWN_FIELD = "unknown-field"
+    BAD_TOPIC = "bad-topic"
+    FORBIDDEN_TOPIC = "forbidden-topic"
+    BAD_MESSAGE = "bad-message"
+    BAD_DUE_TIME = "bad-due-time"
+    TOO_FAR = "too-far"
+    BAD_KEY = "bad-key"
+    BAD_HEADERS = "bad-headers"
+    BAD_ID = "bad-id"
+    BAD_CANCEL = "bad-cancel"
+    BAD_ENCODING = "bad-encoding"
+    BAD_EXPIRY = "bad-expiry"
+    UNKNOWN_TOPIC = "unknown-topic"
+    NOT_AUTHORIZED = "not-authorized"
+    UNREACHABLE = "unreachable"
+    TOO_LARGE = "too-large"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    PAYLOAD_LOST = "payload-lost"
+
+
+MAY_COME_BACK = frozenset({Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE})
+"""Reasons that lie with the target, which may take the message later."""
+
+UNDELIVERABLE = MAY_COME_BACK | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
+"""Reasons found while delivering a request that was valid when it was read."""
+
+
+class Request(NamedTuple):
+    """Deliver `message` to the topic `target` at `due_ms`."""
+
+    target: str
+    message: bytes | None
+    due_ms: int
+    key: bytes | None
+    headers: Headers
+    caller: str | None
+    caller_id: str | None
+    expires_ms: int | None
+
+
+class Cancel(NamedTuple):
+    """Do not deliver the pending request that was last made under `caller_id`."""
+
+    caller_id: str
+
+
+class Invalid(NamedTuple):
+    """A record that asks for nothing that can be done; `detail` names the value and the remedy."""
+
+    reason: Reason
+    detail: str
+
+
+@lru_cache(maxsize=4096)
+def id_prefix(shard: Shard) -> str:
+    """The part of a request id that its shard decides, the first 19 characters.
+
+    Raises ValueError for a partition above 1,048,575, which the id has no room for.
+    """
+    if not 0 <= shard.partition <= MAX_PARTITION:
+        raise ValueError(f"{shard}: partition must be 0 to {MAX_PARTITION} to fit into an id")
+    topic = int.from_bytes(hashlib.sha256(shard.topic.encode()).digest()[:5], "big")
+    high, low = divmod(shard.partition, 1 << 12)
+    front = f"{topic << 8 | high:012x}"
+    return f"{front[:8]}-{front[8:]}-8{low:03x}-"
+
+
+def request_id(shard: Shard, offset: int) -> str:
+    """The UUIDv8 (RFC 9562) of the request at this place; the same record, the same id.
+
+    40 bits of SHA-256 of the topic, 20 bits partition, 62 bits offset: the last 16 hex
+    digits without the variant bit are the request's member in the index.
+    """
+    if not 0 <= offset <= MAX_OFFSET:
+        raise ValueError(f"{shard}: offset {offset} must be 0 to {MAX_OFFSET} to fit into an id")
+    return id_prefix(shard) + id_suffix(offset)
+
+
+def id_suffix(offset: int) -> str:
+    """The part of a request id that its offset decides, the last 17 characters."""
+    return f"{offset >> 48 | 0x8000:04x}-{offset & 0xFFFF_FFFF_FFFF:012x}"
+
+
+def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
+    """The shard and offset an id names, given the request topics it may belong to.
+
+    Raises ValueError when `text` is no id of ours or belongs to none of the topics.
+    """
+    try:
+        parsed = UUID(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a UUID; expected an id as blackbox gives it") from None
+    if parsed.version != 8:
+        raise ValueError(f"{text!r} is a UUIDv{parsed.version}, not an id made by blackbox (v8)")
+    value = parsed.int
+    partition = (value >> 80 & 0xFF) << 12 | value >> 64 & 0xFFF
+    offset = value & MAX_OFFSET
+    for topic in topics:
+        if request_id(Shard(topic, partition), offset) == str(parsed):
+            return Shard(topic, partition), offset
+    raise ValueError(f"{text!r} belongs to none of the request topics {', '.join(topics)}")
+
+
+def member(offset: int) -> bytes:
+    """A request's name in its shard's index: 16 hex digits, so that text order is journal order."""
+    return b"%016x" % offset

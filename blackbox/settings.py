@@ -1,0 +1,162 @@
+"""Configuration: one environment variable `BLACKBOX_<NAME>` per field, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import javaproperties
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from blackbox.index.connection import pool
+from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.request import is_topic_name
+
+FORMATS = ("countdown",)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the text names each variable, its value and what is wanted."""
+
+
+def _topic(name: str) -> str:
+    if not is_topic_name(name):
+        raise ValueError("wanted: a topic name of 1 to 249 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def _request_topics(text: str) -> str:
+    for topic, contract in parse_request_topics(text).items():
+        _topic(topic)
+        if contract not in FORMATS:
+            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(FORMATS)}")
+        if topic.endswith(RECEIPTS_SUFFIX):
+            raise ValueError(f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which names receipts")
+    return text
+
+
+def parse_request_topics(text: str) -> dict[str, str]:
+    """`TB:countdown,other:countdown` -> topic by format. Raises ValueError when it reads otherwise."""
+    topics: dict[str, str] = {}
+    for part in text.split(","):
+        topic, colon, contract = part.strip().partition(":")
+        if not topic or not colon or not contract:
+            raise ValueError("wanted: a comma list of topic:format, like TB:countdown")
+        if topic in topics:
+            raise ValueError(f"the topic {topic!r} is named twice")
+        topics[topic] = contract
+    return topics
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    wanted = "wanted: redis://, rediss:// or unix://"
+    scheme, colon, _ = secret.get_secret_value().partition("://")
+    if not colon or scheme not in ("redis", "rediss", "unix"):
+        shown = repr(scheme) if colon and _SCHEME.fullmatch(scheme) else "missing"
+        raise ValueError(f"scheme {shown}; {wanted}")
+    try:
+        pool(secret.get_secret_value()).make_connection()
+    except (ValueError, TypeError):
+        # the cause may quote a piece of the password
+        raise ValueError(f"no address of Redis; {wanted}; in a password, write / as %2F") from None
+    return secret
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Secrets do not print."""
+
+    model_config = SettingsConfigDict(env_prefix="BLACKBOX_", extra="ignore", frozen=True)
+
+    kafka_bootstrap_servers: str = Field(min_length=1, description="brokers, host:port,…")
+    kafka_config: Path | None = Field(
+        None,
+        description=".properties file with librdkafka settings (TLS, SASL); wins over defaults",
+    )
+    redis_url: Annotated[SecretStr, AfterValidator(_redis_url)] = Field(
+        SecretStr("redis://localhost:6379/0"), description="redis://, rediss:// or unix://"
+    )
+    request_topics: Annotated[str, AfterValidator(_request_topics)] = Field(
+        "TB:countdown", description="comma list of topic:format"
+    )
+    dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
+        "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
+    )
+    group_id: str = Field(
+        "blackbox",
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="consumer group; prefix of transactional ids",
+    )
+    engine: Literal["process"] = Field("process", description="who runs the verbs")
+    delivery: Literal["exactly-once", "at-least-once"] = Field(
+        "exactly-once", description="with or without a Kafka transaction per batch"
+    )
+    poll_interval_ms: int = Field(
+        1000, ge=10, le=60_000, description="longest wait between two looks at the index"
+    )
+    wake_up: bool = Field(
+        True, description="also look at each next due time, not only every poll interval"
+    )
+    batch_limit: int = Field(1000, ge=1, le=10_000, description="most messages per tick and shard")
+    retries: int = Field(
+        5, ge=0, le=1000,
+        description="tries after the first at a target that is missing, 1, 2, 4 … 60 s apart",
+    )  # fmt: skip
+    grace_s: int = Field(
+        604_800, ge=3600, le=31_536_000, description="how long a payload outlives its due time"
+    )
+    max_countdown_s: int = Field(
+        34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
+    )
+    http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
+    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+
+    @property
+    def topics(self) -> Mapping[str, str]:
+        """Format by request topic."""
+        return parse_request_topics(self.request_topics)
+
+    @property
+    def retention_ms(self) -> int:
+        """How long journals must be kept so that nothing pending ever leaves them."""
+        return (self.max_countdown_s + self.grace_s) * 1000
+
+    def kafka_settings(self) -> dict[str, str]:
+        """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""
+        if self.kafka_config is None:
+            return {}
+        try:
+            with self.kafka_config.open() as file:
+                return dict(javaproperties.load(file))
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"BLACKBOX_KAFKA_CONFIG={self.kafka_config}: {error}; wanted: a readable "
+                ".properties file"
+            ) from None
+
+
+def load(**overrides: object) -> Settings:
+    """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = [_explain(dict(fault)) for fault in error.errors()]
+        raise SettingsError("\n".join(lines)) from None
+
+
+def _explain(fault: dict[str, object]) -> str:
+    location = fault["loc"]
+    assert isinstance(location, tuple)
+    name = str(location[0])
+    variable = f"BLACKBOX_{name.upper()}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        return f"{variable} is not set; wanted: {Settings.model_fields[name].description}"
+    value = (
+        "(hidden)" if name == "redis_url" else repr(os.environ.get(variable, fault.get("input")))
+    )
+    return f"{variable}={value}: {message}"

@@ -1,0 +1,56 @@
+"""Servers and worlds that tests share: one real Kafka and one real Redis for the whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
+from tests.world import World
+
+
+def missing(reason: str) -> None:
+    """A server that cannot be started skips on a laptop and fails in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[EmbeddedStack]:
+    """Kafka and Redis, started once."""
+    embedded = EmbeddedStack()
+    try:
+        embedded.start()
+    except EmbeddedError as error:
+        missing(str(error))
+    yield embedded
+    embedded.stop()
+
+
+@pytest.fixture
+def world(stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]:
+    """Topics of the test's own on the shared servers, and services that end with the test."""
+    with World(stack.kafka, stack.redis, tmp_path) as world:
+        yield world
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A Redis that the test may empty, cut or kill."""
+    redis = EmbeddedRedis(tmp_path / "redis")
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def fragile_world(
+    stack: EmbeddedStack, own_redis: EmbeddedRedis, tmp_path: Path
+) -> Iterator[World]:
+    """A world whose Redis is its own."""
+    with World(stack.kafka, own_redis, tmp_path) as world:
+        yield world

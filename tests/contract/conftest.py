@@ -1,0 +1,90 @@
+"""The same contract on two kinds of Redis: one inside this process, and a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fakeredis
+import pytest
+import redis
+
+from blackbox.embedded import EmbeddedError, EmbeddedRedis
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from tests.conftest import missing
+from tests.contract.held import GRACE_S, SHARD
+from tests.fakes import fake_connections
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A Redis to test against, and a client of its own that only looks."""
+
+    connections: Callable[[], redis.ConnectionPool]
+    client: redis.Redis
+
+    def cut(self) -> None:
+        """End every connection but the client's own."""
+        self.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
+
+
+def start_redis(redis_server: EmbeddedRedis) -> None:
+    try:
+        redis_server.start()
+    except EmbeddedError as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def real_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path_factory.mktemp("contract-redis"))
+    start_redis(server)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def real_backend(real_redis: EmbeddedRedis) -> Iterator[Backend]:
+    with redis.Redis.from_url(real_redis.url) as client:
+        client.flushall()
+        yield Backend(lambda: pool(real_redis.url), client)
+
+
+@pytest.fixture
+def fake_backend() -> Backend:
+    server = fakeredis.FakeServer(server_type="redis")
+    client: Any = fakeredis.FakeRedis(server=server)
+    return Backend(lambda: fake_connections(server), client)
+
+
+@pytest.fixture(params=["fake_backend", "real_backend"], ids=["fakeredis", "redis"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found: Backend = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def client(backend: Backend) -> redis.Redis:
+    return backend.client
+
+
+Opener = Callable[[], ShardIndex]
+
+
+@pytest.fixture
+def open_index(backend: Backend) -> Iterator[Opener]:
+    """Another owner's hold on the same shard; all of them are closed in the end."""
+    connections = backend.connections()
+    opened: list[ShardIndex] = []
+
+    def open_another() -> ShardIndex:
+        opened.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
+        opened[-1].load()
+        return opened[-1]
+
+    yield open_another
+    for index in opened:
+        index.close()
+    connections.disconnect()

@@ -1,0 +1,147 @@
+"""A Redis at its `maxmemory` takes no request in, yet what is due still leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from blackbox import entry as entries
+from blackbox.doubt import IndexFull, LabelsMoved
+from blackbox.embedded import EmbeddedRedis
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Labels
+from tests.contract.conftest import start_redis
+from tests.contract.held import GRACE_S, NOW_MS, SHARD, entry, held, store
+
+MESSAGE = b"x" * 2000
+BATCH = 100
+ROOM = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path_factory.mktemp("full"))
+    start_redis(server)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(own_server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def index(own_server: EmbeddedRedis, client: redis.Redis) -> Iterator[ShardIndex]:
+    connections = pool(own_server.url)
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.begin(Labels(0, 0))
+    yield index
+    index.close()
+    connections.disconnect()
+
+
+def store_batch(index: ShardIndex) -> None:
+    start = index.labels.requests
+    batch = {start + o: entry(message=MESSAGE, caller_id=f"c{start + o}") for o in range(BATCH)}
+    store(index, start, start + BATCH, batch)
+
+
+def store_batches(index: ShardIndex, count: int) -> None:
+    for _ in range(count):
+        store_batch(index)
+
+
+def fill(index: ShardIndex, client: redis.Redis) -> int:
+    """Leave Redis far above its limit, as another tenant of it may; returns the label `requests`."""
+    store_batch(index)
+    client.config_set("maxmemory", 1)
+    return index.labels.requests
+
+
+def test_a_full_redis_stores_nothing_of_a_batch(index: ShardIndex, client: redis.Redis) -> None:
+    end = fill(index, client)
+    before = held(client)
+
+    for _ in range(2):
+        with pytest.raises(IndexFull, match="Redis has no memory left"):
+            store_batch(index)
+
+    assert held(client) == before
+    assert before.labels == index.labels == Labels(end, 0)
+
+
+def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
+    end = fill(index, client)
+
+    due = index.due(NOW_MS, 10)
+    index.settle({offset: f"c{offset}" for offset, _ in due.entries}, 1)
+
+    assert [offset for offset, _ in due.entries] == list(range(10))
+    assert held(client).labels == index.labels == Labels(end, 1)
+    assert held(client).offsets() == list(range(10, end))
+    assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
+
+
+def test_deliveries_make_the_room_for_the_next_requests(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    used: int = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used + ROOM)
+    with pytest.raises(IndexFull):
+        store_batches(index, 100)
+    end = index.labels.requests
+
+    index.settle({offset: f"c{offset}" for offset in range(end)}, 1)
+    store_batch(index)
+
+    assert held(client).offsets() == list(range(end, end + BATCH))
+
+
+def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    end = fill(index, client)
+
+    index.settle({0: "c0", end: None, end + 100_000: None}, 1)
+
+    assert held(client).skip == {end, end + 100_000}
+    assert held(client).labels == Labels(end, 1)
+
+
+def test_a_zombie_removes_nothing_from_a_full_redis(
+    index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
+) -> None:
+    fill(index, client)
+    connections = pool(own_server.url)
+    following = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    following.load()
+    following.settle({}, 1)
+    before = held(client)
+
+    with pytest.raises(LabelsMoved):
+        index.settle({0: "c0"}, 1)
+
+    assert held(client) == before
+    following.close()
+    connections.disconnect()
+
+
+def test_what_cannot_be_delivered_now_is_put_off_in_a_full_redis_too(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    end = fill(index, client)
+    binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
+
+    index.defer({0: (NOW_MS + 60_000, binary)}, NOW_MS)
+
+    due = index.due(NOW_MS, end)
+    assert due.next_due_ms == NOW_MS + 60_000
+    assert [offset for offset, _ in due.entries] == list(range(1, end))
+    assert index.due(NOW_MS + 60_000, end).entries[-1] == (0, entries.encode(binary))

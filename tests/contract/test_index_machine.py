@@ -1,0 +1,331 @@
+"""Whatever happens to Redis, an index is what the journals say it is.
+
+The model is the definition: the requests below one label without the removals below the other,
+with replacements and cancels by caller id in journal order. Redis may be emptied or go back to an
+earlier state at any moment, and both journals may be replayed in any order and any portions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from blackbox.doubt import LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import refused_entry
+from blackbox.plan import Change, Labels
+from blackbox.request import Cancel, Invalid, Reason
+from tests.contract.conftest import Backend
+from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
+from tests.fakes import record
+
+NOW_MS = 100
+FIRST_OFFSETS = [0, 3, SKIP_SEGMENT - 4, SKIP_SEGMENT - 1, SKIP_SEGMENT]
+
+due_times = st.integers(-2, 12).map(lambda steps: NOW_MS + 10 * (steps - 5))
+caller_ids = st.sampled_from(["a", "b"])
+messages = st.binary(max_size=3)
+plain = st.builds(lambda message, due_ms: Entry("orders", message, due_ms), messages, due_times)
+named = st.builds(lambda entry, name: entry._replace(caller_id=name), plain, caller_ids)
+cancels = st.builds(Cancel, caller_ids)
+invalid = st.just(refused_entry(record(0), Invalid(Reason.NOT_JSON, "not JSON"), NOW_MS))
+changes = st.one_of(named, named, cancels, plain, invalid, st.none())
+batches = st.lists(changes, min_size=3, max_size=9)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an index holds by its definition."""
+
+    entries: dict[int, Entry]
+    holders: dict[str, int]
+    ahead: set[int]
+
+
+def content(first: int, requests: list[Change | None], labels: Labels, ended: set[int]) -> Content:
+    """The definition of an index, in the plainest words."""
+    entries: dict[int, Entry] = {}
+    holders: dict[str, int] = {}
+    for offset, change in enumerate(requests[: labels.requests - first], first):
+        if change is None:
+            continue
+        if change.caller_id is not None:
+            entries.pop(holders.pop(change.caller_id, -1), None)
+        if isinstance(change, Entry) and offset not in ended:
+            entries[offset] = change
+            if change.caller_id is not None:
+                holders[change.caller_id] = offset
+    return Content(entries, holders, {offset for offset in ended if offset >= labels.requests})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All keys of the shard as they were, and what had been put off by then."""
+
+    keys: dict[bytes, bytes]
+    put_off: dict[int, tuple[int, Entry]]
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """One owner after another does to an index what intake, dispatch and recovery do."""
+
+    backend: Backend
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client: Any = self.backend.client
+        self.client.flushall()
+        self.connections = self.backend.connections()
+        self.requests: list[Change | None] = []
+        self.receipts: list[list[int]] = []
+        self.put_off: dict[int, tuple[int, Entry]] = {}
+        self.snapshots: list[Snapshot] = []
+        self.zombies: list[ShardIndex] = []
+        self.index = self.next_owner()
+
+    def next_owner(self) -> ShardIndex:
+        index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
+        index.load()
+        return index
+
+    def teardown(self) -> None:
+        for index in (self.index, *self.zombies):
+            index.close()
+        self.connections.disconnect()
+
+    @initialize(first=st.sampled_from(FIRST_OFFSETS), asked=batches)
+    def begin(self, first: int, asked: list[Change | None]) -> None:
+        self.first = first
+        self.index.begin(Labels(first, 0))
+        self.callers_ask(asked, are_taken=True)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.requests)
+
+    def has_unread_receipts(self) -> bool:
+        return self.index.labels.receipts < len(self.receipts)
+
+    def has_unread_requests(self) -> bool:
+        return self.index.labels.requests < self.end
+
+    def can_deliver(self) -> bool:
+        return not self.has_unread_receipts() and bool(self.content().entries)
+
+    def content(self) -> Content:
+        labels = self.index.labels
+        ended = {offset for removed in self.receipts[: labels.receipts] for offset in removed}
+        found = content(self.first, self.requests, labels, ended)
+        entries = {o: self.put_off.get(o, (0, entry))[1] for o, entry in found.entries.items()}
+        return Content(entries, found.holders, found.ahead)
+
+    def due_order(self, entries: dict[int, Entry]) -> list[tuple[int, int]]:
+        scores = {o: self.put_off.get(o, (entry.due_ms, entry))[0] for o, entry in entries.items()}
+        return sorted((score, offset) for offset, score in scores.items())
+
+    # requests
+
+    @rule(asked=batches, are_taken=st.booleans())
+    def callers_ask(self, asked: list[Change | None], are_taken: bool) -> None:
+        self.requests += asked
+        if are_taken:
+            self.store(self.index.labels.requests, self.end)
+
+    @precondition(lambda self: self.has_unread_requests())
+    @rule(count=st.integers(1, 6), again=st.integers(0, 3))
+    def take_a_batch(self, count: int, again: int) -> None:
+        reached = self.index.labels.requests
+        start, end = max(self.first, reached - again), min(reached + count, self.end)
+        self.store(start, end)
+
+    @precondition(lambda self: self.index.labels.requests > self.first)
+    @rule(count=st.integers(1, 4))
+    def take_a_batch_a_second_time(self, count: int) -> None:
+        end = self.index.labels.requests
+        self.store(max(self.first, end - count), end)
+
+    def store(self, start: int, end: int) -> None:
+        batch = self.requests[start - self.first : end - self.first]
+        offsets = enumerate(batch, start)
+        kept = {offset: change for offset, change in offsets if change is not None}
+        store(self.index, start, end, kept, NOW_MS)
+
+    # outcomes
+
+    @precondition(lambda self: self.can_deliver())
+    @rule(data=st.data(), settles=st.booleans())
+    def deliver(self, data: st.DataObject, settles: bool) -> None:
+        entries = self.content().entries
+        removed = self.some_of(data, entries)
+        self.receipts.append(removed)
+        if settles:
+            self.index.settle({o: entries[o].caller_id for o in removed}, len(self.receipts))
+
+    @precondition(lambda self: self.can_deliver())
+    @rule(data=st.data(), asked=batches)
+    def deliver_while_requests_come_in(
+        self, data: st.DataObject, asked: list[Change | None]
+    ) -> None:
+        entries = self.content().entries
+        removed = self.some_of(data, entries)
+        self.requests += asked
+        self.store(self.index.labels.requests, self.end)
+        self.receipts.append(removed)
+        self.index.settle({o: entries[o].caller_id for o in removed}, len(self.receipts))
+
+    @precondition(lambda self: self.has_unread_receipts())
+    @rule(count=st.integers(1, 5))
+    def read_receipts(self, count: int) -> None:
+        start = self.index.labels.receipts
+        end = min(start + count, len(self.receipts))
+        removed = [offset for receipt in self.receipts[start:end] for offset in receipt]
+        known = self.index.caller_ids(removed)
+        self.index.settle({offset: known.get(offset) for offset in removed}, end)
+
+    @precondition(lambda self: self.content().entries)
+    @rule(data=st.data(), wait_ms=st.integers(0, 60), asked=batches)
+    def put_off_some(self, data: st.DataObject, wait_ms: int, asked: list[Change | None]) -> None:
+        entries = self.content().entries
+        later = {
+            offset: (NOW_MS + wait_ms, entries[offset]._replace(attempts=1))
+            for offset in self.some_of(data, entries)
+        }
+        self.callers_ask(asked, are_taken=True)
+        self.index.defer(later, NOW_MS)
+        self.put_off |= {o: later[o] for o in later.keys() & self.content().entries.keys()}
+
+    def some_of(self, data: st.DataObject, entries: dict[int, Entry]) -> list[int]:
+        return data.draw(st.lists(st.sampled_from(sorted(entries)), min_size=1, unique=True))
+
+    @precondition(lambda self: self.content().entries)
+    @rule(now_ms=due_times, limit=st.integers(1, 6))
+    def look(self, now_ms: int, limit: int) -> None:
+        entries = self.content().entries
+        order = self.due_order(entries)
+        ready = [offset for due_ms, offset in order if due_ms <= now_ms]
+        later = [due_ms for due_ms, _ in order if due_ms > now_ms]
+
+        due = self.index.due(now_ms, limit)
+
+        assert due.entries == list(stored({o: entries[o] for o in ready[:limit]}).items())
+        assert due.is_full == (len(ready) >= limit)
+        assert due.next_due_ms == (later[0] if later else None)
+        assert due.oldest_ms == (order[0][0] if order else None)
+        assert due.pending == len(entries)
+
+    # faults
+
+    @precondition(lambda self: self.can_deliver() and len(self.zombies) < 3)
+    @rule()
+    def another_owner(self) -> None:
+        self.zombies.append(self.index)
+        self.index = self.next_owner()
+
+    @precondition(lambda self: self.zombies)
+    @rule(data=st.data(), removed=st.lists(st.integers(0, 9), max_size=3))
+    def a_zombie_wakes_up(self, data: st.DataObject, removed: list[int]) -> None:
+        zombie = data.draw(st.sampled_from(self.zombies))
+        here, there = self.index.labels, zombie.labels
+        if here.receipts == there.receipts and here.requests >= there.requests:
+            return
+        for act in (
+            lambda: zombie.settle({self.first + o: None for o in removed}, there.receipts + 1),
+            lambda: zombie.defer({self.first: (NOW_MS, Entry("t", b"", NOW_MS))}, NOW_MS),
+            lambda: zombie.due(NOW_MS, 5),
+        ):
+            with pytest.raises(LabelsMoved):
+                act()
+
+    @precondition(lambda self: len(self.snapshots) < 4)
+    @rule()
+    def remember(self) -> None:
+        keys = {key: self.client.dump(key) for key in self.client.keys("*")}
+        self.snapshots.append(Snapshot(keys, dict(self.put_off)))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data())
+    def redis_goes_back(self, data: st.DataObject) -> None:
+        then = data.draw(st.sampled_from(self.snapshots))
+        self.client.flushall()
+        for key, value in then.keys.items():
+            self.client.restore(key, 0, value)
+        self.put_off = dict(then.put_off)
+        self.another_owner()
+
+    @precondition(lambda self: self.receipts)
+    @rule()
+    def redis_is_emptied(self) -> None:
+        self.client.flushall()
+        self.put_off = {}
+        self.another_owner()
+        assert self.index.load() is None
+        self.index.begin(Labels(self.first, 0))
+
+    @precondition(lambda self: self.has_unread_requests())
+    @rule()
+    def everything_is_replayed(self) -> None:
+        if self.has_unread_receipts():
+            self.read_receipts(len(self.receipts))
+        self.store(self.index.labels.requests, self.end)
+
+    # the proof
+
+    @invariant()
+    def the_index_is_what_the_journals_say(self) -> None:
+        found, expected = held(self.client), self.content()
+        ahead = {offset for offset in found.skip if offset >= self.index.labels.requests}
+
+        assert found.labels == self.index.labels
+        assert found == Held(
+            found.labels,
+            self.due_order(expected.entries),
+            stored(expected.entries),
+            expected.holders,
+            found.skip,
+        )
+        assert ahead == expected.ahead
+
+    @invariant()
+    def no_used_segment_is_left(self) -> None:
+        current = self.index.labels.requests // SKIP_SEGMENT
+        assert all(segment >= current for segment in segments(self.client))
+
+
+def prove(backend: Backend, examples: int) -> None:
+    class OnThisRedis(IndexMachine):
+        pass
+
+    OnThisRedis.backend = backend
+    run_state_machine_as_test(
+        OnThisRedis,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_an_index_equals_its_journals_after_any_history(fake_backend: Backend) -> None:
+    prove(fake_backend, examples=120)
+
+
+def test_an_index_in_a_real_redis_equals_its_journals_after_any_history(
+    real_backend: Backend,
+) -> None:
+    prove(real_backend, examples=30)

@@ -1,0 +1,159 @@
+"""What operators can ask of a shard's index, on every kind of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded.ports import free_port
+from blackbox.index.inspector import Inspector, Pending, Standing
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Labels
+from blackbox.request import Shard, member
+from tests.contract.conftest import Backend, Opener, start_redis
+from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
+
+NOTHING = Standing(None, 0, 0, None, None)
+
+
+@pytest.fixture
+def inspector(backend: Backend) -> Iterator[Inspector]:
+    connections = backend.connections()
+    inspector = Inspector(redis.Redis(connection_pool=connections))
+    yield inspector
+    inspector.close()
+    connections.disconnect()
+
+
+@pytest.fixture
+def index(open_index: Opener) -> ShardIndex:
+    """An index with its labels at 10 and 0, and nothing in it."""
+    index = open_index()
+    index.begin(Labels(10, 0))
+    return index
+
+
+def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING
+    assert inspector.look_up(SHARD, 0) is None
+    assert inspector.offset_of(SHARD, "order-1") is None
+
+
+def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
+    inspector.standing(SHARD, NOW_MS)
+    inspector.look_up(SHARD, 0)
+    inspector.offset_of(SHARD, "order-1")
+    assert client.dbsize() == 0
+
+
+def test_an_index_that_was_begun_shows_its_labels(inspector: Inspector, index: ShardIndex) -> None:
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(labels=Labels(10, 0))
+
+
+def test_the_standing_tells_what_is_due_and_what_comes_next(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    dues_ms = [NOW_MS + 500, NOW_MS - 7000, NOW_MS, NOW_MS + 20]
+    store(index, 10, 14, {10 + at: entry(due_ms) for at, due_ms in enumerate(dues_ms)})
+    assert inspector.standing(SHARD, NOW_MS) == Standing(
+        Labels(14, 0), pending=4, due_now=2, oldest_due_ms=NOW_MS - 7000, next_due_ms=NOW_MS + 20
+    )
+
+
+def test_a_due_time_before_1970_counts_as_due(inspector: Inspector, index: ShardIndex) -> None:
+    store(index, 10, 11, {10: entry(-5)})
+    standing = inspector.standing(SHARD, NOW_MS)
+    assert (standing.due_now, standing.oldest_due_ms) == (1, -5)
+
+
+def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
+    store(index, 10, 11, {10: entry(caller_id="order-1")})
+    other = Shard(SHARD.topic, SHARD.partition + 1)
+    assert inspector.standing(other, NOW_MS) == NOTHING
+    assert inspector.look_up(other, 10) is None
+    assert inspector.offset_of(other, "order-1") is None
+
+
+def test_a_pending_request_is_found_by_its_offset(inspector: Inspector, index: ShardIndex) -> None:
+    asked = entry(NOW_MS + 90_000, message=b"\x00\n\xff")
+    store(index, 10, 11, {10: asked})
+    assert inspector.look_up(SHARD, 10) == Pending(NOW_MS + 90_000, asked._replace(headers=[]))
+
+
+def test_a_request_put_off_shows_when_it_is_tried_again(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    store(index, 10, 11, {10: entry(NOW_MS)})
+    index.defer({10: (NOW_MS + 4000, entry(NOW_MS)._replace(attempts=3))}, NOW_MS)
+    found = inspector.look_up(SHARD, 10)
+    assert found is not None
+    assert found.entry is not None
+    assert (found.at_ms, found.entry.due_ms, found.entry.attempts) == (NOW_MS + 4000, NOW_MS, 3)
+
+
+def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardIndex) -> None:
+    store(index, 10, 11, {10: entry(caller_id="order-1")})
+    index.settle({10: "order-1"}, 1)
+    assert inspector.look_up(SHARD, 10) is None
+    assert inspector.offset_of(SHARD, "order-1") is None
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(labels=Labels(11, 1))
+
+
+def test_a_request_whose_payload_is_gone_is_found_without_it(
+    inspector: Inspector, index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 10, 11, {10: entry(NOW_MS)})
+    client.delete(PREFIX.encode() + b"msg:" + member(10))
+    assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
+
+
+def test_a_caller_id_names_the_latest_request_made_under_it(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    store(index, 10, 11, {10: entry(caller_id="Bestellung 1 ü")})
+    assert inspector.offset_of(SHARD, "Bestellung 1 ü") == 10
+    store(index, 11, 12, {11: entry(caller_id="Bestellung 1 ü")})
+    assert inspector.offset_of(SHARD, "Bestellung 1 ü") == 11
+
+
+def test_a_full_redis_still_answers(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path, settings={"maxmemory": "64mb"})
+    start_redis(server)
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            client.zadd(PREFIX + "due", {member(10): NOW_MS})
+            client.set("other", "x" * 1_000_000)
+            client.config_set("maxmemory", "1mb")
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                client.set("more", "x")
+            inspector = Inspector(client)
+            assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
+            assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
+    finally:
+        server.stop()
+
+
+def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
+    client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
+    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'1'"):
+        inspector.standing(SHARD, NOW_MS)
+
+
+QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
+    "standing": lambda inspector: inspector.standing(SHARD, NOW_MS),
+    "look_up": lambda inspector: inspector.look_up(SHARD, 10),
+    "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
+}
+
+
+@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_redis_that_does_not_answer_is_a_doubt(ask: Callable[[Inspector], Any]) -> None:
+    inspector = Inspector.of(f"redis://127.0.0.1:{free_port()}/0")
+    with pytest.raises(IndexLost, match="Redis does not answer"):
+        ask(inspector)

@@ -1,0 +1,644 @@
+"""The contract of a shard's index, on every kind of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox import entry as entries
+from blackbox.doubt import IndexLost, LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
+from blackbox.plan import Change, Labels, Plan
+from blackbox.request import Cancel, Shard, member
+from tests.contract.conftest import Backend, Opener
+from tests.contract.held import (
+    GRACE_S,
+    NOW_MS,
+    PREFIX,
+    Held,
+    entry,
+    held,
+    segments,
+    store,
+    stored,
+)
+
+MANY = 2500
+Verb = Callable[[ShardIndex], object]
+
+VERBS: dict[str, Verb] = {
+    "store": lambda index: store(index, 10, 12, {10: entry(), 11: Cancel("order-1")}),
+    "due": lambda index: index.due(NOW_MS, 10),
+    "settle": lambda index: index.settle({0: None, 1: "order-1", 99: None}, 8),
+    "defer": lambda index: index.defer({0: (NOW_MS + 1, entry())}, NOW_MS),
+}
+verbs = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+
+
+@pytest.fixture
+def index(open_index: Opener) -> ShardIndex:
+    """An index whose journals are at their start."""
+    index = open_index()
+    index.begin(Labels(0, 0))
+    return index
+
+
+def begun(open_index: Opener, labels: Labels, changes: dict[int, Change]) -> ShardIndex:
+    index = open_index()
+    index.begin(Labels(0, 0))
+    store(index, 0, labels.requests, changes)
+    index.settle({}, labels.receipts)
+    return index
+
+
+def set_labels(client: redis.Redis, labels: Labels | None) -> None:
+    state = PREFIX + "state"
+    if labels is None:
+        client.delete(state)
+    else:
+        client.hset(state, mapping={"requests": labels.requests, "receipts": labels.receipts})
+
+
+# labels
+
+
+def test_an_index_nobody_began_has_no_labels(open_index: Opener) -> None:
+    assert open_index().load() is None
+
+
+def test_the_next_owner_sees_the_labels_of_the_last(open_index: Opener) -> None:
+    open_index().begin(Labels(7, 3))
+
+    following = open_index()
+
+    assert (following.load(), following.labels) == (Labels(7, 3), Labels(7, 3))
+
+
+def test_an_index_is_begun_only_once(index: ShardIndex, open_index: Opener) -> None:
+    with pytest.raises(LabelsMoved, match="expected an empty index, found"):
+        open_index().begin(Labels(5, 5))
+
+    assert index.load() == Labels(0, 0)
+
+
+def test_an_index_of_another_format_is_refused_with_the_remedy(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    client.hset(PREFIX + "state", "format", "9")
+
+    for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
+        with pytest.raises(ValueError, match=r"format b'9'; this version reads b'1': run the"):
+            verb()
+
+
+@verbs
+@pytest.mark.parametrize(
+    "found", [None, Labels(9, 7), Labels(10, 6), Labels(10, 8)],
+    ids=["absent", "requests lower", "receipts lower", "receipts higher"],
+)  # fmt: skip
+def test_labels_that_moved_stop_every_verb_and_change_nothing(
+    open_index: Opener, client: redis.Redis, verb: Verb, found: Labels | None
+) -> None:
+    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    set_labels(client, found)
+    before = held(client)
+
+    for _ in range(2):
+        with pytest.raises(LabelsMoved):
+            verb(index)
+
+    assert held(client) == before
+
+
+def test_an_intake_elsewhere_does_not_stop_dispatch(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    store(open_index(), 0, 2, {0: entry(), 1: entry()})
+
+    assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0, 1]
+    index.defer({1: (NOW_MS + 5, entry())}, NOW_MS)
+    index.settle({0: None}, 4)
+    assert held(client).labels == Labels(2, 4)
+    assert held(client).due == [(NOW_MS + 5, 1)]
+
+
+def test_a_batch_that_another_owner_stored_is_not_stored_again(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    store(open_index(), 0, 2, {0: entry(), 1: entry()})
+    before = held(client)
+
+    assert store(index, 0, 2, {0: entry(1), 1: entry(1)}) == Plan()
+    assert held(client) == before
+    assert index.labels == Labels(2, 0)
+
+
+@verbs
+def test_a_zombie_changes_nothing_once_the_next_owner_has_settled(
+    open_index: Opener, client: redis.Redis, verb: Verb
+) -> None:
+    zombie = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    open_index().settle({0: None}, 9)
+    before = held(client)
+
+    with pytest.raises(LabelsMoved):
+        verb(zombie)
+
+    assert held(client) == before
+
+
+def test_shards_do_not_see_each_other(index: ShardIndex, backend: Backend) -> None:
+    connections = backend.connections()
+    neighbour = ShardIndex(Shard("TB", 33), connections, grace_s=GRACE_S)
+    store(index, 0, 1, {0: entry()})
+
+    assert neighbour.load() is None
+    neighbour.begin(Labels(0, 0))
+    assert neighbour.due(NOW_MS, 10).entries == []
+    neighbour.close()
+    connections.disconnect()
+
+
+# store
+
+
+def test_what_is_stored_comes_back_when_it_is_due(index: ShardIndex, client: redis.Redis) -> None:
+    change = Entry("orders", b"line\nline \xff", NOW_MS, b"k", [("h", b"\xfe")], "shop", "order-1")
+
+    plan = store(index, 0, 1, {0: change})
+
+    assert plan.puts == {0: change}
+    assert held(client) == Held(
+        Labels(1, 0), [(NOW_MS, 0)], stored({0: change}), {"order-1": 0}, set()
+    )
+    assert index.due(NOW_MS, 10).entries == [(0, entries.encode(change))]
+    assert index.due(NOW_MS - 1, 10).entries == []
+
+
+def test_gaps_in_the_offsets_are_passed_over(index: ShardIndex, client: redis.Redis) -> None:
+    store(index, 0, 100, {7: entry(), 93: entry()})
+    store(index, 100, 120, {})
+
+    assert held(client).offsets() == [7, 93]
+    assert index.labels == held(client).labels == Labels(120, 0)
+
+
+def test_the_same_batch_again_changes_nothing(index: ShardIndex, client: redis.Redis) -> None:
+    batch: dict[int, Change] = {
+        0: entry(caller_id="a"),
+        1: entry(caller_id="a"),
+        2: entry(caller_id="b"),
+        3: Cancel("b"),
+    }
+    store(index, 0, 4, batch)
+    before = held(client)
+
+    assert store(index, 0, 4, batch) == Plan()
+    assert held(client) == before
+
+
+def test_of_a_batch_partly_stored_before_only_the_rest_is_stored(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: Cancel("a")})
+
+    plan = store(index, 0, 4, {0: entry(caller_id="a"), 1: Cancel("a"), 2: entry(), 3: entry()})
+
+    assert (sorted(plan.puts), plan.cancelled) == ([2, 3], 0)
+    assert held(client).offsets() == [2, 3]
+    assert held(client).labels == Labels(4, 0)
+
+
+def test_a_batch_beyond_the_label_is_refused(index: ShardIndex, client: redis.Redis) -> None:
+    store(index, 0, 2, {0: entry()})
+
+    with pytest.raises(LabelsMoved, match=r"read from 3, index at .*requests=2"):
+        store(index, 3, 4, {3: entry()})
+
+    assert held(client).offsets() == [0]
+
+
+def test_a_payload_outlives_its_due_time_by_the_grace(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    due_in_s = {0: 90, 1: 0, 2: -3600, 3: 40_000_000}
+    store(index, 0, 4, {o: entry(NOW_MS + s * 1000) for o, s in due_in_s.items()})
+
+    for offset, seconds in due_in_s.items():
+        left_s: Any = client.ttl(f"{PREFIX}msg:{member(offset).decode()}")
+        assert 0 <= max(0, seconds) + GRACE_S - left_s <= 5
+
+
+def test_a_payload_due_within_a_second_has_the_whole_grace(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry(NOW_MS + 1)})
+
+    left_ms: Any = client.pttl(f"{PREFIX}msg:{member(0).decode()}")
+    assert left_ms > GRACE_S * 1000 - 1000 + 1
+
+
+def test_batches_of_any_size_are_stored_and_removed(index: ShardIndex, client: redis.Redis) -> None:
+    store(index, 0, MANY, {o: entry(NOW_MS + o, caller_id=f"order-{o}") for o in range(MANY)})
+    assert held(client).offsets() == list(range(MANY))
+    assert len(held(client).holders) == MANY
+
+    due = index.due(NOW_MS + MANY, MANY * 2)
+    assert [offset for offset, _ in due.entries] == list(range(MANY))
+    assert None not in [payload for _, payload in due.entries]
+
+    store(index, MANY, MANY + 1200, {MANY + o: Cancel(f"order-{o}") for o in range(1200)})
+    known = index.caller_ids(range(1000, MANY + 500))
+    assert known == {o: f"order-{o}" for o in range(1200, MANY)}
+    index.settle({o: known.get(o) for o in range(1200, MANY)}, 5)
+    assert held(client) == Held(Labels(MANY + 1200, 5), [], {}, {}, set())
+
+
+# replace and cancel
+
+
+def test_a_cancel_ends_the_request_of_an_earlier_batch(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="b")})
+
+    plan = store(index, 2, 3, {2: Cancel("a")})
+
+    assert (plan.cancelled, plan.removals) == (1, [0])
+    assert held(client).offsets() == [1]
+    assert list(held(client).payloads) == [1]
+    assert held(client).holders == {"b": 1}
+
+
+def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: redis.Redis) -> None:
+    plan = store(index, 0, 2, {0: entry(caller_id="a"), 1: Cancel("a")})
+
+    assert plan.cancelled == 1
+    assert held(client) == Held(Labels(2, 0), [], {}, {}, set())
+
+
+def test_a_cancel_of_nothing_changes_nothing(index: ShardIndex, client: redis.Redis) -> None:
+    assert store(index, 0, 1, {0: Cancel("a")}).cancelled == 0
+    store(index, 1, 2, {1: entry(caller_id="a")})
+
+    assert held(client).offsets() == [1]
+
+
+def test_a_request_under_the_same_caller_id_replaces_the_earlier_one(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    across = store(index, 1, 2, {1: entry(caller_id="a")})
+    within = store(index, 2, 4, {2: entry(caller_id="a"), 3: entry(caller_id="a")})
+
+    assert (across.replaced, within.replaced) == (1, 2)
+    assert held(client).offsets() == [3]
+    assert list(held(client).payloads) == [3]
+    assert held(client).holders == {"a": 3}
+
+
+def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    index.settle({0: "a"}, 1)
+    plan = store(index, 1, 3, {1: Cancel("a"), 2: entry(caller_id="a")})
+
+    assert (plan.cancelled, plan.replaced) == (0, 0)
+    assert held(client).offsets() == [2]
+    assert held(client).holders == {"a": 2}
+
+
+# settle
+
+
+def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: redis.Redis) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="b")})
+
+    index.settle({0: "a"}, 1)
+
+    assert held(client) == Held(
+        Labels(2, 1), [(NOW_MS, 1)], stored({1: entry(caller_id="b")}), {"b": 1}, set()
+    )
+    assert index.labels == Labels(2, 1)
+
+
+def test_a_delivery_frees_the_caller_id_only_of_its_latest_request(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="a")})
+
+    index.settle({0: "a"}, 1)
+
+    assert held(client).holders == {"a": 1}
+    assert store(index, 2, 3, {2: Cancel("a")}).cancelled == 1
+
+
+def test_the_same_outcomes_again_change_nothing(index: ShardIndex, client: redis.Redis) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="b")})
+    index.settle({0: "a"}, 1)
+    before = held(client)
+
+    index.settle({0: "a"}, 1)
+
+    assert held(client) == before
+
+
+# removals read before their requests
+
+
+@pytest.mark.parametrize(
+    "offset", [0, 1, 7, 8, SKIP_SEGMENT - 1, SKIP_SEGMENT, SKIP_SEGMENT + 1, 3 * SKIP_SEGMENT]
+)
+def test_a_request_whose_removal_was_read_first_is_not_stored(
+    index: ShardIndex, client: redis.Redis, offset: int
+) -> None:
+    index.settle({offset: None}, 1)
+    assert held(client).skip == {offset}
+    store(index, 0, max(0, offset - 2), {})
+
+    around = range(max(0, offset - 2), offset + 3)
+    store(index, around.start, around.stop, {o: entry() for o in around})
+
+    assert held(client).offsets() == [o for o in around if o != offset]
+
+
+def test_removals_on_both_sides_of_the_label_go_where_they_belong(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+
+    index.settle({1: None, 2: None, SKIP_SEGMENT: None}, 4)
+
+    assert held(client).offsets() == [0]
+    assert held(client).skip == {2, SKIP_SEGMENT}
+
+
+def test_a_batch_across_a_segment_border_minds_both_segments(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    removed = [SKIP_SEGMENT - 2, SKIP_SEGMENT, SKIP_SEGMENT + 2]
+    index.settle(dict.fromkeys(removed), 1)
+
+    around = range(SKIP_SEGMENT - 3, SKIP_SEGMENT + 4)
+    store(index, 0, around.stop, {o: entry() for o in around})
+
+    assert held(client).offsets() == [o for o in around if o not in removed]
+
+
+def test_used_segments_are_dropped_and_the_current_one_kept(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    index.settle(dict.fromkeys(segment * SKIP_SEGMENT + 5 for segment in range(5)), 1)
+    assert segments(client) == {0, 1, 2, 3, 4}
+
+    store(index, 0, SKIP_SEGMENT - 1, {})
+    assert segments(client) == {0, 1, 2, 3, 4}
+    store(index, SKIP_SEGMENT - 1, SKIP_SEGMENT, {})
+    assert segments(client) == {1, 2, 3, 4}
+    store(index, SKIP_SEGMENT, 3 * SKIP_SEGMENT + 4, {})
+    assert segments(client) == {3, 4}
+
+    last = 3 * SKIP_SEGMENT + 5
+    store(index, last - 1, last + 2, {o: entry() for o in (last - 1, last, last + 1)})
+    assert held(client).offsets() == [last - 1, last + 1]
+
+
+def test_a_request_read_after_its_removal_still_ends_the_one_it_replaced(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    index.settle({1: None, 3: None}, 1)
+
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    store(index, 1, 2, {1: entry(caller_id="a")})
+    store(index, 2, 4, {2: entry(caller_id="b"), 3: entry(caller_id="b")})
+
+    assert held(client) == Held(Labels(4, 1), [], {}, {}, {1, 3})
+
+
+# defer
+
+
+def test_a_request_put_off_is_due_later_and_in_its_new_form(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
+    later = entry(caller_id="a")._replace(attempts=1)
+
+    index.defer({0: (NOW_MS + 4000, later)}, NOW_MS)
+
+    assert held(client).due == [(NOW_MS, 1), (NOW_MS + 4000, 0)]
+    assert held(client).payloads[0] == entries.encode(later)
+    assert held(client).holders == {"a": 0}
+    assert held(client).labels == index.labels == Labels(2, 0)
+    left_s: Any = client.ttl(f"{PREFIX}msg:{member(0).decode()}")
+    assert left_s > GRACE_S
+
+
+def test_putting_off_does_not_bring_a_cancelled_request_back(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: Cancel("a")})
+
+    index.defer({0: (NOW_MS + 1, entry(caller_id="a")), 1: (NOW_MS + 1, entry())}, NOW_MS)
+
+    assert held(client).due == [(NOW_MS + 1, 1)]
+    assert list(held(client).payloads) == [1]
+
+
+# due
+
+
+def test_requests_come_in_the_order_they_are_due_then_in_journal_order(
+    index: ShardIndex,
+) -> None:
+    due_ms = {0: NOW_MS, 1: NOW_MS - 1, 2: NOW_MS, 3: NOW_MS - 1, 15: NOW_MS, 16: NOW_MS, 256: 0}
+    store(index, 0, 257, {offset: entry(at_ms) for offset, at_ms in due_ms.items()})
+
+    assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [256, 1, 3, 0, 2, 15, 16]
+
+
+def test_negative_and_huge_due_times_keep_their_order(index: ShardIndex) -> None:
+    store(index, 0, 4, {0: entry(2**53), 1: entry(-5), 2: entry(0), 3: entry(-(2**53))})
+
+    due = index.due(NOW_MS, 10)
+
+    assert [offset for offset, _ in due.entries] == [3, 1, 2]
+    assert (due.next_due_ms, due.oldest_ms) == (2**53, -(2**53))
+
+
+def test_a_look_says_what_is_left(index: ShardIndex) -> None:
+    nothing = index.due(NOW_MS, 2)
+    store(index, 0, 4, {o: entry(NOW_MS - 10 + o) for o in range(3)} | {3: entry(NOW_MS + 70)})
+    full, all_of_it = index.due(NOW_MS, 2), index.due(NOW_MS, 4)
+
+    assert nothing == ([], False, None, None, 0)
+    assert [offset for offset, _ in full.entries] == [0, 1]
+    assert (full.is_full, full.pending, full.oldest_ms) == (True, 4, NOW_MS - 10)
+    assert [offset for offset, _ in all_of_it.entries] == [0, 1, 2]
+    assert (all_of_it.is_full, all_of_it.next_due_ms) == (False, NOW_MS + 70)
+
+
+def test_a_look_during_a_change_is_taken_again(
+    index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(index, 0, 1, {0: entry()})
+    run, looks = index._session.run, 0
+
+    def changed_in_between(packed: Any, replies: int) -> Any:
+        nonlocal looks
+        answers = run(packed, replies)
+        if replies > 1:
+            looks += 1
+            if looks == 1:
+                answers[-1] = [b"1", b"1", b"1", b"9"]
+                answers[1] = []
+        return answers
+
+    monkeypatch.setattr(index._session, "run", changed_in_between)
+
+    assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0]
+    assert looks == 2
+
+
+def test_a_batch_is_bounded_by_bytes_and_the_rest_comes_next(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    large = b"x" * (1 << 20)
+    store(index, 0, 20, {offset: entry(message=large) for offset in range(20)})
+    receipts, delivered = 0, []
+    while (due := index.due(NOW_MS, 1000)).entries:
+        assert sum(len(payload or b"") for _, payload in due.entries) <= MAX_BATCH_BYTES
+        offsets = [offset for offset, _ in due.entries]
+        assert due.is_full is (len(offsets) < due.pending)
+        receipts += 1
+        index.settle(dict.fromkeys(offsets), receipts)
+        delivered += offsets
+
+    assert (delivered, receipts) == (list(range(20)), 2)
+
+
+def test_a_message_larger_than_a_batch_comes_alone(index: ShardIndex) -> None:
+    too_large = b"x" * (MAX_BATCH_BYTES + 1)
+    store(index, 0, 3, {0: entry(message=too_large), 1: entry(), 2: entry()})
+
+    due = index.due(NOW_MS, 1000)
+
+    assert [offset for offset, _ in due.entries] == [0]
+    assert due.is_full
+
+
+def test_small_messages_come_whole_after_a_large_one_was_seen(index: ShardIndex) -> None:
+    store(index, 0, 1, {0: entry(message=b"x" * (1 << 20))})
+    index.settle({0: None}, 1)
+    store(index, 1, 1001, {offset: entry() for offset in range(1, 1001)})
+
+    due = index.due(NOW_MS, 1000)
+
+    assert len(due.entries) == 1000
+    assert all(due.entries)
+
+
+def test_a_payload_that_is_gone_is_named_and_not_passed_over(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    client.delete(f"{PREFIX}msg:{member(0).decode()}")
+
+    assert index.due(NOW_MS, 10).entries == [(0, None), (1, entries.encode(entry()))]
+
+
+def test_a_request_that_ends_during_the_look_is_not_a_lost_payload(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
+    intake, read_payloads = open_index(), index._mget
+
+    def cancelled_meanwhile(names: Any) -> Any:
+        store(intake, 2, 3, {2: Cancel("a")})
+        return read_payloads(names)
+
+    monkeypatch.setattr(index, "_mget", cancelled_meanwhile)
+
+    assert index.due(NOW_MS, 10).entries == [(1, entries.encode(entry()))]
+
+
+def store_beyond_the_label(index: ShardIndex) -> None:
+    with pytest.raises(LabelsMoved):
+        store(index, 11, 12, {})
+
+
+GIVEN_UP: dict[str, Verb] = {
+    "a batch stored before": lambda index: store(index, 0, 2, {}),
+    "nothing left to put off": lambda index: index.defer({9: (NOW_MS, entry())}, NOW_MS),
+    "a batch beyond the label": store_beyond_the_label,
+}
+
+
+@verbs
+@pytest.mark.parametrize("give_up", GIVEN_UP.values(), ids=GIVEN_UP)
+def test_a_change_that_was_given_up_does_not_spoil_the_next_one(
+    open_index: Opener, verb: Verb, give_up: Verb
+) -> None:
+    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    give_up(index)
+    open_index().defer({1: (NOW_MS - 1, entry(caller_id="order-1"))}, NOW_MS)
+
+    verb(index)
+
+
+# caller ids
+
+
+def test_caller_ids_of_pending_requests_are_known(index: ShardIndex) -> None:
+    store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(caller_id="b"), 2: entry()})
+    index.settle({1: "b"}, 1)
+
+    assert index.caller_ids([0, 1, 2, 3]) == {0: "a", 2: None}
+    assert index.caller_ids([]) == {}
+
+
+def test_without_any_caller_id_no_payload_is_read(index: ShardIndex) -> None:
+    store(index, 0, 1, {0: entry()})
+
+    assert index.caller_ids([0]) == {}
+
+
+# the connection
+
+ALL: dict[str, Verb] = {
+    **VERBS,
+    "load": lambda index: index.load(),
+    "begin": lambda index: index.begin(Labels(0, 0)),
+    "caller_ids": lambda index: index.caller_ids([0]),
+}
+
+
+@pytest.mark.parametrize("verb", ALL.values(), ids=ALL)
+def test_a_lost_connection_is_noticed_and_never_opened_again(
+    open_index: Opener, backend: Backend, verb: Verb
+) -> None:
+    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    before = held(backend.client)
+    backend.cut()
+
+    for _ in range(2):
+        with pytest.raises(IndexLost, match="the connection to Redis was lost"):
+            verb(index)
+
+    assert held(backend.client) == before
+    assert open_index().labels == Labels(10, 7)
+
+
+@pytest.mark.parametrize("verb", ALL.values(), ids=ALL)
+def test_an_index_given_up_is_not_used_again(index: ShardIndex, verb: Verb) -> None:
+    index.close()
+    index.close()
+
+    with pytest.raises(IndexLost):
+        verb(index)

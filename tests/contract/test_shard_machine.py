@@ -1,0 +1,387 @@
+"""Whatever fails between Kafka, Redis and the owners of a shard, every request has one outcome.
+
+The three verbs and the index are the real ones. Kafka is played here: transactions that abort,
+whose outcome stays unknown, or that tear (the receipt is there, its messages are not), and owners
+that stop anywhere and wake up later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from blackbox.dispatch import LONGEST_RETRY_MS, Dispatch
+from blackbox.doubt import Doubt, Fenced, JournalLost
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.outgoing import Outgoing
+from blackbox.plan import Batch
+from blackbox.receipt import Receipt, decode, settled
+from blackbox.recovery import Recovery
+from blackbox.request import Cancel, Invalid, Reason, Request
+from tests.contract.conftest import Backend
+from tests.contract.held import GRACE_S, SHARD
+from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
+
+START_MS = 1_000_000
+LETTERS = "dead-letters"
+Asked = Request | Cancel | Invalid | None
+
+COMMITTED, ABORTED, UNKNOWN, TORN = "committed", "aborted", "unknown", "torn"
+STEPS = ("open", "begin", "flush", "commit")
+
+
+@dataclass
+class Kafka:
+    """What consumers of the target topics see, and who may still write."""
+
+    journal: FakeJournal = field(default_factory=FakeJournal)
+    visible: list[tuple[Outgoing, int]] = field(default_factory=list)
+    epoch: int = 0
+    next_commits: list[str] = field(default_factory=list)
+    next_failure: str | None = None
+
+    def outcomes(self) -> Counter[int]:
+        return Counter(outgoing.offset for outgoing, _ in self.visible)
+
+
+@dataclass
+class Producer(FakeWriter):
+    """One owner's producer: fenced by the next one that opens."""
+
+    kafka: Kafka = field(default_factory=Kafka)
+    now_ms: Callable[[], int] = lambda: 0
+    epoch: int = -1
+
+    def open(self) -> None:
+        self._fail_at("open")
+        self.kafka.epoch += 1
+        self.epoch = self.kafka.epoch
+
+    def begin(self) -> None:
+        self._fail_at("begin")
+        super().begin()
+
+    def flush(self) -> Any:
+        self._fail_at("flush")
+        return super().flush()
+
+    def commit(self, receipt: Receipt) -> int:
+        self._fail_at("commit")
+        if self.epoch != self.kafka.epoch:
+            raise Fenced("a later owner opened the shard")
+        fate = self.kafka.next_commits.pop(0) if self.kafka.next_commits else COMMITTED
+        if fate == ABORTED:
+            raise JournalLost("the commit timed out")
+        messages = [outgoing for outgoing, _ in self._queued]
+        label = super().commit(receipt)
+        ended = set(receipt.removals())
+        if fate == TORN and not receipt.barrier:
+            self.journal.absent |= ended
+        else:
+            self.journal.absent -= ended
+            self.kafka.visible += [(outgoing, self.now_ms()) for outgoing in messages]
+        if fate in (UNKNOWN, TORN):
+            raise JournalLost("the commit timed out")
+        return label
+
+    def _fail_at(self, step: str) -> None:
+        if self.kafka.next_failure == step:
+            self.kafka.next_failure = None
+            raise JournalLost(f"no answer to {step}")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Everything one owner holds, as the engine wires it."""
+
+    index: ShardIndex
+    intake: Intake
+    dispatch: Dispatch
+    recovery: Recovery
+
+
+due_in_ms = st.sampled_from([0, 0, 10, 20, 1000])
+caller_ids = st.sampled_from([None, "a", "b"])
+targets = st.sampled_from(["orders", "orders", "orders", "huge", "strict", "gone"])
+requests = st.tuples(targets, due_in_ms, caller_ids)
+asks = st.lists(
+    st.one_of(requests, requests, st.sampled_from(["a", "b"]), st.none()), min_size=3, max_size=9
+)
+passing = st.sampled_from([0, 10, 10, 100, 4000])
+fates: st.SearchStrategy[list[str]] = st.just([]) | st.lists(
+    st.sampled_from([COMMITTED, ABORTED, UNKNOWN, TORN]), min_size=1, max_size=4
+)
+silences = st.none() | st.none() | st.sampled_from(STEPS)
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """Owners come and go, Kafka and Redis fail, and the clock moves on."""
+
+    backend: Backend
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client: Any = self.backend.client
+        self.client.flushall()
+        self.connections = self.backend.connections()
+        self.kafka = Kafka()
+        self.journal = self.kafka.journal
+        self.asked: list[Asked] = []
+        self.ended_in_time: set[int] = set()
+        self.snapshots: list[dict[bytes, bytes]] = []
+        self.zombies: list[Owner] = []
+        self.unavailable = FakeTargets({"gone": (Reason.UNKNOWN_TOPIC, "create it")})
+        self.now_ms = START_MS
+
+    @initialize(batch_limit=st.sampled_from([2, 3, 100]), asks=asks)
+    def the_shard_is_taken(self, batch_limit: int, asks: list[Any]) -> None:
+        self.batch_limit = batch_limit
+        self.owner = self.wire()
+        self.take_over()
+        self.callers_ask(asks, count=9)
+
+    def wire(self) -> Owner:
+        index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
+        writer = Producer(self.journal, kafka=self.kafka, now_ms=lambda: self.now_ms)
+        too_large = (Reason.TOO_LARGE, "too large")
+        writer.refused["huge"] = writer.failing["strict"] = too_large
+        intake = Intake(self.journal.contract, index)
+        dispatch = Dispatch(
+            shard=SHARD,
+            index=index,
+            writer=writer,
+            targets=self.unavailable,
+            journal=self.journal,
+            reread=intake.reread,
+            dead_letter_topic=LETTERS,
+            batch_limit=self.batch_limit,
+            retries=2,
+        )
+        recovery = Recovery(
+            shard=SHARD,
+            index=index,
+            journal=self.journal,
+            writer=writer,
+            confirm=lambda: None,
+            apply=lambda batch: intake.apply(batch, self.now_ms),
+            now_ms=lambda: self.now_ms,
+        )
+        return Owner(index, intake, dispatch, recovery)
+
+    def take_over(self) -> None:
+        """A new owner, started again until it has opened."""
+        for _ in range(20):
+            self.zombies.append(self.owner)
+            self.owner = self.wire()
+            try:
+                self.owner.recovery.open()
+            except Doubt:
+                continue
+            break
+        else:
+            raise AssertionError("the shard does not open")
+        for forgotten in self.zombies[:-2]:
+            forgotten.index.close()
+        del self.zombies[:-2]
+
+    def teardown(self) -> None:
+        if hasattr(self, "owner"):
+            self.all_of_it_ends_well()
+            for owner in (self.owner, *self.zombies):
+                owner.index.close()
+        self.connections.disconnect()
+
+    # what callers and engines do
+
+    @rule(asks=asks, count=st.integers(0, 9))
+    def callers_ask(self, asks: list[Any], count: int) -> None:
+        for asked in asks:
+            offset = len(self.asked)
+            change = self.change(asked)
+            self.asked.append(change)
+            self.journal.request_records.append(record(offset, b"{}", self.now_ms))
+            self.journal.contract.parsed[offset] = change
+        if count:
+            self.intake_takes(count)
+
+    def change(self, asked: Any) -> Request | Cancel | Invalid:
+        if asked is None:
+            return Invalid(Reason.NOT_JSON, "no JSON")
+        if isinstance(asked, str):
+            return Cancel(asked)
+        target, wait_ms, caller_id = asked
+        return Request(target, b"hi", self.now_ms + wait_ms, None, [], None, caller_id, None)
+
+    @precondition(lambda self: self.owner.index.labels.requests < len(self.asked))
+    @rule(count=st.integers(1, 9))
+    def intake_takes(self, count: int) -> None:
+        start = self.owner.index.labels.requests
+        end = min(start + count, len(self.asked))
+        batch = Batch(start, end, self.journal.request_records[start:end])  # type: ignore[arg-type]
+        if self.stands(lambda: self.owner.intake.apply(batch, self.now_ms)):
+            self.note_what_ended(start, end)
+
+    def note_what_ended(self, start: int, end: int) -> None:
+        """Requests that were not due yet when a later one ended them must never be delivered."""
+        changes = self.asked[start:end]
+        names = {c.caller_id for c in changes if isinstance(c, Request | Cancel)} - {None}
+        for name in names:
+            under = [
+                (offset, change)
+                for offset, change in enumerate(self.asked[:end])
+                if isinstance(change, Request | Cancel) and change.caller_id == name
+            ]
+            self.ended_in_time |= {
+                offset
+                for offset, change in under[:-1]
+                if isinstance(change, Request)
+                and change.due_ms > self.now_ms
+                and under[-1][0] >= start
+            }
+
+    @rule(
+        passed_ms=passing,
+        count=st.integers(1, 3),
+        fates=fates,
+        silent_at=silences,
+        remembers=st.booleans(),
+    )
+    def dispatch_ticks(
+        self, passed_ms: int, count: int, fates: list[str], silent_at: str | None, remembers: bool
+    ) -> None:
+        self.now_ms += passed_ms
+        if remembers:
+            self.remember()
+        self.kafka.next_commits, self.kafka.next_failure = list(fates), silent_at
+        for _ in range(count):
+            self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
+        self.kafka.next_commits, self.kafka.next_failure = [], None
+
+    def stands(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except Doubt:
+            self.take_over()
+            return False
+        return True
+
+    # what fails
+
+    @precondition(lambda self: self.kafka.visible)
+    @rule()
+    def the_owner_is_killed(self) -> None:
+        self.take_over()
+
+    @rule(data=st.data())
+    def a_zombie_wakes_up(self, data: st.DataObject) -> None:
+        zombie = data.draw(st.sampled_from(self.zombies))
+        try:
+            zombie.dispatch.tick(self.now_ms)
+        except Doubt:
+            return
+
+    @rule()
+    def remember(self) -> None:
+        self.snapshots.append({key: self.client.dump(key) for key in self.client.keys("*")})
+        del self.snapshots[:-3]
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data(), is_noticed=st.booleans())
+    def redis_goes_back(self, data: st.DataObject, is_noticed: bool) -> None:
+        then = data.draw(st.sampled_from(self.snapshots))
+        self.client.flushall()
+        for key, value in then.items():
+            self.client.restore(key, 0, value)
+        if is_noticed:
+            self.take_over()
+        else:
+            self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
+
+    @precondition(lambda self: self.kafka.visible)
+    @rule(is_noticed=st.booleans())
+    def redis_is_emptied(self, is_noticed: bool) -> None:
+        self.client.flushall()
+        if is_noticed:
+            self.take_over()
+
+    # the proof
+
+    @invariant()
+    def nothing_is_delivered_twice(self) -> None:
+        assert [offset for offset, count in self.kafka.outcomes().items() if count > 1] == []
+
+    @invariant()
+    def nothing_is_delivered_early(self) -> None:
+        for outgoing, at_ms in self.kafka.visible:
+            asked = self.asked[outgoing.offset]
+            assert not isinstance(asked, Request) or asked.due_ms <= at_ms
+
+    @invariant()
+    def nothing_ended_in_time_is_delivered(self) -> None:
+        assert self.ended_in_time & self.kafka.outcomes().keys() == set()
+
+    def all_of_it_ends_well(self) -> None:
+        """Once nothing fails any more, every request gets its outcome, and the receipts say so."""
+        self.take_over()
+        for _ in range(12):
+            self.now_ms += LONGEST_RETRY_MS
+            for _ in range(1000):
+                if self.stands(lambda: self.owner.dispatch.tick(self.now_ms)):
+                    due = self.owner.index.due(self.now_ms, 1)
+                    if not due.entries:
+                        break
+        self.nothing_is_delivered_twice()
+        self.nothing_ended_in_time_is_delivered()
+        outcomes = self.kafka.outcomes()
+        assert [o for o in self.must_have_an_outcome() if o not in outcomes] == []
+        assert self.told_by_the_receipts() == set(outcomes)
+
+    def must_have_an_outcome(self) -> list[int]:
+        last = {
+            change.caller_id: offset
+            for offset, change in enumerate(self.asked)
+            if isinstance(change, Request | Cancel)
+        }
+        return [
+            offset
+            for offset, change in enumerate(self.asked)
+            if isinstance(change, Invalid)
+            or (
+                isinstance(change, Request)
+                and (change.caller_id is None or last[change.caller_id] == offset)
+            )
+        ]
+
+    def told_by_the_receipts(self) -> set[int]:
+        kept = [(o, decode(v)) for o, v in enumerate(self.journal.receipt_records) if v is not None]
+        return {offset for _, receipt in settled(kept) for offset in receipt.removals()}
+
+
+def test_every_request_has_one_outcome_whatever_fails(fake_backend: Backend) -> None:
+    class OnThisRedis(ShardMachine):
+        pass
+
+    OnThisRedis.backend = fake_backend
+    run_state_machine_as_test(
+        OnThisRedis,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

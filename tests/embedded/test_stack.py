@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from redis import Redis
+
+from blackbox.embedded import EmbeddedError, EmbeddedStack
+from tests.embedded.deadline import is_alive
+
+pytestmark = pytest.mark.usefixtures("redis_is_there", "kafka_is_there")
+
+
+def test_a_second_run_on_a_given_folder_finds_its_data(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path / "run") as stack:
+        admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+        admin.create_topics([NewTopic("kept", 3, 1)])["kept"].result(10)
+        Redis.from_url(stack.redis_url).set("kept", "yes")
+        pids = [stack.kafka.pid, stack.redis.pid]
+    assert not any(map(is_alive, pids))
+    with EmbeddedStack(tmp_path / "run") as stack:
+        topics = AdminClient({"bootstrap.servers": stack.bootstrap_servers}).list_topics().topics
+        assert len(topics["kept"].partitions) == 3
+        assert Redis.from_url(stack.redis_url).get("kept") == b"yes"
+
+
+def test_a_temporary_folder_goes_with_the_stack_also_when_kafka_is_frozen() -> None:
+    with EmbeddedStack() as stack:
+        folder, pids = stack.folder, [stack.kafka.pid, stack.redis.pid]
+        assert folder.exists()
+        os.kill(stack.kafka.pid, signal.SIGSTOP)
+    assert not folder.exists()
+    assert not any(map(is_alive, pids))
+
+
+def test_when_one_server_fails_the_other_is_not_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = EmbeddedStack(tmp_path)
+    (tmp_path / "kafka").write_text("not a folder")
+    with pytest.raises(OSError, match="kafka"):
+        stack.start()
+    with pytest.raises(EmbeddedError, match=r"call start\(\) first"):
+        _ = stack.redis.pid

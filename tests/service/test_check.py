@@ -1,0 +1,457 @@
+"""What `blackbox check` and every start say of a real Kafka and a real Redis."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from redis import Redis
+
+from blackbox import check
+from blackbox.check import Finding, Kind, findings
+from blackbox.doubt import IndexLost, JournalLost
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
+from blackbox.embedded.ports import free_port
+from blackbox.journal.topics import Topics, TopicSettings, receipts_topic
+from blackbox.metrics import Metrics
+from blackbox.service import Service
+from blackbox.settings import Settings, load
+from tests.world import until
+
+pytestmark = pytest.mark.service
+
+DOCS = Path(__file__).parents[2] / "docs"
+SOUND = {"maxmemory": "1gb", "aof-load-truncated": "no"}
+NEEDED_MS = 34_560_000_000 + 604_800_000
+
+
+@pytest.fixture(scope="module")
+def sound_redis(
+    stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedRedis]:
+    """A Redis of which there is nothing to say."""
+    redis = EmbeddedRedis(tmp_path_factory.mktemp("sound"), settings=SOUND)
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def start_redis(stack: EmbeddedStack, tmp_path: Path) -> Iterator[Callable[..., EmbeddedRedis]]:
+    """Starts a Redis that differs from the sound one in some directives."""
+    started: list[EmbeddedRedis] = []
+
+    def start(settings: Mapping[str, str]) -> EmbeddedRedis:
+        started.append(EmbeddedRedis(tmp_path / "redis", settings=SOUND | dict(settings)))
+        started[0].start()
+        return started[0]
+
+    yield start
+    for redis in started:
+        redis.stop()
+
+
+@pytest.fixture
+def settings(stack: EmbeddedStack, sound_redis: EmbeddedRedis) -> Settings:
+    """A sound Redis, and topics that do not exist yet."""
+    return settings_for(stack.bootstrap_servers, sound_redis.url)
+
+
+def settings_for(servers: str, redis_url: str) -> Settings:
+    name = f"c{uuid4().hex[:8]}"
+    return load(
+        kafka_bootstrap_servers=servers,
+        redis_url=redis_url,
+        request_topics=f"{name}.TB:countdown",
+        dead_letter_topic=f"{name}.dead",
+        group_id=name,
+    )
+
+
+def with_redis(settings: Settings, url: str) -> Settings:
+    return load(**settings.model_dump() | {"redis_url": url})
+
+
+def request_topic(settings: Settings) -> str:
+    return next(iter(settings.topics))
+
+
+def create(settings: Settings, name: str, partitions: int = 4, **more: str) -> None:
+    """A topic as the service would make it, but for what is given (`retention_ms="1"`)."""
+    config = {
+        "retention.ms": str(settings.retention_ms),
+        "message.timestamp.type": "LogAppendTime",
+    } | {key.replace("_", "."): value for key, value in more.items()}
+    admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
+    admin.create_topics([NewTopic(name, partitions, config=config)])[name].result()
+    wait_for(admin, [name])
+
+
+def ensure(settings: Settings) -> None:
+    """What a start does to the topics."""
+    admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
+    ours = [*settings.topics, settings.dead_letter_topic]
+    Topics(admin).ensure(
+        list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
+    )
+    wait_for(admin, [*ours, receipts_topic(ours[0])])
+
+
+def wait_for(admin: AdminClient, topics: list[str]) -> None:
+    """The broker tells of a new topic a moment after the controller has made it."""
+    until("the topics are told", lambda: Topics(admin).describe(topics).keys() == set(topics))
+
+
+def test_before_the_first_start_there_is_nothing_to_say(settings: Settings) -> None:
+    assert findings(settings) == []
+
+
+def test_of_what_the_service_creates_there_is_nothing_to_say(settings: Settings) -> None:
+    ensure(settings)
+    assert findings(settings) == []
+
+
+@pytest.mark.parametrize(
+    ("directives", "found"),
+    [
+        ({"maxmemory-policy": "allkeys-lru"}, check.EVICTION.found(policy="allkeys-lru")),
+        ({"maxmemory-policy": "volatile-ttl"}, check.EVICTION.found(policy="volatile-ttl")),
+        ({"appendonly": "no"}, check.NO_AOF.found()),
+        ({"aof-load-truncated": "yes"}, check.TORN_AOF.found()),
+        ({"maxmemory": "0"}, check.NO_LIMIT.found()),
+    ],
+)
+def test_a_redis_that_weakens_a_promise_is_found(
+    settings: Settings,
+    start_redis: Callable[..., EmbeddedRedis],
+    directives: Mapping[str, str],
+    found: Finding,
+) -> None:
+    redis = start_redis(directives)
+    assert findings(with_redis(settings, redis.url)) == [found]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["without CONFIG", "without INFO"])
+def test_what_redis_does_not_tell_is_a_warning(
+    settings: Settings, start_redis: Callable[..., EmbeddedRedis], told: bool
+) -> None:
+    denied = "-config" if told else "-info"
+    redis = start_redis({"user": f"limited on >pw ~* +@all {denied}"})
+    url = redis.url.replace("redis://", "redis://limited:pw@")
+    (found,) = findings(with_redis(settings, url))
+    assert found.severity == "warn"
+    command = "CONFIG GET aof-load-truncated" if told else "INFO server"
+    assert found.text.startswith(f"not checked: Redis does not tell {command}: ")
+    assert "no permissions" in found.text
+
+
+@pytest.mark.parametrize("which", ["requests", "receipts", "letters"])
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_is_refused(settings: Settings, which: str, policy: str) -> None:
+    names = {
+        "requests": request_topic(settings),
+        "receipts": receipts_topic(request_topic(settings)),
+        "letters": settings.dead_letter_topic,
+    }
+    for part in names:
+        create(settings, names[part], cleanup_policy=policy if part == which else "delete")
+    kind = check.COMPACTED_LETTERS if which == "letters" else check.COMPACTED
+    assert findings(settings) == [kind.found(topic=names[which], policy=policy)]
+
+
+def test_a_compacted_dead_letter_topic_would_refuse_letters_without_a_key(
+    settings: Settings,
+) -> None:
+    create(settings, settings.dead_letter_topic, cleanup_policy="compact")
+    producer = Producer({"bootstrap.servers": settings.kafka_bootstrap_servers})
+    failed: list[str] = []
+    producer.produce(
+        settings.dead_letter_topic,
+        b"letter",
+        on_delivery=lambda error, _: failed.append(str(error)),
+    )
+    assert producer.flush(10) == 0
+    assert "INVALID_RECORD" in failed[0]
+
+
+def test_requests_that_leave_kafka_before_they_are_due_are_found(settings: Settings) -> None:
+    topic = request_topic(settings)
+    create(settings, topic, retention_ms="604800000")
+    assert findings(settings) == [
+        check.SHORT_REQUESTS.found(
+            topic=topic,
+            have="604800000 (7 days)",
+            wanted="35164800000 (407 days)",
+            wanted_ms=35_164_800_000,
+        )
+    ]
+
+
+def test_receipts_that_leave_kafka_before_their_requests_are_found(settings: Settings) -> None:
+    topic = request_topic(settings)
+    ensure(settings)
+    create(settings, f"{topic}2", retention_ms="-1")
+    create(settings, receipts_topic(f"{topic}2"))
+    both = load(
+        **settings.model_dump() | {"request_topics": f"{topic}:countdown,{topic}2:countdown"}
+    )
+    assert findings(both) == [
+        check.SHORT_RECEIPTS.found(
+            topic=receipts_topic(f"{topic}2"),
+            have="35164800000 (407 days)",
+            wanted="-1 (for ever)",
+            wanted_ms=-1,
+        )
+    ]
+
+
+def test_topics_limited_in_bytes_are_found(settings: Settings) -> None:
+    topic = request_topic(settings)
+    create(settings, topic, retention_bytes="1000000")
+    create(settings, receipts_topic(topic), retention_bytes="2000000")
+    assert findings(settings) == [
+        check.LIMITED_BYTES.found(topic=topic, limit=1_000_000),
+        check.LIMITED_BYTES.found(topic=receipts_topic(topic), limit=2_000_000),
+    ]
+
+
+def test_a_topic_that_believes_the_senders_clock_is_found(settings: Settings) -> None:
+    topic = request_topic(settings)
+    create(settings, topic, message_timestamp_type="CreateTime")
+    assert findings(settings) == [check.CREATE_TIME.found(topic=topic, type="CreateTime")]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "kind"), [(2, check.FEWER_RECEIPTS), (8, check.MORE_RECEIPTS)]
+)
+def test_receipts_with_other_partitions_than_their_requests_are_found(
+    settings: Settings, partitions: int, kind: Kind
+) -> None:
+    topic = request_topic(settings)
+    receipts = receipts_topic(topic)
+    create(settings, topic, partitions=4)
+    create(settings, receipts, partitions=partitions)
+    found = kind.found(topic=topic, receipts=receipts, have=partitions, wanted=4)
+    assert findings(settings) == [found]
+
+
+def test_too_few_receipts_partitions_are_cured_by_a_start(settings: Settings) -> None:
+    create(settings, receipts_topic(request_topic(settings)), partitions=2)
+    create(settings, request_topic(settings), partitions=4)
+    ensure(settings)
+    until("the new partitions are told", lambda: findings(settings) == [])
+
+
+def test_receipts_without_their_request_topic_are_refused(settings: Settings) -> None:
+    topic = request_topic(settings)
+    create(settings, receipts_topic(topic))
+    found = findings(settings)
+    assert found == [check.ORPHANED.found(topic=topic, receipts=receipts_topic(topic))]
+    assert f"begin with blackbox:{{{topic}-" in found[0].remedy
+
+
+def test_refusals_come_first(settings: Settings, start_redis: Callable[..., EmbeddedRedis]) -> None:
+    create(settings, request_topic(settings), cleanup_policy="compact")
+    redis = start_redis({"maxmemory": "0", "appendonly": "no", "maxmemory-policy": "allkeys-lfu"})
+    found = [finding.severity for finding in findings(with_redis(settings, redis.url))]
+    assert found == ["refuse", "refuse", "warn", "warn"]
+
+
+def test_a_kafka_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    with pytest.raises(JournalLost, match="cannot ask about the topic"):
+        findings(load(**settings.model_dump() | {"kafka_bootstrap_servers": silent}))
+
+
+def test_a_redis_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
+    with pytest.raises(IndexLost, match="Redis does not answer TIME"):
+        findings(with_redis(settings, f"redis://127.0.0.1:{free_port()}/0"))
+
+
+@pytest.fixture(scope="module")
+def guarded_kafka(
+    stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedKafka]:
+    """A broker with ACLs (what no ACL names is allowed) that creates any topic it is asked about."""
+    kafka = EmbeddedKafka(
+        tmp_path_factory.mktemp("guarded"),
+        settings={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            "auto.create.topics.enable": "true",
+        },
+    )
+    kafka.start()
+    yield kafka
+    kafka.stop()
+
+
+def deny(settings: Settings, topic: str, operation: AclOperation) -> None:
+    admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
+    for permitted, kind in ((AclOperation.ALL, "ALLOW"), (operation, "DENY")):
+        binding = AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+            permitted, AclPermissionType[kind],
+        )  # fmt: skip
+        admin.create_acls([binding])[binding].result()
+
+
+def test_topic_settings_that_may_not_be_read_are_a_warning(
+    guarded_kafka: EmbeddedKafka, sound_redis: EmbeddedRedis
+) -> None:
+    settings = settings_for(guarded_kafka.bootstrap_servers, sound_redis.url)
+    topic = request_topic(settings)
+    create(settings, topic)
+    deny(settings, topic, AclOperation.DESCRIBE_CONFIGS)
+    why = "Topic authorization failed."
+    wanted = check.KAFKA_SILENT.found(topic=topic, what="the settings", why=why)
+    until("the ACL is in force", lambda: findings(settings) == [wanted])
+
+
+def test_a_topic_that_may_not_be_seen_is_a_warning(
+    guarded_kafka: EmbeddedKafka, sound_redis: EmbeddedRedis
+) -> None:
+    settings = settings_for(guarded_kafka.bootstrap_servers, sound_redis.url)
+    topic = request_topic(settings)
+    create(settings, topic)
+    create(settings, receipts_topic(topic))
+    deny(settings, topic, AclOperation.DESCRIBE)
+
+    def severities() -> list[tuple[str, bool]]:
+        return [
+            (f.severity, f"do not tell anything of {topic}: " in f.text) for f in findings(settings)
+        ]
+
+    until("the ACL is in force", lambda: severities() == [("warn", True)])
+
+
+def test_checking_creates_no_topic(
+    guarded_kafka: EmbeddedKafka, sound_redis: EmbeddedRedis
+) -> None:
+    settings = settings_for(guarded_kafka.bootstrap_servers, sound_redis.url)
+    findings(settings)
+    created_later = f"{settings.group_id}.later"
+    create(settings, created_later)
+    admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
+    ours = {name for name in admin.list_topics().topics if name.startswith(settings.group_id)}
+    assert ours == {created_later}
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "found"),
+    [(0, []), (1000, []), (-1000, []), (1001, ["1001"]), (-90_000, ["90000"])],
+)
+def test_clocks_more_than_a_second_apart_are_found(skew_ms: int, found: list[str]) -> None:
+    assert list(check.about_clocks(skew_ms)) == [check.CLOCKS.found(skew_ms=ms) for ms in found]
+
+
+SOUND_INFO = {
+    "redis_version": "7.0.15",
+    "maxmemory_policy": "noeviction",
+    "maxmemory": 1_000_000,
+    "aof_enabled": 1,
+}
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.2.912183", "7.0.15", "8.2.3", "10.0"])
+def test_a_redis_that_is_new_enough_is_taken(version: str) -> None:
+    assert list(check.about_redis(SOUND_INFO | {"redis_version": version})) == []
+
+
+@pytest.mark.parametrize("version", ["5.0.14", "6.0.16", "6.1.240"])
+def test_a_redis_that_is_too_old_is_refused(version: str) -> None:
+    found = list(check.about_redis(SOUND_INFO | {"redis_version": version}))
+    assert found == [check.OLD_REDIS.found(version=version)]
+
+
+@pytest.mark.parametrize("field", SOUND_INFO)
+def test_a_field_that_redis_does_not_have_is_a_warning(field: str) -> None:
+    told = {name: value for name, value in SOUND_INFO.items() if name != field}
+    (found,) = check.about_redis(told)
+    assert (found.severity, found.text) == ("warn", f"not checked: Redis' INFO has no {field}")
+
+
+def journal(retention_ms: int) -> TopicSettings:
+    return TopicSettings(retention_ms, -1, "delete", "LogAppendTime", 1_048_588)
+
+
+@pytest.mark.parametrize(
+    ("requests_ms", "receipts_ms", "too_short"),
+    [
+        (NEEDED_MS, NEEDED_MS, []),
+        (-1, -1, []),
+        (NEEDED_MS + 1, NEEDED_MS + 1, []),
+        (NEEDED_MS - 1, NEEDED_MS, ["TB"]),
+        (NEEDED_MS, NEEDED_MS - 1, ["TB.receipts"]),
+        (NEEDED_MS + 1, NEEDED_MS, ["TB.receipts"]),
+        (-1, NEEDED_MS, ["TB.receipts"]),
+        (NEEDED_MS, -1, []),
+        (0, 0, ["TB", "TB.receipts"]),
+    ],
+)
+def test_retention_must_cover_the_longest_countdown_and_receipts_their_requests(
+    requests_ms: int, receipts_ms: int, too_short: list[str]
+) -> None:
+    told = {"TB": journal(requests_ms), "TB.receipts": journal(receipts_ms)}
+    found = check.about_journals("TB", told, NEEDED_MS)
+    assert [finding.text.partition(":")[0] for finding in found] == too_short
+
+
+def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
+    rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("operations"), re.MULTILINE)
+    assert rows == [
+        (kind.severity, capital(kind.text), capital(kind.remedy)) for kind in check.KINDS
+    ]
+
+
+def test_every_kind_of_finding_is_among_the_kinds() -> None:
+    kinds = {value for value in vars(check).values() if isinstance(value, Kind)}
+    assert kinds == set(check.KINDS)
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text()
+
+
+def capital(text: str) -> str:
+    """`{topic}: …` as the page writes it: `TOPIC: …`."""
+
+    class Capitals(defaultdict[str, str]):
+        def __missing__(self, name: str) -> str:
+            return name.upper()
+
+    return text.format_map(Capitals())
+
+
+def test_the_redis_user_of_the_page_is_allowed_all_that_is_needed(
+    settings: Settings, start_redis: Callable[..., EmbeddedRedis]
+) -> None:
+    (rule,) = re.findall(r"^user (blackbox .*)$", page("configuration"), re.MULTILINE)
+    redis = start_redis({"user": rule})
+    url = redis.url.replace("redis://", "redis://blackbox:s3cret@")
+    limited = with_redis(settings, url)
+    ensure(settings)
+    assert findings(limited) == []
+    service = Service(limited, Metrics())
+    service.start()
+    try:
+        until("every shard is open", service.is_ready)
+        with Redis.from_url(redis.url) as client:
+            refused = client.acl_log()
+        assert refused == []
+    finally:
+        service.stop()

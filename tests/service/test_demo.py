@@ -1,0 +1,111 @@
+"""The demo as a newcomer runs it, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from blackbox.demo import performance
+from blackbox.demo.display import Display
+from blackbox.demo.performance import Demo
+from blackbox.demo.script import Fate, Line
+from tests.world import until
+
+pytestmark = pytest.mark.usefixtures("stack")
+
+
+class RunningDemo:
+    """A demo in a process of its own, whose temporary files are in a folder of the test's."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self._log = folder.parent / f"{folder.name}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "blackbox", "demo", *arguments],
+                env=os.environ | {"TMPDIR": str(folder), "BLACKBOX_REQUEST_TOPICS": "not for it"},
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def says(self, text: str) -> None:
+        until(f"it says {text!r}", lambda: text in self.said or self.process.poll() is not None)
+        assert text in self.said, self.said
+
+    def left_behind(self) -> list[object]:
+        processes = [
+            process.info
+            for process in psutil.process_iter(["pid", "cmdline"])
+            if str(self.folder) in str(process.info["cmdline"])
+        ]
+        return [*processes, *self.folder.iterdir()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    return folder
+
+
+def test_the_demo_ends_with_a_good_verdict_and_leaves_nothing_behind(folder: Path) -> None:
+    demo = RunningDemo(folder, "--requests", "300", "--seconds", "2")
+    assert demo.process.wait(90) == 0, demo.said
+    assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in demo.said
+    assert "4 dead letters, as expected" in demo.said
+    assert "sent 300" in demo.said
+    assert "first delivery" in demo.said
+    assert demo.left_behind() == []
+
+
+@pytest.mark.parametrize("moment", ["starting Kafka", "starting blackbox", "all shards open"])
+def test_ctrl_c_ends_the_demo_cleanly_at_any_time(folder: Path, moment: str) -> None:
+    demo = RunningDemo(folder, "--requests", "300", "--seconds", "60")
+    demo.says(moment)
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(30) == 130, demo.said
+    assert "Interrupted; nothing is left running." in demo.said
+    assert "Traceback" not in demo.said
+    assert demo.left_behind() == []
+
+
+def test_a_demo_that_is_kept_shows_its_addresses_until_ctrl_c(folder: Path) -> None:
+    demo = RunningDemo(folder, "--requests", "50", "--seconds", "1", "--keep")
+    demo.says("Ctrl-C ends it")
+    assert "export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:" in demo.said
+    assert demo.process.poll() is None
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(30) == 0, demo.said
+    assert demo.left_behind() == []
+
+
+def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = performance.send
+
+    def forgetful(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
+        first = next(n for n, line in enumerate(script) if line.fate is Fate.DELIVERED)
+        return honest([*script[:first], *script[first + 1 :]], bootstrap_servers)
+
+    monkeypatch.setattr(performance, "send", forgetful)
+    monkeypatch.setattr(performance, "OVERTIME_S", 3.0)
+    said = io.StringIO()
+    demo = Demo(requests=50, seconds=1, engine="process", keep=False, began_s=time.time())
+    assert not demo.perform(Display(Console(file=said, width=80)))
+    assert "50 asked · 43 delivered · 1 lost · 0 duplicated · 0 early" in said.getvalue()
+    assert "Not as asked: lost, unread" in said.getvalue()

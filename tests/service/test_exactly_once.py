@@ -1,0 +1,101 @@
+"""Nothing lost, nothing twice, nothing early: on a real broker and Redis, with the service as a process."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+
+import pytest
+
+from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, until
+
+pytestmark = pytest.mark.service
+
+KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "6"))
+FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "2"))
+
+
+def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> None:
+    world.start_service().wait_ready()
+    world.ask(2000, within_s=2)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    assert verdict.delivered == 2000
+
+
+def test_at_least_once_delivers_everything_too(world: World) -> None:
+    world.start_service(delivery="at-least-once").wait_ready()
+    world.ask(1000, within_s=1)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+
+def test_a_graceful_stop_takes_less_than_five_seconds_and_the_next_start_goes_on(
+    world: World,
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(3000, within_s=4)
+    assert service.stop(timeout_s=5) == 0
+    world.start_service().wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+
+def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(world: World) -> None:
+    world.ask(500, within_s=0)
+    world.start_service().wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(900)
+def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> None:
+    dice = random.Random(7)
+    for _ in range(KILLS):
+        service = world.start_service()
+        world.ask(1500, within_s=3)
+        until_dead(service, dice)
+    world.start_service().wait_ready()
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    assert verdict.delivered == 1500 * KILLS
+
+
+def until_dead(service: ServiceProcess, dice: random.Random) -> None:
+    """Kill a service a random moment after it began to deliver, or while it opens its shards."""
+    if dice.random() < 0.7:
+        service.wait_ready()
+    moment_s = dice.uniform(0, 1.5)
+    with_deadline = SESSION_S + moment_s
+    try:
+        service.process.wait(moment_s)
+    except TimeoutError:
+        raise AssertionError(f"ended by itself within {with_deadline} s") from None
+    except Exception:
+        service.kill()
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(600)
+def test_an_owner_frozen_past_its_session_is_fenced_when_it_comes_back(world: World) -> None:
+    owners = [world.start_service().wait_ready(), world.start_service().wait_ready()]
+    for round_number in range(FREEZES):
+        frozen, other = owners[round_number % 2], owners[1 - round_number % 2]
+        world.ask(3000, within_s=4)
+        frozen.freeze()
+        until("the other owns all shards", partial(owns_all, other))
+        world.ask(1000, within_s=1)
+        frozen.thaw()
+        until("both own shards again", partial(owns_some, frozen))
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+
+
+def owns_all(service: ServiceProcess) -> bool:
+    return service.metric("blackbox_shard_open") == PARTITIONS
+
+
+def owns_some(service: ServiceProcess) -> bool:
+    return 0 < service.metric("blackbox_shard_open") < PARTITIONS

@@ -1,0 +1,63 @@
+"""On time: figures that hold on a busy two-core machine, and more than hold elsewhere."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+PER_SECOND = 2000
+WARM_UP = 4000
+REQUESTS = int(os.environ.get("BLACKBOX_TEST_REQUESTS", "6000"))
+PENDING = int(os.environ.get("BLACKBOX_TEST_PENDING", "100000"))
+IDLE_S = float(os.environ.get("BLACKBOX_TEST_IDLE_S", "5"))
+
+
+@pytest.mark.timeout(600)
+def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World) -> None:
+    world.start_service().wait_ready()
+    world.ask(WARM_UP, within_s=2, size=200)
+    world.wait_delivered()
+    for _ in range(max(1, REQUESTS // 20_000)):
+        count = min(REQUESTS, 20_000)
+        world.ask(count, within_s=count / PER_SECOND, size=200)
+        world.wait_delivered()
+    verdict = world.verdict(late_from=WARM_UP)
+    assert verdict.is_exact, verdict
+    print(f"lateness p50 {verdict.late_at(0.5)} ms, p99 {verdict.late_at(0.99)} ms, max {verdict.late_ms[-1]} ms")  # fmt: skip
+    assert verdict.late_at(0.99) <= 250
+
+
+@pytest.mark.timeout(600)
+def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
+    world: World,
+) -> None:
+    world.start_service(wake_up="false", poll_interval_ms=1000).wait_ready()
+    world.ask(min(REQUESTS, 20_000), within_s=min(REQUESTS, 20_000) / PER_SECOND, size=200)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    print(f"lateness p50 {verdict.late_at(0.5)} ms, p99 {verdict.late_at(0.99)} ms")
+    assert verdict.late_at(0.99) <= 1300
+
+
+@pytest.mark.timeout(900)
+def test_many_pending_and_nothing_due_costs_next_to_nothing(fragile_world: World) -> None:
+    service = fragile_world.start_service().wait_ready()
+    for _ in range(0, PENDING, 50_000):
+        count = min(PENDING, 50_000)
+        for number in range(count):
+            fragile_world.send_raw(
+                f'{{"topic":"{fragile_world.targets[0]}","message":"{number}","countdown":86400}}'
+            )
+        fragile_world.flush()
+    until("all are pending", lambda: service.metric("blackbox_pending") >= PENDING, 300)
+    process = psutil.Process(service.pid)
+    process.cpu_percent()
+    share = process.cpu_percent(interval=IDLE_S)
+    print(f"{share:.2f} % of a core with {PENDING} pending")
+    assert share < 5

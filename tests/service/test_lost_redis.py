@@ -1,0 +1,64 @@
+"""Redis may lose its memory, or part of it: the journals put it right, without a person."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from blackbox.embedded import EmbeddedRedis
+from tests.world import World
+
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
+
+CUTS = int(os.environ.get("BLACKBOX_TEST_CUTS", "3"))
+
+
+def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
+    fragile_world: World,
+) -> None:
+    service = fragile_world.start_service().wait_ready()
+    client = redis.Redis.from_url(fragile_world.redis.url)
+    for _ in range(CUTS):
+        fragile_world.ask(2000, within_s=3)
+        client.flushall()
+    verdict = fragile_world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    assert service.metric("blackbox_recoveries_total") > 4
+    assert pending(client, fragile_world) == 0
+
+
+def test_redis_restarted_from_an_aof_cut_at_a_random_byte_is_healed(fragile_world: World) -> None:
+    dice = random.Random(11)
+    fragile_world.start_service().wait_ready()
+    for _ in range(CUTS):
+        fragile_world.ask(2000, within_s=3)
+        moment = threading.Event()
+        moment.wait(dice.uniform(0, 1.5))
+        fragile_world.redis.kill()
+        cut_aof(fragile_world.redis, dice)
+        fragile_world.redis.start()
+    verdict = fragile_world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    assert pending(redis.Redis.from_url(fragile_world.redis.url), fragile_world) == 0
+
+
+def cut_aof(server: EmbeddedRedis, dice: random.Random) -> None:
+    """Lose a random tail of what Redis last wrote, as a power cut would."""
+    aof = newest_aof(server.folder)
+    size = aof.stat().st_size
+    with aof.open("r+b") as file:
+        file.truncate(dice.randint(size * 2 // 3, size))
+
+
+def newest_aof(folder: Path) -> Path:
+    parts = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]
+    return max(parts, key=lambda part: part.stat().st_mtime)
+
+
+def pending(client: redis.Redis, world: World) -> int:
+    return sum(int(client.zcard(f"blackbox:{{{world.requests}-{p}}}:due")) for p in range(4))

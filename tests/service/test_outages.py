@@ -1,0 +1,62 @@
+"""Kafka or Redis goes away and comes back: nothing is lost or doubled, and a stop stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox.embedded import EmbeddedStack
+from tests.world import World, until
+
+pytestmark = [pytest.mark.service, pytest.mark.fault]
+
+STOP_S = 5.0
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Iterator[World]:
+    """A world whose Kafka and Redis are both its own."""
+    with EmbeddedStack() as stack, World(stack.kafka, stack.redis, tmp_path) as world:
+        yield world
+
+
+def kill_kafka(world: World) -> Callable[[], None]:
+    world.kafka.kill()
+    return world.kafka.start
+
+
+def kill_redis(world: World) -> Callable[[], None]:
+    world.redis.kill()
+    return world.redis.start
+
+
+@pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
+def test_a_server_killed_under_load_and_started_again(
+    own_world: World, kill: Callable[[World], Callable[[], None]]
+) -> None:
+    service = own_world.start_service().wait_ready()
+    own_world.ask(3000, within_s=4)
+    until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 500)
+    start_again = kill(own_world)
+    until("it noticed", lambda: service.get("/readyz")[0] == 503)
+    start_again()
+    verdict = own_world.wait_delivered(timeout_s=90)
+    assert verdict.is_exact, verdict
+    until("it is ready again", lambda: service.get("/readyz")[0] == 200)
+
+
+@pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
+def test_a_stop_takes_less_than_five_seconds_while_a_server_is_away(
+    own_world: World, kill: Callable[[World], Callable[[], None]]
+) -> None:
+    service = own_world.start_service().wait_ready()
+    own_world.ask(1000, within_s=3)
+    start_again = kill(own_world)
+    until("it noticed", lambda: service.get("/readyz")[0] == 503)
+    assert service.stop(timeout_s=STOP_S) == 0
+    start_again()
+    own_world.start_service().wait_ready()
+    verdict = own_world.wait_delivered(timeout_s=90)
+    assert verdict.is_exact, verdict

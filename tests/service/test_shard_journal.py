@@ -1,0 +1,132 @@
+"""What a shard's journals and the targets hold, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import NewTopic
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import receipts_topic
+from blackbox.receipt import Receipt
+from blackbox.request import Shard
+from tests.world import World
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def shard(world: World) -> Shard:
+    world.create(NewTopic(receipts_topic(world.requests), 4))
+    return Shard(world.requests, 0)
+
+
+@pytest.fixture
+def journal(world: World, shard: Shard) -> Iterator[ShardJournal]:
+    journal = ShardJournal(shard, KafkaAccess(world.kafka.bootstrap_servers, world.name))
+    yield journal
+    journal.close()
+
+
+def transactional(world: World, name: str) -> Producer:
+    producer = Producer(
+        {"bootstrap.servers": world.kafka.bootstrap_servers, "transactional.id": f"{world.name}-{name}"}
+    )  # fmt: skip
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    return producer
+
+
+def write(producer: Producer, topic: str, source: str) -> int:
+    """Write into partition 0 and return the offset the broker gave."""
+    places: list[int] = []
+
+    def report(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        places.append(message.offset() or 0)
+
+    producer.produce(topic, b"x", partition=0, headers=[("blackbox-source", source)], on_delivery=report)  # fmt: skip
+    producer.flush(30)
+    return places[0]
+
+
+def receipt(topic: str, request: int, place: int) -> Receipt:
+    return Receipt(at_ms=1, delivered={f"{topic}/0": [(request, place)]})
+
+
+def test_a_message_behind_a_strangers_open_transaction_is_waited_for_not_called_missing(
+    world: World, shard: Shard, journal: ShardJournal
+) -> None:
+    target = world.targets[0]
+    stranger = transactional(world, "stranger")
+    write(stranger, target, "elsewhere")
+    ours = transactional(world, "ours")
+    place = write(ours, target, shard.source(7))
+    ours.commit_transaction(30)
+    with ThreadPoolExecutor(1) as looking:
+        found: Future[list[int]] = looking.submit(journal.missing, [receipt(target, 7, place)])
+        with pytest.raises(TimeoutError):
+            found.result(timeout=1)
+        stranger.abort_transaction(30)
+        assert found.result(timeout=20) == []
+
+
+def test_an_aborted_message_is_missing(world: World, shard: Shard, journal: ShardJournal) -> None:
+    target = world.targets[0]
+    ours = transactional(world, "ours")
+    place = write(ours, target, shard.source(7))
+    ours.abort_transaction(30)
+    assert journal.missing([receipt(target, 7, place)]) == [7]
+
+
+def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(
+    world: World, shard: Shard, journal: ShardJournal
+) -> None:
+    target = world.targets[0]
+    ours = transactional(world, "ours")
+    place = write(ours, target, shard.source(8))
+    ours.commit_transaction(30)
+    assert journal.missing([receipt(target, 7, place)]) == [7]
+    assert journal.missing([receipt(target, 9, place + 1000)]) == [9]
+    assert journal.missing([receipt(target, 8, place)]) == []
+
+
+def test_a_target_that_is_gone_leaves_nothing_missing(world: World, journal: ShardJournal) -> None:
+    assert journal.missing([receipt(f"{world.name}.gone", 7, 0)]) == []
+
+
+def test_records_are_found_again_by_offset(world: World, journal: ShardJournal) -> None:
+    for number in range(50):
+        world.send_raw(f"r{number}", partition=0)
+    world.flush()
+    found = journal.records([3, 40, 4, 1000])
+    assert {offset: record.value for offset, record in found.items()} == {
+        3: b"r3", 4: b"r4", 40: b"r40",
+    }  # fmt: skip
+
+
+def test_batches_are_consecutive_over_aborted_transactions(
+    world: World, journal: ShardJournal
+) -> None:
+    for outcome in ("commit", "abort", "commit", "abort"):
+        producer = transactional(world, "caller")
+        for number in range(10):
+            producer.produce(world.requests, f"{outcome}{number}", partition=0)
+        producer.flush(30)
+        if outcome == "commit":
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    end = journal.request_bounds().end
+    position = 0
+    values: list[bytes | None] = []
+    for batch in journal.requests(0, end):
+        assert batch.start == position
+        position = batch.end
+        values += [record.value for record in batch.records]
+    assert position == end == 44
+    assert values == [f"commit{number}".encode() for number in range(10)] * 2

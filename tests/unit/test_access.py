@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from blackbox.journal.access import OURS, KafkaAccess
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_setting_that_the_guarantees_rest_on_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not yours to set"):
+        KafkaAccess("127.0.0.1:1", "unit", {name: "x"}).check()
+
+
+@pytest.mark.parametrize(("name", "value"), [("no.such.setting", "1"), ("acks", "1")])
+def test_a_setting_that_the_client_does_not_take_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name.partition(".")[0]):
+        KafkaAccess("127.0.0.1:1", "unit", {name: value}).check()
+
+
+def test_other_settings_are_the_operators(tmp_path: object) -> None:
+    KafkaAccess("127.0.0.1:1", "unit", {"session.timeout.ms": "9000", "log_level": "0"}).check()
+
+
+def test_settings_do_not_print() -> None:
+    assert "s3cret" not in repr(KafkaAccess("b:1", "unit", {"sasl.password": "s3cret"}))

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from blackbox.formats import Format
+from blackbox.formats.countdown import Countdown
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+
+WRITTEN_MS = 1767225600000
+LATEST_MS = WRITTEN_MS + 2000
+LONGEST_S = 34560000
+OWN_TOPICS = frozenset({"TB", "TB.receipts", "blackbox.dead-letters"})
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+SECTION = PAGE.partition("### Field by field")[2].partition("### Refused later")[0]
+VALID = {"topic": '"orders"', "message": '"hi"', "countdown": "90"}
+
+contract: Format = Countdown(max_countdown_s=LONGEST_S, own_topics=OWN_TOPICS.__contains__)
+
+
+def parse(
+    value: bytes | str | None, headers: Headers | None = None, *, written_ms: int = WRITTEN_MS
+) -> Request | Cancel | Invalid:
+    in_bytes = value.encode() if isinstance(value, str) else value
+    return contract.parse(Record(7, written_ms, None, in_bytes, headers or []), LATEST_MS)
+
+
+def accepted(value: bytes | str, headers: Headers | None = None) -> Request:
+    request = parse(value, headers)
+    assert isinstance(request, Request), request
+    return request
+
+
+def refused(value: bytes | str | None) -> Invalid:
+    invalid = parse(value)
+    assert isinstance(invalid, Invalid), invalid
+    return invalid
+
+
+def with_fields(fields: str, *, leave_out: str = "") -> str:
+    """The JSON of a valid request with some fields replaced, as the tables of the page are read."""
+    names = set(re.findall(r'"(\w+)":', fields)) | {leave_out}
+    if "at" in names:
+        names.add("countdown")
+    rest = {} if "cancel" in names else {n: text for n, text in VALID.items() if n not in names}
+    members = [f'"{name}": {text}' for name, text in rest.items()]
+    return "{" + ", ".join([*members, fields] if fields else members) + "}"
+
+
+def documented_rows() -> Iterator[tuple[str, str]]:
+    for fields, left_out, outcome in re.findall(
+        r"^\| (?:`([^`]+)`|without `(\w+)`) \| (.+) \|$", SECTION, re.MULTILINE
+    ):
+        if outcome != "outcome":
+            yield with_fields(fields, leave_out=left_out), outcome
+
+
+@pytest.mark.parametrize(("value", "outcome"), list(documented_rows()))
+def test_every_documented_row_is_true(value: str, outcome: str) -> None:
+    parsed = parse(value)
+
+    if reason := re.match(r"refused: `([a-z-]+)`", outcome):
+        assert isinstance(parsed, Invalid), parsed
+        assert parsed.reason == reason[1], parsed.detail
+    elif outcome == "cancels":
+        assert parsed == Cancel("r-17")
+    else:
+        assert isinstance(parsed, Request), parsed
+        check_accepted(parsed, outcome)
+
+
+def check_accepted(request: Request, outcome: str) -> None:
+    if delivered := re.match(r"delivered as (?:`([^`]+)`|``)", outcome):
+        assert request.message == (delivered[1] or "").encode()
+    elif due := re.match(r"due \+(\d+) ms", outcome):
+        assert request.due_ms == WRITTEN_MS + int(due[1])
+    else:
+        assert outcome.startswith("accepted"), f"not a form of outcome this test knows: {outcome}"
+
+
+def test_the_tables_were_found() -> None:
+    assert len(list(documented_rows())) > 120
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_word_is_documented(reason: Reason) -> None:
+    assert f"`{reason}`" in PAGE
+
+
+def test_every_reason_word_of_the_page_exists() -> None:
+    words = set(re.findall(r"refused: `([a-z-]+)`", PAGE))
+    words |= set(re.findall(r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Refused later")[2]))
+
+    assert words <= set(Reason)
+
+
+NESTED = 100_000
+WHOLE_VALUES: list[tuple[str, bytes | None, Reason]] = [
+    ("a Kafka tombstone", None, Reason.EMPTY),
+    ("an empty value", b"", Reason.EMPTY),
+    ("only blanks", b" \r\n\t ", Reason.EMPTY),
+    ("plain text", b"hello", Reason.NOT_JSON),
+    ("cut off", b'{"topic": "orders", "mess', Reason.NOT_JSON),
+    ("text behind the object", with_fields("").encode() + b" x", Reason.NOT_JSON),
+    ("two objects", with_fields("").encode() * 2, Reason.NOT_JSON),
+    ("a comment", b'{"topic": "orders" /* mine */}', Reason.NOT_JSON),
+    ("single quotes", b"{'topic': 'orders'}", Reason.NOT_JSON),
+    ("a trailing comma", b'{"topic": "orders",}', Reason.NOT_JSON),
+    ("a leading zero", with_fields('"countdown": 090').encode(), Reason.NOT_JSON),
+    ("a control character", b'{"topic": "or\x00ders"}', Reason.NOT_JSON),
+    ("a byte order mark", b"\xef\xbb\xbf" + with_fields("").encode(), Reason.NOT_JSON),
+    ("UTF-16", with_fields("").encode("utf-16"), Reason.NOT_JSON),
+    ("Latin-1", with_fields('"message": "café"').encode("latin-1"), Reason.NOT_JSON),
+    ("binary", bytes(range(256)), Reason.NOT_JSON),
+    (
+        "arrays 300 deep",
+        with_fields(f'"message": {"[" * 300}{"]" * 300}').encode(),
+        Reason.NOT_JSON,
+    ),
+    ("arrays very deep", b"[" * NESTED + b"]" * NESTED, Reason.NOT_JSON),
+    ("objects very deep", b'{"message":' * NESTED + b"1" + b"}" * NESTED, Reason.NOT_JSON),
+    ("unclosed arrays", b"[" * NESTED, Reason.NOT_JSON),
+    ("NaN in no known field", with_fields('"n": NaN').encode(), Reason.NOT_JSON),
+    ("NaN alone", b"NaN", Reason.NOT_JSON),
+    ("a very long number", b'{"n": ' + b"9" * 10_000 + b"}", Reason.NOT_JSON),
+    ("a very long due time", b'{"at": ' + b"9" * 10_000 + b"}", Reason.BAD_DUE_TIME),
+    ("half a surrogate pair as a name", rb'{"\ud800": 1}', Reason.NOT_JSON),
+    ("half a surrogate pair in the key", with_fields(r'"key": "\udc00"').encode(), Reason.BAD_KEY),
+    ("an array", b"[]", Reason.NOT_AN_OBJECT),
+    ("a deep array", b"[" * 600 + b"]" * 600, Reason.NOT_AN_OBJECT),
+    ("a string", b'"orders"', Reason.NOT_AN_OBJECT),
+    ("a number", b"90", Reason.NOT_AN_OBJECT),
+    ("null", b"null", Reason.NOT_AN_OBJECT),
+    ("an empty object", b"{}", Reason.BAD_TOPIC),
+    (
+        "a topic of 250 characters",
+        with_fields(f'"topic": "{"a" * 250}"').encode(),
+        Reason.BAD_TOPIC,
+    ),
+    ("an id of 256 characters", with_fields(f'"id": "{"a" * 256}"').encode(), Reason.BAD_ID),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [row[1:] for row in WHOLE_VALUES], ids=[row[0] for row in WHOLE_VALUES]
+)
+def test_a_value_that_is_no_request_is_refused_with_its_reason(
+    value: bytes | None, reason: Reason
+) -> None:
+    assert refused(value).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (with_fields('"countdown": Infinity'), ["countdown is 'Infinity'", "finite"]),
+        (with_fields('"countdown": 1e999'), ["countdown is '1e999'", "finite"]),
+        (with_fields('"countdown": "90"'), ["countdown is '90'", "number of seconds"]),
+        (with_fields('"countdown": 34560001'), ["34560001", "BLACKBOX_MAX_COUNTDOWN_S"]),
+        (with_fields('"at": "2026-01-01T00:00:00"'), ["2026-01-01T00:00:00", "offset"]),
+        (with_fields('"at": "2026-02-30T00:00:00Z"'), ["2026-02-30", "day is out of range"]),
+        (with_fields('"at": 1, "countdown": 1'), ["both", "exactly one"]),
+        (with_fields("", leave_out="countdown"), ["neither", "exactly one"]),
+        (with_fields('"countdwon": 90'), ["countdwon", "did you mean countdown?"]),
+        (with_fields('"zzz": 90'), ["zzz", "known are topic, message"]),
+        (with_fields('"message": {"a": 1, "a": 1}'), ["'a'", "twice"]),
+        (with_fields('"topic": "TB"'), ["'TB'", "a topic of your own"]),
+        ('{"topic": "orders"', ["not valid JSON", "column"]),
+    ],
+)
+def test_a_detail_names_the_value_and_the_remedy(value: str, words: list[str]) -> None:
+    detail = refused(value).detail
+
+    assert [word for word in words if word not in detail] == [], detail
+
+
+def test_a_topic_and_an_id_of_the_longest_length_are_accepted() -> None:
+    request = accepted(with_fields(f'"topic": "{"t" * 249}", "id": "{"i" * 255}"'))
+
+    assert (request.target, request.caller_id) == ("t" * 249, "i" * 255)
+
+
+def test_a_message_of_two_megabytes_is_accepted() -> None:
+    message = "x" * 2_000_000
+
+    assert accepted(with_fields(f'"message": "{message}"')).message == message.encode()
+
+
+def test_an_array_nested_200_deep_is_delivered() -> None:
+    message = "[" * 200 + "]" * 200
+
+    assert accepted(with_fields(f'"message": {message}')).message == message.encode()
+
+
+def test_a_request_with_every_field_becomes_exactly_that() -> None:
+    value = with_fields(
+        '"id": "r-17", "key": "käse", "headers": {"b": "ü", "a": ""}, "expires_after": 1.1'
+    )
+    own: Headers = [("CALLER_SERVICE", b"billing"), ("n", None), ("blackbox-id", b"\xff")]
+
+    assert parse(value, own) == Request(
+        target="orders",
+        message=b"hi",
+        due_ms=WRITTEN_MS + 90000,
+        key="käse".encode(),
+        headers=[*own, ("b", "ü".encode()), ("a", b"")],
+        caller="billing",
+        caller_id="r-17",
+        expires_ms=WRITTEN_MS + 91100,
+    )
+
+
+def test_optional_fields_are_absent_when_not_given() -> None:
+    request = accepted(with_fields(""))
+
+    assert (request.key, request.headers, request.caller_id, request.expires_ms) == (
+        None,
+        [],
+        None,
+        None,
+    )
+
+
+def test_the_countdown_of_a_record_from_the_future_runs_from_now() -> None:
+    parsed = parse(with_fields(""), written_ms=LATEST_MS + 86_400_000)
+
+    assert isinstance(parsed, Request)
+    assert parsed.due_ms == LATEST_MS + 90000
+
+
+def test_the_countdown_of_a_record_without_timestamp_runs_from_now() -> None:
+    parsed = parse(with_fields(""), written_ms=-1)
+
+    assert isinstance(parsed, Request)
+    assert parsed.due_ms == LATEST_MS + 90000
+
+
+def test_an_empty_key_is_not_a_missing_key() -> None:
+    assert accepted(with_fields('"key": ""')).key == b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "caller"),
+    [
+        ([], None),
+        ([("CALLER_SERVICE", b"billing")], "billing"),
+        ([("trace", b"\xff"), ("CALLER_SERVICE", "käse".encode())], "käse"),
+        ([("CALLER_SERVICE", b"first"), ("CALLER_SERVICE", b"second")], "first"),
+        ([("CALLER_SERVICE", b"\xff")], None),
+        ([("CALLER_SERVICE", None)], None),
+        ([("CALLER_SERVICE", b"")], None),
+        ([("caller_service", b"billing")], None),
+    ],
+)
+def test_the_first_caller_header_says_who_asked(headers: Headers, caller: str | None) -> None:
+    request = accepted(with_fields(""), headers)
+
+    assert (request.caller, request.headers) == (caller, headers)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+fields = st.sampled_from([*VALID, "at", "id", "cancel", "key", "headers", "encoding", "x"])
+layouts = st.fixed_dictionaries(
+    {
+        "ensure_ascii": st.booleans(),
+        "separators": st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]),
+        "indent": st.none() | st.just(2),
+    }
+)
+
+
+def check_bounded(parsed: Request | Cancel | Invalid) -> None:
+    if isinstance(parsed, Invalid):
+        assert parsed.detail.isprintable()
+        assert 0 < len(parsed.detail) <= 300
+
+
+@given(st.none() | st.binary(max_size=300))
+def test_arbitrary_bytes_never_raise(value: bytes | None) -> None:
+    check_bounded(parse(value))
+
+
+@given(json_values)
+def test_arbitrary_json_never_raises(value: Any) -> None:
+    check_bounded(parse(json.dumps(value)))
+
+
+@given(st.dictionaries(fields | st.text(max_size=200), json_values, max_size=8))
+def test_arbitrary_fields_never_raise(asked: dict[str, Any]) -> None:
+    check_bounded(parse(json.dumps({"topic": "orders", "message": "hi", "countdown": 9} | asked)))
+
+
+@given(fields, st.text(min_size=60, max_size=3000) | st.integers(10**70, 10**300))
+def test_a_detail_stays_short_whatever_it_shows(field: str, held: Any) -> None:
+    check_bounded(parse(with_fields(f'"encoding": "base64", "{field}": {json.dumps(held)}')))
+
+
+@given(st.data())
+def test_mutated_requests_never_raise(data: st.DataObject) -> None:
+    value = with_fields('"at": null, "countdown": 9, "id": "r-17", "headers": {"a": "b"}').encode()
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(value)))
+        end = data.draw(st.integers(start, min(len(value), start + 3)))
+        value = value[:start] + data.draw(st.binary(max_size=3)) + value[end:]
+
+    check_bounded(parse(value))
+
+
+@given(st.text(), layouts)
+def test_a_string_is_delivered_as_its_utf8_bytes(message: str, layout: dict[str, Any]) -> None:
+    asked = {"topic": "orders", "message": message, "countdown": 1.5}
+
+    assert accepted(json.dumps(asked, **layout)).message == message.encode()
+
+
+@given(st.binary())
+def test_base64_is_delivered_as_the_bytes_it_stands_for(message: bytes) -> None:
+    text = b64encode(message).decode()
+
+    assert accepted(with_fields(f'"encoding": "base64", "message": "{text}"')).message == message
+
+
+number_texts = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+)
+names = st.sampled_from(["a", "b", "a b", "message", "topic", "é", '"', "\\"]).map(json.dumps)
+message_texts = st.recursive(
+    number_texts | names | st.sampled_from(["null", "true", "false"]),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda held: "[" + " ,\t".join(held) + "]")
+        | st.lists(st.tuples(names, inner), max_size=4).map(
+            lambda pairs: "{" + ", ".join(f"{name}: {held}" for name, held in pairs) + "}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+class TwiceNamedError(Exception):
+    pass
+
+
+def exactly(text: str | bytes) -> Any:
+    def pairs(found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        if len(dict(found)) < len(found):
+            raise TwiceNamedError
+        return found
+
+    return json.loads(text, parse_int=Decimal, parse_float=Decimal, object_pairs_hook=pairs)
+
+
+@given(message_texts)
+@example('{"a":1,"a":1}')
+@example('{"message":{"message":5},"message":5}')
+@example('{"a": 1E400, "a": "a"}')
+@example('{"a":12345678901234567890123,"b":{"a":1.00}}')
+def test_a_message_is_delivered_exactly_or_refused(message: str) -> None:
+    parsed = parse(with_fields("", leave_out="message")[:-1] + f', "message": {message}}}')
+
+    if isinstance(parsed, Invalid) and parsed.reason is Reason.DUPLICATE_KEY:
+        with pytest.raises(TwiceNamedError):
+            exactly(message)
+    elif isinstance(parsed, Invalid):
+        assert parsed.reason is Reason.BAD_MESSAGE
+        assert re.search(r"inf", repr(json.loads(message)))
+    else:
+        assert isinstance(parsed, Request)
+        expected = exactly(message)
+        if isinstance(expected, str):
+            assert parsed.message == expected.encode()
+        elif parsed.message is None:
+            assert message == "null"
+        else:
+            assert exactly(parsed.message) == expected
+
+
+@given(st.sampled_from([*map(json.dumps, VALID), r'"\u0074opic"', r'"at"']), json_values)
+def test_a_field_written_twice_never_passes(name: str, held: Any) -> None:
+    text = json.dumps(held)
+
+    value = with_fields("")[:-1] + f", {name}: {text}, {name}: {text}}}"
+
+    assert isinstance(parse(value), Invalid)
+
+
+@given(st.floats(0, LONGEST_S, exclude_min=True) | st.integers(1, LONGEST_S))
+@example(1.1)
+@example(0.1 + 0.2)
+@example(34559999.999)
+@example(5e-324)
+def test_a_countdown_ends_at_the_first_millisecond_that_is_not_early(countdown: float) -> None:
+    request = accepted(with_fields(f'"countdown": {countdown!r}'))
+
+    assert request.due_ms - WRITTEN_MS == ceil(Decimal(repr(countdown)) * 1000)
+
+
+@given(st.integers(-(2**63), 2**63), st.integers(-1, 2**53))
+def test_a_due_time_is_never_before_the_request_nor_too_far(at: int, written_ms: int) -> None:
+    parsed = parse(with_fields(f'"at": {at}'), written_ms=written_ms)
+    start_ms = written_ms if 0 <= written_ms <= LATEST_MS else LATEST_MS
+
+    if at > start_ms + LONGEST_S * 1000:
+        assert isinstance(parsed, Invalid)
+        assert parsed.reason is Reason.TOO_FAR
+    else:
+        assert isinstance(parsed, Request)
+        assert parsed.due_ms == max(at, start_ms)
+
+
+@given(
+    st.datetimes(timezones=st.timezones())
+    | st.datetimes(datetime(2025, 12, 1), datetime(2027, 3, 1), timezones=st.timezones())
+)
+def test_every_instant_of_rfc_3339_is_read_as_itself(at: datetime) -> None:
+    text = at.isoformat()
+    parsed = parse(with_fields(f'"at": "{text}"'))
+    at_ms = int(at.replace(microsecond=0).timestamp()) * 1000 + ceil(at.microsecond / 1000)
+
+    if re.search(r":\d\d:\d\d$", text.partition("T")[2][8:]):
+        assert isinstance(parsed, Invalid), "an offset with seconds is not RFC 3339"
+    elif isinstance(parsed, Request):
+        assert parsed.due_ms == max(at_ms, WRITTEN_MS)
+    else:
+        assert at_ms > WRITTEN_MS + LONGEST_S * 1000

@@ -1,0 +1,661 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blackbox import entry as entries
+from blackbox.dispatch import ALONE_PER_TICK, LONGEST_RETRY_MS, Dispatch, Dispatched
+from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused
+from blackbox.entry import Entry
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import refused_entry
+from blackbox.outgoing import Outgoing
+from blackbox.plan import Labels
+from blackbox.request import Cancel, Invalid, Reason, Record, request_id
+from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
+from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
+
+LETTERS = "dead-letters"
+UNKNOWN = (Reason.UNKNOWN_TOPIC, "the topic 'orders' does not exist; create it")
+TOO_LARGE = (Reason.TOO_LARGE, "larger than max.message.bytes")
+
+Make = Callable[..., Dispatch]
+
+
+@pytest.fixture
+def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
+    def make_dispatch(**settings: Any) -> Dispatch:
+        return Dispatch(
+            shard=SHARD,
+            index=index,
+            writer=writer,
+            targets=targets,
+            journal=journal,
+            reread=lambda kept: Entry("orders", b"read again", kept.timestamp_ms),
+            dead_letter_topic=LETTERS,
+            **settings,
+        )
+
+    return make_dispatch
+
+
+@pytest.fixture
+def dispatch(make: Make) -> Dispatch:
+    return make()
+
+
+@pytest.fixture
+def pend(index: ShardIndex, journal: FakeJournal) -> Callable[..., None]:
+    """Make these requests pending, with their records in the journal."""
+
+    def add(*changes: Entry | Cancel) -> None:
+        start = len(journal.request_records)
+        offsets = range(start, start + len(changes))
+        journal.request_records += [record(o, b"record %d" % o, NOW_MS) for o in offsets]
+        store(index, start, offsets.stop, dict(zip(offsets, changes, strict=True)))
+
+    return add
+
+
+Pend = Callable[..., None]
+
+
+def to(target: str = "orders", due_ms: int = NOW_MS, **more: Any) -> Entry:
+    return Entry(target, b"hello", due_ms, **more)
+
+
+def invalid() -> Entry:
+    return refused_entry(record(0, b"{"), Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS)
+
+
+def letter(writer: FakeWriter, offset: int) -> Outgoing:
+    [found] = [o for o in writer.committed if o.topic == LETTERS and o.offset == offset]
+    return found
+
+
+def told(outgoing: Outgoing) -> tuple[object, object]:
+    headers = dict(outgoing.headers)
+    return headers["blackbox-reason"], headers["blackbox-detail"]
+
+
+def stored_entry(client: Any, offset: int) -> Entry:
+    return entries.decode(held(client).payloads[offset])
+
+
+# one tick
+
+
+def test_nothing_due_means_no_transaction(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    assert dispatch.tick(NOW_MS) == Dispatched()
+    pend(to(due_ms=NOW_MS + 5), to(due_ms=NOW_MS + 9))
+
+    did = dispatch.tick(NOW_MS)
+
+    assert (did.next_due_ms, did.oldest_ms, did.pending) == (NOW_MS + 5, NOW_MS + 5, 2)
+    assert writer.calls == []
+
+
+def test_labels_are_checked_also_when_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
+    client.hset(PREFIX + "state", "receipts", 9)
+
+    with pytest.raises(LabelsMoved):
+        dispatch.tick(NOW_MS)
+
+
+def test_messages_are_flushed_before_the_receipt_and_removed_after_the_commit(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pend(to("orders"), invalid(), to("bills"))
+    settle = index.settle
+
+    def settle_noted(*given: Any) -> None:
+        writer.calls.append("settle")
+        settle(*given)
+
+    monkeypatch.setattr(index, "settle", settle_noted)
+
+    dispatch.tick(NOW_MS)
+
+    assert writer.calls == [
+        "begin", "send orders@0", "send bills@2", f"send {LETTERS}@1", "flush", "commit", "settle",
+    ]  # fmt: skip
+
+
+def test_a_tick_delivers_what_is_due_and_says_so(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(due_ms=NOW_MS - 3), to(due_ms=NOW_MS + 1), to("bills", due_ms=NOW_MS))
+
+    did = dispatch.tick(NOW_MS)
+
+    assert did == Dispatched(
+        due_ms=[NOW_MS - 3, NOW_MS],
+        next_due_ms=NOW_MS + 1,
+        oldest_ms=NOW_MS - 3,
+        pending=3,
+    )
+    assert [(o.topic, o.value) for o in writer.committed] == [
+        ("orders", b"hello"), ("bills", b"hello"),
+    ]  # fmt: skip
+    assert dict(writer.committed[0].headers)["blackbox-id"] == request_id(SHARD, 0)
+    assert held(client).offsets() == [1]
+    assert held(client).labels == Labels(3, 1)
+
+
+def test_a_receipt_names_where_every_request_went(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(), to("bills"), invalid(), to(), to(expires_ms=NOW_MS - 1), to("huge"))
+    writer.refused["huge"] = TOO_LARGE
+
+    dispatch.tick(NOW_MS)
+
+    [receipt] = writer.receipts
+    assert receipt.at_ms == NOW_MS
+    assert receipt.delivered == {"orders/0": [(0, 0), (3, 1)], "bills/0": [(1, 0)]}
+    assert (receipt.dead, receipt.expired, receipt.invalid) == ([5], [4], [2])
+    assert sorted(offset for offset, _ in receipt.letters[f"{LETTERS}/0"]) == [2, 4, 5]
+    assert (receipt.barrier, receipt.void, receipt.gone) == (False, [], None)
+
+
+def test_the_same_request_is_not_delivered_twice(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(), to())
+
+    dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [0, 1]
+
+
+def test_a_cancelled_request_is_never_delivered(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(caller_id="a"), to(caller_id="b"), Cancel("a"))
+
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1]
+
+
+def test_a_delivery_frees_its_caller_id(dispatch: Dispatch, pend: Pend, client: Any) -> None:
+    pend(to(caller_id="a"), to(due_ms=NOW_MS + 1, caller_id="b"))
+
+    dispatch.tick(NOW_MS)
+
+    assert held(client).holders == {"b": 1}
+
+
+def test_a_full_batch_asks_for_another_look_at_once(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(*(to() for _ in range(7)))
+    dispatch = make(batch_limit=3)
+    ticks = 0
+    while dispatch.tick(NOW_MS).is_full:
+        ticks += 1
+        assert ticks < 9
+
+    assert writer.sent_to("orders") == list(range(7))
+    assert max(len(list(receipt.removals())) for receipt in writer.receipts) == 3
+
+
+def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(), to(), to())
+    dispatch = make(batch_limit=2)
+    assert dispatch.tick(NOW_MS).is_full
+    pend(to(due_ms=NOW_MS - 9))
+
+    while dispatch.tick(NOW_MS).is_full:
+        pass
+
+    assert sorted(writer.sent_to("orders")) == [0, 1, 2, 3]
+
+
+# what cannot be delivered
+
+
+def test_a_message_the_client_refuses_becomes_a_dead_letter_in_the_same_transaction(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(), to("huge", caller_id="a"))
+    writer.refused["huge"] = TOO_LARGE
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.calls.count("begin") == 1
+    assert writer.receipts[0].delivered == {"orders/0": [(0, 0)]}
+    assert writer.receipts[0].dead == [1]
+    assert told(letter(writer, 1)) == TOO_LARGE
+    assert letter(writer, 1).value == b"record 1"
+    assert (did.due_ms, did.dead) == ([NOW_MS], {"too-large": 1})
+    assert (held(client).due, held(client).holders) == ([], {})
+
+
+def test_an_invalid_request_becomes_a_dead_letter_that_is_its_record(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    original = Record(0, NOW_MS, b"\xffk", b"{not json", [("h", b"\xfe"), ("i", None)])
+    pend(refused_entry(original, Invalid(Reason.NOT_JSON, "see byte 1"), NOW_MS))
+    journal.request_records.clear()
+
+    did = dispatch.tick(NOW_MS)
+
+    found = letter(writer, 0)
+    assert (found.key, found.value) == (b"\xffk", b"{not json")
+    assert found.headers[:2] == [("h", b"\xfe"), ("i", None)]
+    assert told(found) == ("not-json", "see byte 1")
+    assert did.dead == {"not-json": 1}
+
+
+def test_an_expired_request_is_not_delivered(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    late_ms = NOW_MS - 50
+    pend(to(due_ms=late_ms, expires_ms=NOW_MS - 1), to(due_ms=late_ms, expires_ms=NOW_MS))
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1]
+    assert told(letter(writer, 0)) == ("expired", "due 50 ms ago, expires_after was shorter")
+    assert did.dead == {"expired": 1}
+
+
+def test_a_dead_letter_too_large_for_its_topic_is_sent_without_its_value(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(invalid())
+    writer.refuses = lambda o: TOO_LARGE if o.value is not None else None
+
+    dispatch.tick(NOW_MS)
+
+    assert letter(writer, 0).value is None
+    assert letter(writer, 0).key == b"key"
+    assert writer.receipts[0].letters == {f"{LETTERS}/0": [(0, 0)]}
+
+
+def test_a_dead_letter_that_no_form_can_be_sent_of_is_a_doubt(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(invalid())
+    writer.refused[LETTERS] = TOO_LARGE
+
+    with pytest.raises(Doubt, match="TB/3@0: no form of its dead letter can be sent"):
+        dispatch.tick(NOW_MS)
+
+    assert held(client).offsets() == [0]
+
+
+def test_dead_letters_stay_pending_while_their_topic_cannot_take_them(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(invalid(), to())
+    targets.refusals[LETTERS] = UNKNOWN
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1]
+    assert held(client).due == [(NOW_MS + LONGEST_RETRY_MS, 0)]
+    assert (did.dead, did.retried) == ({}, 1)
+    targets.refusals.clear()
+    dispatch.tick(NOW_MS + LONGEST_RETRY_MS)
+    assert told(letter(writer, 0)) == ("not-json", "no JSON")
+
+
+# targets that may come back
+
+
+def test_a_missing_target_is_tried_again_with_growing_waits_then_given_up(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(to(caller_id="a"))
+    targets.refusals["orders"] = UNKNOWN
+    dispatch = make(retries=8)
+    now_ms, waits_s = NOW_MS, []
+    while not writer.committed:
+        did = dispatch.tick(now_ms)
+        if held(client).due:
+            [(at_ms, _)] = held(client).due
+            assert did.next_due_ms == at_ms
+            waits_s.append((at_ms - now_ms) / 1000)
+            assert dispatch.tick(at_ms - 1).retried == 0
+            now_ms = at_ms
+
+    assert waits_s == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert told(letter(writer, 0)) == (UNKNOWN[0], UNKNOWN[1] + ", tried 9 times")
+    assert letter(writer, 0).value == b"record 0"
+    assert writer.receipts[0].dead == [0]
+    assert held(client).holders == {}
+
+
+def test_a_target_that_came_back_gets_its_message_with_its_first_due_time(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(to())
+    targets.refusals["orders"] = UNKNOWN
+    dispatch.tick(NOW_MS)
+    targets.refusals.clear()
+
+    did = dispatch.tick(NOW_MS + 1000)
+
+    assert did.due_ms == [NOW_MS]
+    assert dict(writer.committed[0].headers)["blackbox-due-ms"] == str(NOW_MS)
+
+
+def test_an_unreachable_target_is_never_given_up(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(to())
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(retries=2)
+    for _ in range(20):
+        dispatch.tick(held(client).due[0][0])
+
+    assert writer.committed == []
+    assert stored_entry(client, 0).attempts == 20
+
+
+def test_a_thousand_requests_without_a_target_do_not_hold_up_the_others(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(*(to("gone", due_ms=NOW_MS - 1) for _ in range(1000)), to())
+    targets.refusals["gone"] = UNKNOWN
+
+    first = dispatch.tick(NOW_MS)
+    assert (first.retried, first.is_full) == (1000, True)
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1000]
+    assert len(held(client).due) == 1000
+
+
+# what the broker refuses
+
+
+def test_the_only_suspect_of_a_refused_transaction_becomes_a_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(), to("strict", caller_id="a"), to())
+    writer.failing["strict"] = TOO_LARGE
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+    assert (writer.committed, writer.receipts) == ([], [])
+    assert held(client).offsets() == [0, 1, 2]
+
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to("orders") == [0, 2]
+    assert told(letter(writer, 1)) == TOO_LARGE
+    assert letter(writer, 1).value == b"record 1"
+    assert held(client).holders == {}
+
+
+def test_several_suspects_are_tried_alone_and_the_rest_goes_out_without_them(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(), to("strict"), to("strict"))
+    writer.failing["strict"] = TOO_LARGE
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+    assert [stored_entry(client, offset).alone for offset in range(3)] == [False, True, True]
+
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to("orders") == [0]
+    writer.failing.clear()
+    dispatch.tick(NOW_MS + 1000)
+    assert writer.sent_to("strict") == [1, 2]
+    assert [list(receipt.removals()) for receipt in writer.receipts[-2:]] == [[1], [2]]
+
+
+def test_a_suspect_refused_alone_becomes_a_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to("strict"), to("strict"))
+    writer.failing["strict"] = TOO_LARGE
+    now_ms, doubts = NOW_MS, 0
+    while len(writer.sent_to(LETTERS)) < 2:
+        now_ms += 1000
+        try:
+            dispatch.tick(now_ms)
+        except Refused:
+            doubts += 1
+        assert doubts < 9
+
+    assert writer.sent_to("strict") == []
+
+
+def test_few_suspects_are_tried_per_tick(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(*(to(alone=True) for _ in range(ALONE_PER_TICK + 2)))
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.calls.count("commit") == ALONE_PER_TICK
+    assert did.retried == 2
+    assert [due_ms > NOW_MS for due_ms, _ in held(client).due] == [True, True]
+
+
+def test_a_suspect_whose_target_may_come_back_is_tried_again_later(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to("strict"), to())
+    writer.failing["strict"] = (Reason.NOT_AUTHORIZED, "grant Write")
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+
+    assert held(client).due == [(NOW_MS, 1), (NOW_MS + 1000, 0)]
+    assert stored_entry(client, 0).attempts == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_dead_letter_the_broker_refuses_gets_smaller_until_it_is_taken(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, count: int, exactly_once: bool
+) -> None:
+    writer.exactly_once = exactly_once
+    pend(*(invalid() for _ in range(count)), to())
+    writer.fails = lambda o: TOO_LARGE if o.topic == LETTERS and o.value is not None else None
+    now_ms, doubts = NOW_MS, 0
+    while len(writer.sent_to(LETTERS)) < count:
+        now_ms += 1000
+        try:
+            dispatch.tick(now_ms)
+        except Refused:
+            doubts += 1
+        assert now_ms < NOW_MS + 20_000, "the shard is stuck"
+
+    assert writer.sent_to("orders") == [count]
+    for offset in range(count):
+        found = letter(writer, offset)
+        assert (found.key, found.value) == (b"key", None)
+        reason, detail = told(found)
+        assert reason == "not-json"
+        assert "too-large" in str(detail)
+
+
+def test_a_dead_letter_that_got_smaller_frees_the_caller_id_of_its_request(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to("huge", caller_id="a"))
+    writer.refused["huge"] = TOO_LARGE
+    writer.fails = lambda o: TOO_LARGE if o.value is not None else None
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+
+    assert writer.receipts[0].dead == [0]
+    assert held(client).holders == {}
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_dead_letter_keeps_its_reason_while_the_broker_cannot_take_it(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, exactly_once: bool
+) -> None:
+    writer.exactly_once = exactly_once
+    pend(invalid())
+    writer.failing[LETTERS] = (Reason.UNREACHABLE, "timed out")
+    now_ms = NOW_MS
+    for _ in range(9):
+        now_ms += LONGEST_RETRY_MS
+        try:
+            dispatch.tick(now_ms)
+        except Refused:
+            continue
+    writer.failing.clear()
+    dispatch.tick(now_ms + LONGEST_RETRY_MS)
+
+    assert told(letter(writer, 0)) == ("not-json", "no JSON")
+    assert letter(writer, 0).value == b"{"
+
+
+# at-least-once
+
+
+def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    writer.exactly_once = False
+    writer.failing = {"slow": (Reason.UNREACHABLE, "timed out"), "strict": TOO_LARGE}
+    pend(to(), to("slow"), to("strict"), to())
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.receipts[0].delivered == {"orders/0": [(0, 0), (3, 1)]}
+    assert sorted(writer.receipts[0].removals()) == [0, 3]
+    assert (did.due_ms, did.retried) == ([NOW_MS, NOW_MS], 2)
+    assert sorted(held(client).offsets()) == [1, 2]
+    assert stored_entry(client, 2).alone
+
+
+# doubts
+
+
+@pytest.mark.parametrize("step", ["begin", "send orders@0", "flush", "commit"])
+@pytest.mark.parametrize("doubt", [Fenced("fenced"), JournalLost("lost")], ids=["fenced", "lost"])
+def test_a_doubt_before_the_commit_is_known_leaves_the_index_alone(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any, step: str, doubt: Doubt
+) -> None:
+    pend(to(), invalid())
+    before = held(client)
+    writer.before[step] = doubt
+
+    with pytest.raises(type(doubt)):
+        dispatch.tick(NOW_MS)
+
+    assert held(client) == before
+    assert writer.receipts == []
+
+
+def test_an_owner_that_was_replaced_during_its_commit_removes_nothing(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to())
+    commit = writer.commit
+
+    def commit_slowly(receipt: Any) -> int:
+        client.hset(PREFIX + "state", "receipts", 5)
+        return commit(receipt)
+
+    writer.commit = commit_slowly  # type: ignore[method-assign]
+
+    with pytest.raises(LabelsMoved):
+        dispatch.tick(NOW_MS)
+
+    assert held(client).offsets() == [0]
+
+
+# lost payloads
+
+
+def lose_payload(client: Any, offset: int) -> None:
+    client.delete(f"{PREFIX}msg:{offset:016x}")
+
+
+def test_a_lost_payload_is_read_again_from_its_record(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    pend(to(), to())
+    lose_payload(client, 1)
+
+    with caplog.at_level(logging.WARNING):
+        did = dispatch.tick(NOW_MS)
+
+    assert [(o.offset, o.value) for o in writer.committed] == [(0, b"hello"), (1, b"read again")]
+    assert did.due_ms == [NOW_MS, NOW_MS]
+    assert "TB/3@1: no payload in Redis, read again" in caplog.text
+
+
+def test_a_payload_that_cannot_be_read_is_read_again_from_its_record_too(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(), to())
+    client.set(f"{PREFIX}msg:{1:016x}", b"not what blackbox wrote")
+
+    dispatch.tick(NOW_MS)
+
+    assert [(o.offset, o.value) for o in writer.committed] == [(0, b"hello"), (1, b"read again")]
+
+
+def test_a_request_cancelled_after_it_was_read_ahead_is_not_delivered(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    dispatch = make(batch_limit=2)
+    pend(to(), to(), to(caller_id="unwanted"), to())
+    dispatch.tick(NOW_MS)
+    pend(Cancel("unwanted"))
+
+    dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 3]
+
+
+def test_a_payload_lost_together_with_its_record_becomes_a_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
+) -> None:
+    pend(to(), to())
+    lose_payload(client, 0)
+    journal.request_records[0] = None
+
+    did = dispatch.tick(NOW_MS)
+
+    reason, detail = told(letter(writer, 0))
+    assert reason == "payload-lost"
+    assert "retention.ms" in str(detail)
+    assert writer.receipts[0].dead == [0]
+    assert did.dead == {"payload-lost": 1}
+    assert held(client).due == []
+
+
+# a full Redis
+
+
+def test_a_full_redis_does_not_keep_good_messages_from_leaving(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
+    client: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refuse(*_: Any) -> None:
+        raise IndexFull("Redis has no memory left")
+
+    pend(to("gone"), to())
+    targets.refusals["gone"] = UNKNOWN
+    monkeypatch.setattr(index, "defer", refuse)
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1]
+    assert held(client).due == [(NOW_MS, 0)]
+    assert did.retried == 0

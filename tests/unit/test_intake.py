@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blackbox import entry as entries
+from blackbox.doubt import LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake, Taken
+from blackbox.plan import Batch, Labels
+from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from tests.contract.held import held
+from tests.fakes import FakeFormat, record
+
+NOW_MS = 50_000
+NOTHING = Taken(accepted=0, invalid=0, cancelled=0, replaced=0, first_due_ms=None)
+
+
+def request(due_ms: int = NOW_MS, caller_id: str | None = None) -> Request:
+    return Request("orders", b"hi", due_ms, b"k", [("h", b"v")], "shop", caller_id, None)
+
+
+def intake(index: ShardIndex, **parsed: Request | Cancel | Invalid) -> Intake:
+    """An intake whose contract reads the record at offset 7 as what is given as `at_7`."""
+    return Intake(FakeFormat({int(name[3:]): value for name, value in parsed.items()}), index)
+
+
+def batch(start: int, end: int, *offsets: int) -> Batch:
+    return Batch(start, end, [record(offset) for offset in offsets])
+
+
+def test_a_pass_says_what_it_did(index: ShardIndex) -> None:
+    taking = intake(
+        index,
+        at_0=request(NOW_MS + 9, "a"),
+        at_1=request(NOW_MS + 5),
+        at_2=request(NOW_MS + 7, "a"),
+        at_3=request(NOW_MS, "b"),
+        at_4=Cancel("b"),
+        at_5=Cancel("c"),
+        at_9=Invalid(Reason.NOT_JSON, "no"),
+    )
+
+    taken = taking.apply(batch(0, 9, 0, 1, 2, 3, 4, 5), NOW_MS)
+    also = taking.apply(batch(9, 10, 9), NOW_MS)
+
+    assert taken == Taken(accepted=2, invalid=0, cancelled=1, replaced=1, first_due_ms=NOW_MS + 5)
+    assert also == Taken(accepted=0, invalid=1, cancelled=0, replaced=0, first_due_ms=0)
+
+
+def test_the_same_batch_again_does_nothing_and_says_so(index: ShardIndex, client: Any) -> None:
+    taking = intake(index, at_0=request(), at_1=Cancel("a"))
+    taking.apply(batch(0, 2, 0, 1), NOW_MS)
+    before = held(client)
+
+    assert taking.apply(batch(0, 2, 0, 1), NOW_MS) == NOTHING
+    assert held(client) == before
+
+
+def test_a_batch_of_gaps_moves_the_label(index: ShardIndex) -> None:
+    assert intake(index).apply(batch(0, 50), NOW_MS) == NOTHING
+    assert index.labels == Labels(50, 0)
+
+
+def test_an_index_behind_the_batch_is_a_doubt(index: ShardIndex) -> None:
+    with pytest.raises(LabelsMoved):
+        intake(index, at_5=request()).apply(batch(5, 6, 5), NOW_MS)
+
+
+def test_a_request_is_stored_with_all_it_asked_for(index: ShardIndex, client: Any) -> None:
+    asked = Request(
+        "orders", None, NOW_MS, b"\xff", [("h", None), ("i", b"\xfe")], "shop", "a", NOW_MS + 1
+    )
+
+    intake(index, at_0=asked).apply(batch(0, 1, 0), NOW_MS)
+
+    assert entries.decode(held(client).payloads[0]) == Entry(
+        "orders", None, NOW_MS, b"\xff", [("h", None), ("i", b"\xfe")], "shop", "a", NOW_MS + 1
+    )
+
+
+@pytest.mark.parametrize(("written_ms", "due_ms"), [(10, 10), (NOW_MS + 99, NOW_MS)])
+def test_an_invalid_record_is_due_at_once_as_it_was(
+    index: ShardIndex, client: Any, written_ms: int, due_ms: int
+) -> None:
+    original = Record(0, written_ms, b"k", b"{not json", [("h", b"v")])
+    taking = intake(index, at_0=Invalid(Reason.NOT_JSON, "see byte 1"))
+
+    taking.apply(Batch(0, 1, [original]), NOW_MS)
+
+    assert entries.decode(held(client).payloads[0]) == Entry(
+        "", b"{not json", due_ms, b"k", [("h", "v")], reason="not-json", detail="see byte 1"
+    )
+    assert held(client).due == [(due_ms, 0)]
+
+
+def test_a_record_that_kafka_cannot_hand_over_whole_is_invalid(
+    index: ShardIndex, client: Any
+) -> None:
+    unreadable = Record(0, 10, b"k", b"{}", [], "a header name is no UTF-8")
+
+    taken = intake(index).apply(Batch(0, 1, [unreadable]), NOW_MS)
+
+    stored = entries.decode(held(client).payloads[0])
+    assert (taken.invalid, taken.accepted) == (1, 0)
+    assert (stored.reason, stored.detail) == ("bad-headers", "a header name is no UTF-8")
+
+
+def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
+    taking = intake(index, at_3=request(caller_id="a"), at_4=Invalid(Reason.EMPTY, "no value"))
+
+    again = taking.reread(record(3))
+    refused = taking.reread(record(4, b"", timestamp_ms=70))
+
+    assert again == Entry("orders", b"hi", NOW_MS, b"k", [("h", b"v")], "shop", "a")
+    assert (refused.reason, refused.message, refused.due_ms) == ("empty", b"", 70)
+
+
+def test_a_cancel_is_no_entry(index: ShardIndex) -> None:
+    with pytest.raises(ValueError, match="the record at offset 3 is a cancel"):
+        intake(index, at_3=Cancel("a")).reread(record(3))

@@ -1,0 +1,115 @@
+"""Imports point one way: what is asked ← what happens to it ← who calls ← how people reach it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import blackbox
+
+ROOT = Path(blackbox.__file__).parent
+PURE = {"request", "formats", "entry", "plan", "receipt", "outgoing", "doubt", "clock"}
+VERBS = {"intake", "dispatch", "recovery"}
+
+MAY_IMPORT = {
+    **dict.fromkeys(PURE, PURE),
+    **dict.fromkeys(VERBS, PURE | VERBS),
+    "index": PURE | {"index"},
+    "journal": PURE | {"journal"},
+    "embedded": {"embedded"},
+}
+"""The parts of blackbox that a part may use; parts that are not named here may use any but `cli`."""
+
+ONLY_IN = {
+    "redis": {"index"},
+    "hiredis": {"index"},
+    "confluent_kafka": {"journal", "client", "demo", "embedded.kafka"},
+    "pyspark": {"pipeline", "embedded.jars"},
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "uvicorn": {"api"},
+    "rich": {"cli", "demo"},
+    "typer": {"cli", "demo"},
+}
+"""Where a library may be imported: a part of blackbox, or one module of it."""
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+    if path != ROOT / "__init__.py"
+)
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module that the source imports, also inside functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they point"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from names if node.module == "blackbox" else [str(node.module)]
+
+
+def imports_of(module: str) -> set[str]:
+    path = ROOT.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return set(imported(source.read_text()))
+
+
+def own_imports(module: str) -> set[str]:
+    return {name for name in imports_of(module) if name.startswith("blackbox.")}
+
+
+def part_of(module: str) -> str:
+    """`index` for `blackbox.index.keys` as well as for `index.keys`."""
+    return module.removeprefix("blackbox.").partition(".")[0]
+
+
+def is_within(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part_of(m) in MAY_IMPORT])
+def test_a_module_uses_only_the_layers_below_it(module: str) -> None:
+    assert {part_of(name) for name in own_imports(module)} <= MAY_IMPORT[part_of(module)]
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
+    users = {
+        module
+        for module in MODULES
+        if library in {name.partition(".")[0] for name in imports_of(module)}
+    }
+
+    assert {module for module in users if not is_within(module, ONLY_IN[library])} == set()
+
+
+def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
+    users = {m for m in MODULES if "cli" in {part_of(name) for name in own_imports(m)}}
+
+    assert {module for module in users if part_of(module) not in ("cli", "__main__")} == set()
+
+
+def test_the_named_parts_exist() -> None:
+    assert {part_of(module) for module in MODULES} >= MAY_IMPORT.keys()
+    assert imports_of("index.connection") >= {"redis", "hiredis"}
+    assert "confluent_kafka" in imports_of("journal.writer")
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = """
+import redis.client as r
+from blackbox import entry as entries
+if True:
+    def late():
+        from blackbox.index.keys import Keys
+        import rich, typer
+"""
+    assert set(imported(source)) == {
+        "redis.client", "blackbox.entry", "blackbox.index.keys", "rich", "typer",
+    }  # fmt: skip

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox.entry import Entry
+from blackbox.plan import Change, Labels, Plan, View, resolve
+from blackbox.request import Cancel
+
+
+def entry(caller_id: str | None = None, due_ms: int = 1) -> Entry:
+    return Entry("orders", b"", due_ms, caller_id=caller_id)
+
+
+def view(
+    requests: int = 10, skipped: set[int] | None = None, holders: dict[str, int] | None = None
+) -> View:
+    return View(Labels(requests, 0), skipped or set(), holders or {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "puts", "removals", "holders"),
+    [
+        ([], [], [], {}),
+        ([(10, entry()), (12, entry())], [10, 12], [], {}),
+        ([(10, entry("a"))], [10], [], {"a": 10}),
+        ([(10, entry("a")), (11, entry("a"))], [11], [], {"a": 11}),
+        ([(10, entry("a")), (11, entry("b"))], [10, 11], [], {"a": 10, "b": 11}),
+        ([(10, entry("a")), (11, Cancel("a"))], [], [], {"a": None}),
+        ([(10, entry("a")), (11, Cancel("b"))], [10], [], {"a": 10, "b": None}),
+        ([(10, Cancel("a")), (11, entry("a"))], [11], [], {"a": 11}),
+        ([(10, entry("a")), (11, Cancel("a")), (12, entry("a"))], [12], [], {"a": 12}),
+        ([(10, entry("")), (11, entry(""))], [11], [], {"": 11}),
+    ],
+    ids=lambda part: repr(part) if not part or isinstance(part, list) else None,
+)
+def test_changes_of_one_batch_follow_each_other(
+    changes: list[tuple[int, Change]],
+    puts: list[int],
+    removals: list[int],
+    holders: dict[str, int | None],
+) -> None:
+    plan = resolve(changes, view())
+
+    assert (list(plan.puts), plan.removals, plan.holders) == (puts, removals, holders)
+
+
+def test_a_request_pending_since_earlier_is_replaced() -> None:
+    plan = resolve([(10, entry("a"))], view(holders={"a": 3}))
+
+    assert (list(plan.puts), plan.removals, plan.holders) == ([10], [3], {"a": 10})
+    assert (plan.replaced, plan.cancelled) == (1, 0)
+
+
+def test_a_request_pending_since_earlier_is_cancelled_once() -> None:
+    plan = resolve([(10, Cancel("a")), (11, Cancel("a"))], view(holders={"a": 3}))
+
+    assert (plan.puts, plan.removals, plan.holders) == ({}, [3], {"a": None})
+    assert (plan.replaced, plan.cancelled) == (0, 1)
+
+
+def test_what_is_below_the_label_is_in_the_index_already() -> None:
+    plan = resolve([(8, entry("a")), (9, Cancel("b"))], view(holders={"b": 3}))
+
+    assert plan == Plan(holders={"b": 3})
+
+
+def test_a_skipped_request_is_not_put() -> None:
+    plan = resolve([(10, entry()), (11, entry("a"))], view(skipped={10, 11}))
+
+    assert (plan.puts, plan.removals, plan.holders) == ({}, [], {"a": None})
+
+
+def test_a_skipped_request_still_ends_the_one_it_replaced() -> None:
+    changes: list[tuple[int, Change]] = [
+        (10, entry("b")),
+        (11, entry("a")),
+        (12, entry("b")),
+    ]
+    plan = resolve(changes, view(skipped={11, 12}, holders={"a": 3}))
+
+    assert (plan.puts, plan.removals, plan.holders) == ({}, [3], {"a": None, "b": None})
+
+
+def test_a_view_is_not_changed_by_planning() -> None:
+    held = {"a": 3}
+
+    resolve([(10, Cancel("a"))], view(holders=held))
+
+    assert held == {"a": 3}
+
+
+caller_ids = st.sampled_from(["a", "b", "c"])
+changes_of_callers = st.one_of(
+    st.none() | caller_ids.map(entry), caller_ids.map(Cancel), st.just(entry())
+)
+
+
+@given(
+    st.lists(changes_of_callers, max_size=12),
+    st.sets(st.integers(0, 11)),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
+def test_a_journal_gives_the_same_entries_however_it_is_cut_into_batches(
+    journal: list[Change | None], skipped: set[int], one_cut: int, other_cut: int
+) -> None:
+    cuts = [0, *sorted((one_cut, other_cut)), len(journal)]
+    entries: set[int] = set()
+    holders: dict[str, int] = {}
+    for first, last in pairwise(cuts):
+        batch = [(o, c) for o, c in enumerate(journal[first:last], first) if c is not None]
+        plan = resolve(batch, View(Labels(first, 0), skipped, holders))
+        entries = (entries | plan.puts.keys()) - set(plan.removals)
+        holders = {name: offset for name, offset in plan.holders.items() if offset is not None}
+
+    assert (entries, holders) == _by_definition(journal, skipped)
+
+
+def _by_definition(
+    journal: list[Change | None], skipped: set[int]
+) -> tuple[set[int], dict[str, int]]:
+    """A request is pending unless it was removed or a later change names its caller id."""
+    last = {change.caller_id: o for o, change in enumerate(journal) if change is not None}
+    pending = {
+        offset
+        for offset, change in enumerate(journal)
+        if isinstance(change, Entry)
+        and offset not in skipped
+        and (change.caller_id is None or last[change.caller_id] == offset)
+    }
+    named = {c: offset for c, offset in last.items() if c is not None and offset in pending}
+    return pending, named

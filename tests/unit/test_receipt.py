@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox.receipt import DOUBTFUL, Receipt, decode, encode, settled
+
+offsets = st.integers(0, 2**62)
+offset_lists = st.lists(offsets, max_size=5)
+places = st.dictionaries(
+    st.from_regex(r"[a-z]{1,5}/[0-9]{1,2}", fullmatch=True),
+    st.lists(st.tuples(offsets, offsets), min_size=1, max_size=4),
+    max_size=3,
+)
+receipts = st.builds(
+    Receipt,
+    at_ms=st.integers(0, 2**53),
+    delivered=places,
+    dead=offset_lists,
+    expired=offset_lists,
+    invalid=offset_lists,
+    letters=places,
+    void=offset_lists,
+    barrier=st.booleans(),
+    gone=st.none() | st.tuples(offsets, offsets),
+)
+
+
+@given(receipts)
+def test_a_receipt_comes_back_as_it_was_written(receipt: Receipt) -> None:
+    again = decode(encode(receipt))
+
+    assert encode(again) == encode(receipt)
+    assert list(again.removals()) == list(receipt.removals())
+    assert (again.void, again.barrier, again.at_ms) == (
+        receipt.void, receipt.barrier, receipt.at_ms,
+    )  # fmt: skip
+
+
+def test_a_receipt_reads_as_documented() -> None:
+    receipt = Receipt(5, delivered={"orders/3": [(17, 4), (18, 5)]}, dead=[19])
+
+    assert encode(receipt) == (
+        b'{"v":1,"at_ms":5,"delivered":{"orders/3":[[17,4],[18,5]]},"dead":[19]}'
+    )
+
+
+def test_an_empty_receipt_takes_no_room() -> None:
+    assert encode(Receipt(5)) == b'{"v":1,"at_ms":5}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"", b"{}", b"[]", b"17", b'{"at_ms":5}', b'{"v":2,"at_ms":5}', b'{"v":1}',
+     b'{"v":1,"at_ms":5,"of a later version":1}', b'{"v":1,"at_ms":5'],
+)  # fmt: skip
+def test_what_is_no_receipt_of_this_version_is_refused(value: bytes | None) -> None:
+    with pytest.raises(ValueError, match=r"receipt|JSON|unexpected|expected"):
+        decode(value)
+
+
+def test_a_receipt_ends_whatever_became_of_a_request() -> None:
+    receipt = Receipt(
+        5,
+        delivered={"orders/0": [(1, 70)], "bills/1": [(2, 80)]},
+        dead=[3], expired=[4], invalid=[5], letters={"dead/0": [(3, 9)]}, void=[6],
+    )  # fmt: skip
+
+    assert sorted(receipt.removals()) == [1, 2, 3, 4, 5]
+
+
+@given(receipts, st.data())
+def test_a_receipt_without_voids_says_nothing_about_them(
+    receipt: Receipt, data: st.DataObject
+) -> None:
+    ended = sorted(receipt.removals())
+    void = data.draw(st.sets(st.sampled_from(ended)) if ended else st.just(set()))
+
+    kept = receipt.without(void)
+
+    assert sorted(kept.removals()) == [offset for offset in ended if offset not in void]
+    assert all(offset not in void for pairs in kept.letters.values() for offset, _ in pairs) or (
+        void.isdisjoint(ended)
+    )
+    assert all(kept.delivered.values())
+
+
+def delivered(*requests: int) -> Receipt:
+    return Receipt(1, delivered={"orders/0": [(offset, offset) for offset in requests]})
+
+
+def barrier(*void: int) -> Receipt:
+    return Receipt(1, void=list(void), barrier=True)
+
+
+def ended(*in_order: Receipt) -> list[list[int]]:
+    return [sorted(receipt.removals()) for _, receipt in settled(enumerate(in_order))]
+
+
+def test_an_outcome_declared_void_later_did_not_happen() -> None:
+    assert ended(delivered(1, 2), barrier(2)) == [[1], []]
+
+
+def test_a_void_does_not_reach_the_delivery_that_follows_it() -> None:
+    assert ended(delivered(1), barrier(1), delivered(1)) == [[], [], [1]]
+
+
+def test_two_torn_receipts_are_voided_each_by_its_own_barrier() -> None:
+    torn_twice = [delivered(1), barrier(1), delivered(1), barrier(1), delivered(1)]
+
+    assert ended(*torn_twice) == [[], [], [], [], [1]]
+
+
+def test_a_void_reaches_as_far_back_as_recovery_may_leave_doubt() -> None:
+    between = [delivered(100 + n) for n in range(DOUBTFUL - 1)]
+
+    assert ended(delivered(1), *between, barrier(1))[0] == []
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=3), max_size=20))
+def test_receipts_stay_in_order_and_complete(journal: list[list[int]]) -> None:
+    without_voids = [delivered(*offsets) for offsets in journal]
+
+    assert list(settled(enumerate(without_voids))) == list(enumerate(without_voids))

@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake, Taken
+from blackbox.plan import Batch, Labels
+from blackbox.receipt import Receipt, decode, encode
+from blackbox.recovery import ROUNDS, TAIL, Recovered, Recovery
+from blackbox.request import Cancel, Request
+from tests.contract.held import NOW_MS, SHARD, held, store
+from tests.fakes import FakeJournal, FakeWriter, record
+
+Make = Callable[..., Recovery]
+Written = Callable[..., None]
+
+
+def request(caller_id: str | None = None) -> Request:
+    return Request("orders", b"hi", NOW_MS, None, [], None, caller_id, None)
+
+
+def delivered(*offsets: int) -> Receipt:
+    return Receipt(1, delivered={"orders/0": [(offset, offset) for offset in offsets]})
+
+
+@pytest.fixture
+def asked(journal: FakeJournal) -> Written:
+    """Write these requests to the journal; None is a gap."""
+
+    def write(*changes: Request | Cancel | None) -> None:
+        for change in changes:
+            offset = len(journal.request_records)
+            journal.request_records.append(None if change is None else record(offset))
+            if change is not None:
+                journal.contract.parsed[offset] = change
+
+    return write
+
+
+@pytest.fixture
+def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> Make:
+    def make_recovery(**given: Any) -> Recovery:
+        intake = Intake(journal.contract, empty_index)
+        return Recovery(
+            shard=SHARD,
+            index=empty_index,
+            journal=journal,
+            writer=writer,
+            confirm=given.get("confirm", lambda: writer.calls.append("confirm")),
+            apply=given.get("apply", lambda batch: intake.apply(batch, NOW_MS)),
+            now_ms=lambda: NOW_MS,
+        )
+
+    return make_recovery
+
+
+@pytest.fixture
+def recovery(make: Make, asked: Written) -> Recovery:
+    return make()
+
+
+def barriers(journal: FakeJournal) -> list[Receipt]:
+    found = [decode(value) for value in journal.receipt_records if value is not None]
+    return [receipt for receipt in found if receipt.barrier]
+
+
+# the plain case
+
+
+def test_an_empty_shard_opens_with_a_barrier(
+    recovery: Recovery, journal: FakeJournal, client: Any
+) -> None:
+    assert recovery.open() == Recovered(outcomes=0, void=0, gone=0)
+    assert barriers(journal) == [Receipt(NOW_MS, barrier=True)]
+    assert held(client).labels == Labels(0, 1)
+
+
+def test_a_lost_index_is_rebuilt_from_both_journals(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
+    journal.append(delivered(1))
+
+    assert recovery.open() == Recovered(outcomes=1, void=0, gone=0)
+    assert held(client).offsets() == [3, 6]
+    assert held(client).holders == {"a": 3}
+    assert held(client).labels == Labels(7, 3)
+
+
+def test_a_shard_that_was_left_in_order_opens_as_it_is(
+    recovery: Recovery, asked: Written, client: Any
+) -> None:
+    asked(request(), request())
+    recovery.open()
+    before = held(client)
+
+    recovery.open()
+
+    assert (held(client).due, held(client).payloads) == (before.due, before.payloads)
+    assert held(client).labels == Labels(2, 3)
+
+
+def test_earlier_owners_are_fenced_before_any_receipt_is_read(
+    recovery: Recovery, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    journal.calls = writer.calls
+
+    recovery.open()
+
+    assert writer.calls[:2] == ["confirm", "open"]
+    assert writer.calls.index("open") < writer.calls.index("receipts 0 to 0")
+    assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 1")
+
+
+def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Written,
+    writer: FakeWriter, journal: FakeJournal) -> None:  # fmt: skip
+    def deny() -> None:
+        raise Fenced("the shard was given to another owner")
+
+    with pytest.raises(Fenced):
+        make(confirm=deny).open()
+
+    assert (writer.calls, journal.calls) == ([], [])
+
+
+def test_requests_are_read_after_the_receipts(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    asked(request())
+
+    recovery.open()
+
+    assert journal.calls[-1] == "requests 0 to 1"
+    assert [call for call in journal.calls if call.startswith("requests")] == ["requests 0 to 1"]
+
+
+def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening(
+    recovery: Recovery, asked: Written, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(request("a"), Cancel("a"))
+    empty_index.begin(Labels(0, 0))
+    store(empty_index, 0, 1, {0: Entry(*request("a"))})
+
+    recovery.open()
+
+    assert held(client).due == []
+
+
+# the witness
+
+
+def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request("a"), request())
+    journal.append(delivered(0, 1))
+    journal.absent = {1}
+
+    assert recovery.open() == Recovered(outcomes=1, void=1, gone=0)
+    assert [barrier.void for barrier in barriers(journal)] == [[1]]
+    assert held(client).offsets() == [1, 2]
+    assert held(client).holders == {"a": 1}
+
+
+def test_every_later_reader_judges_a_torn_receipt_alike(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    journal.append(delivered(0, 1))
+    journal.absent = {0}
+    recovery.open()
+    journal.absent = set()
+    client.flushall()
+
+    recovery.open()
+
+    assert held(client).offsets() == [0]
+
+
+def test_only_the_last_receipt_is_doubted(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    journal.append(delivered(0))
+    journal.append(delivered(1))
+    journal.absent = {0}
+
+    assert recovery.open().void == 0
+    assert held(client).due == []
+
+
+def test_a_receipt_that_redis_knows_already_is_no_witness(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex
+) -> None:
+    asked(request())
+    journal.append(delivered(0))
+    journal.absent = {0}
+    empty_index.begin(Labels(0, 2))
+
+    assert recovery.open().void == 0
+    assert barriers(journal)[0].void == []
+
+
+def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request())
+    journal.append(delivered(0))
+    journal.absent = {0}
+    journal.receipt_records += [None] * (3 * TAIL)
+
+    assert recovery.open().void == 1
+    assert held(client).offsets() == [0]
+
+
+# somebody else writes
+
+
+def test_a_receipt_that_came_in_between_is_doubted_as_well(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request(), request())
+    journal.interlopers = [delivered(0, 1)]
+    journal.absent = {1}
+
+    assert recovery.open() == Recovered(outcomes=1, void=1, gone=0)
+    assert [barrier.void for barrier in barriers(journal)] == [[], [1]]
+    assert held(client).offsets() == [1, 2]
+
+
+def test_owners_that_keep_writing_stop_the_recovery(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    journal.interlopers = [delivered() for _ in range(ROUNDS)]
+
+    with pytest.raises(Doubt, match="other owners kept writing receipts; starting over"):
+        recovery.open()
+
+
+def test_the_last_round_is_still_good_enough(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(ROUNDS)))
+    journal.append(delivered(0))
+    journal.interlopers = [delivered(n) for n in range(1, ROUNDS)]
+    journal.absent = set(range(ROUNDS))
+
+    assert recovery.open() == Recovered(outcomes=0, void=ROUNDS, gone=0)
+    assert held(client).offsets() == list(range(ROUNDS))
+
+
+def test_a_label_that_moves_meanwhile_is_never_written_back(
+    make: Make, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+) -> None:
+    recovery = make()
+    recovery.open()
+    commit = writer.commit
+
+    def superseded(receipt: Receipt) -> int:
+        label = commit(receipt)
+        client.hset(f"blackbox:{{{SHARD}}}:state", "receipts", label + 10)
+        return label
+
+    writer.commit = superseded  # type: ignore[method-assign]
+
+    with pytest.raises(LabelsMoved):
+        recovery.open()
+
+    assert held(client).labels == Labels(0, 13)
+
+
+@pytest.mark.parametrize("step", ["open", "begin", "commit"])
+def test_a_recovery_that_cannot_be_finished_changes_no_entry(
+    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    empty_index: ShardIndex, client: Any, step: str,
+) -> None:  # fmt: skip
+    asked(request())
+    empty_index.begin(Labels(0, 0))
+    store(empty_index, 0, 1, {0: Entry(*request())})
+    journal.append(delivered(0))
+    before = held(client)
+    writer.before[step] = JournalLost("no answer")
+
+    with pytest.raises(JournalLost):
+        recovery.open()
+    assert held(client) == before
+
+    recovery.open()
+    assert held(client).due == []
+
+
+# labels and journals that do not fit
+
+
+@pytest.mark.parametrize("labels", [Labels(3, 0), Labels(0, 3), Labels(9, 9)])
+def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
+    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    empty_index: ShardIndex, labels: Labels,
+) -> None:  # fmt: skip
+    asked(request(), request())
+    journal.append(delivered(0))
+    empty_index.begin(labels)
+
+    with pytest.raises(
+        Doubt, match=r"TB-3: the index is at .*, beyond the journals' ends \(2, 2\)"
+    ):
+        recovery.open()
+
+    assert barriers(journal) == []
+
+
+def test_requests_that_retention_removed_are_named_in_the_barrier(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    client: Any, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(10)))
+    journal.first_request = 7
+    empty_index.begin(Labels(4, 0))
+
+    with caplog.at_level(logging.ERROR):
+        recovered = recovery.open()
+
+    assert recovered.gone == 3
+    assert list(barriers(journal)[0].gone or []) == [4, 7]
+    assert held(client).offsets() == [7, 8, 9]
+    assert "requests 4 to 6 were removed by retention before they were read" in caplog.text
+
+
+def test_receipts_that_retention_removed_are_passed_over_with_an_error(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    client: Any, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0))
+    store(empty_index, 0, 2, {0: Entry(*request()), 1: Entry(*request())})
+    journal.append(delivered(0))
+    journal.append(delivered(1))
+    journal.first_receipt = 2
+
+    with caplog.at_level(logging.ERROR):
+        recovery.open()
+
+    assert held(client).offsets() == [0]
+    assert "may be delivered again; keep receipts as long as the request topic" in caplog.text
+
+
+def test_a_rebuilt_index_begins_where_the_journals_do(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    journal.append(delivered(0))
+    journal.append(delivered(4))
+    journal.first_request, journal.first_receipt = 3, 2
+
+    assert recovery.open() == Recovered(outcomes=1, void=0, gone=0)
+    assert held(client).offsets() == [3]
+
+
+def test_requests_removed_while_opening_do_not_stop_it(
+    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    commit = writer.commit
+
+    def retention_runs(receipt: Receipt) -> int:
+        journal.first_request = 2
+        return commit(receipt)
+
+    writer.commit = retention_runs  # type: ignore[method-assign]
+
+    recovery.open()
+
+    assert held(client).offsets() == [2, 3, 4]
+
+
+# much to read
+
+
+def test_receipts_are_applied_in_chunks_each_with_its_own_label(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("blackbox.recovery.CHUNK", 4)
+    for first in range(0, 12, 3):
+        journal.append(delivered(first, first + 1, first + 2))
+    settled: list[tuple[list[int], int]] = []
+    settle = empty_index.settle
+
+    def settle_noted(removals: Any, receipts: int) -> None:
+        settled.append((sorted(removals), receipts))
+        settle(removals, receipts)
+
+    monkeypatch.setattr(empty_index, "settle", settle_noted)
+
+    recovered = recovery.open()
+
+    assert settled == [(list(range(6)), 3), (list(range(6, 12)), 7), ([], 9)]
+    assert recovered.outcomes == 12
+
+
+def test_a_recovery_cut_short_is_taken_up_where_it_was(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    client: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("blackbox.recovery.CHUNK", 2)
+    asked(*(request() for _ in range(9)))
+    for first in range(0, 8, 2):
+        journal.append(delivered(first, first + 1))
+    journal.read_at_once = 3
+    intake, batches = Intake(journal.contract, empty_index), 0
+
+    def apply_two(batch: Batch) -> Taken:
+        nonlocal batches
+        batches += 1
+        if batches == 3:
+            raise JournalLost("no answer")
+        return intake.apply(batch, NOW_MS)
+
+    with pytest.raises(JournalLost):
+        make(apply=apply_two).open()
+    assert held(client).labels == Labels(6, 9)
+
+    assert make().open().outcomes == 0
+    assert held(client).offsets() == [8]
+
+
+def test_a_full_redis_opens_with_the_rest_still_in_kafka(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(6)))
+    journal.read_at_once = 2
+    intake = Intake(journal.contract, empty_index)
+
+    def apply_until_full(batch: Batch) -> Taken:
+        if batch.start == 4:
+            raise IndexFull("Redis has no memory left")
+        return intake.apply(batch, NOW_MS)
+
+    with caplog.at_level(logging.WARNING):
+        make(apply=apply_until_full).open()
+
+    assert held(client).offsets() == [0, 1, 2, 3]
+    assert held(client).labels == Labels(4, 1)
+    assert "opening with a backlog still in Kafka" in caplog.text
+
+
+def test_receipts_written_by_another_version_are_refused(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    journal.receipt_records.append(encode(delivered(0)).replace(b'"v":1', b'"v":2'))
+
+    with pytest.raises(ValueError, match="not a receipt of version 1"):
+        recovery.open()

@@ -1,0 +1,289 @@
+"""The environment variables: what is taken, what is refused, and the page that lists them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from pydantic import SecretStr
+
+from blackbox.settings import Settings, SettingsError, load
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+
+SERVERS = "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS"
+PASSWORD = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment in which only the brokers are set."""
+    for name in list(os.environ):
+        if name.upper().startswith("BLACKBOX_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv(SERVERS, "broker:9092")
+    return monkeypatch
+
+
+GOOD = [
+    ("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "a:9092,b:9092", "a:9092,b:9092"),
+    ("BLACKBOX_KAFKA_CONFIG", "/etc/kafka.properties", Path("/etc/kafka.properties")),
+    ("BLACKBOX_REDIS_URL", "rediss://redis:6380/1", SecretStr("rediss://redis:6380/1")),
+    ("BLACKBOX_REDIS_URL", "unix:///run/redis.sock", SecretStr("unix:///run/redis.sock")),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:countdown, other:countdown", "TB:countdown, other:countdown"),
+    ("BLACKBOX_DEAD_LETTER_TOPIC", "dead.letters", "dead.letters"),
+    ("BLACKBOX_GROUP_ID", "team-a.blackbox_1", "team-a.blackbox_1"),
+    ("BLACKBOX_DELIVERY", "at-least-once", "at-least-once"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "10", 10),
+    ("BLACKBOX_POLL_INTERVAL_MS", "60000", 60_000),
+    ("BLACKBOX_WAKE_UP", "false", False),
+    ("BLACKBOX_BATCH_LIMIT", "1", 1),
+    ("BLACKBOX_BATCH_LIMIT", "10000", 10_000),
+    ("BLACKBOX_RETRIES", "0", 0),
+    ("BLACKBOX_GRACE_S", "3600", 3600),
+    ("BLACKBOX_MAX_COUNTDOWN_S", "1", 1),
+    ("BLACKBOX_HTTP_HOST", "::1", "::1"),
+    ("BLACKBOX_HTTP_PORT", "0", 0),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "value"), GOOD)
+def test_a_good_value_is_taken(
+    environment: pytest.MonkeyPatch, variable: str, text: str, value: object
+) -> None:
+    environment.setenv(variable, text)
+    assert getattr(load(), variable.removeprefix("BLACKBOX_").lower()) == value
+
+
+BAD = [
+    ("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "", "at least 1 character"),
+    ("BLACKBOX_REQUEST_TOPICS", "", "wanted: a comma list of topic:format, like TB:countdown"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB", "wanted: a comma list of topic:format, like TB:countdown"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:", "wanted: a comma list of topic:format, like TB:countdown"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,", "wanted: a comma list of topic:format"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:cron", "unknown format 'cron'; wanted: countdown"),
+    ("BLACKBOX_REQUEST_TOPICS", "T B:countdown", "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is named twice"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB.receipts:countdown", "ends with '.receipts'"),
+    ("BLACKBOX_DEAD_LETTER_TOPIC", "dead letters", "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_DEAD_LETTER_TOPIC", "..", "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_DEAD_LETTER_TOPIC", "x" * 250, "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_GROUP_ID", "team a", "should match pattern"),
+    ("BLACKBOX_GROUP_ID", "", "should match pattern"),
+    ("BLACKBOX_ENGINE", "flink", "should be 'process'"),
+    ("BLACKBOX_DELIVERY", "at-most-once", "should be 'exactly-once' or 'at-least-once'"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "1s", "valid integer"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "0.5", "valid integer"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "", "valid integer"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "9", "greater than or equal to 10"),
+    ("BLACKBOX_POLL_INTERVAL_MS", "60001", "less than or equal to 60000"),
+    ("BLACKBOX_WAKE_UP", "sometimes", "valid boolean"),
+    ("BLACKBOX_BATCH_LIMIT", "0", "greater than or equal to 1"),
+    ("BLACKBOX_BATCH_LIMIT", "10001", "less than or equal to 10000"),
+    ("BLACKBOX_RETRIES", "-1", "greater than or equal to 0"),
+    ("BLACKBOX_RETRIES", "1001", "less than or equal to 1000"),
+    ("BLACKBOX_GRACE_S", "3599", "greater than or equal to 3600"),
+    ("BLACKBOX_GRACE_S", "31536001", "less than or equal to 31536000"),
+    ("BLACKBOX_MAX_COUNTDOWN_S", "0", "greater than or equal to 1"),
+    ("BLACKBOX_MAX_COUNTDOWN_S", "315360001", "less than or equal to 315360000"),
+    ("BLACKBOX_HTTP_PORT", "http", "valid integer"),
+    ("BLACKBOX_HTTP_PORT", "-1", "greater than or equal to 0"),
+    ("BLACKBOX_HTTP_PORT", "65536", "less than or equal to 65535"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "wanted"), BAD)
+def test_a_bad_value_is_refused_with_its_variable_and_what_is_wanted(
+    environment: pytest.MonkeyPatch, variable: str, text: str, wanted: str
+) -> None:
+    environment.setenv(variable, text)
+    with pytest.raises(SettingsError) as refused:
+        load()
+    said = str(refused.value)
+    assert said.startswith(f"{variable}={text!r}: ")
+    assert wanted in said
+    assert "\n" not in said
+
+
+def test_the_brokers_must_be_named(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv(SERVERS)
+    with pytest.raises(SettingsError, match=f"{SERVERS} is not set; wanted: brokers"):
+        load()
+
+
+def test_every_bad_variable_is_named_at_once(environment: pytest.MonkeyPatch) -> None:
+    bad = {variable: text for variable, text, _ in BAD}
+    for variable, text in bad.items():
+        environment.setenv(variable, text)
+    with pytest.raises(SettingsError) as refused:
+        load()
+    named = [line.partition("=")[0] for line in str(refused.value).splitlines()]
+    assert sorted(named) == sorted(bad)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://:{PASSWORD}@redis:6379",
+        f"redis+sentinel://:{PASSWORD}@redis:26379/mymaster",
+        f":{PASSWORD}@redis:6379",
+        f"redis://:{PASSWORD}@[redis",
+    ],
+)
+def test_a_bad_redis_url_is_refused_without_its_password(
+    environment: pytest.MonkeyPatch, url: str
+) -> None:
+    environment.setenv("BLACKBOX_REDIS_URL", url)
+    with pytest.raises(SettingsError, match=r"^BLACKBOX_REDIS_URL=\(hidden\): ") as refused:
+        load()
+    assert PASSWORD not in str(refused.value)
+    assert PASSWORD not in repr(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+
+
+def test_the_redis_password_does_not_print(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("BLACKBOX_REDIS_URL", f"redis://:{PASSWORD}@redis:6379/0")
+    settings = load()
+    assert settings.redis_url.get_secret_value() == f"redis://:{PASSWORD}@redis:6379/0"
+    for printed in (
+        repr(settings),
+        str(settings),
+        settings.model_dump_json(),
+        str(settings.__dict__),
+    ):
+        assert PASSWORD not in printed
+
+
+def test_an_argument_wins_over_the_environment(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("BLACKBOX_HTTP_PORT", "9000")
+    assert load(http_port=9001).http_port == 9001
+
+
+def test_settings_cannot_be_changed_later() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().http_port = 1  # type: ignore[misc]
+
+
+def test_journals_are_kept_for_the_longest_countdown_plus_grace() -> None:
+    assert load(max_countdown_s=100, grace_s=3600).retention_ms == 3_700_000
+
+
+def test_the_kafka_settings_of_the_file_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_text("# TLS\nsecurity.protocol = SSL\nssl.ca.location=/etc/ca.pem\n\n")
+    assert load(kafka_config=file).kafka_settings() == {
+        "security.protocol": "SSL",
+        "ssl.ca.location": "/etc/ca.pem",
+    }
+
+
+def test_without_a_file_there_are_no_kafka_settings() -> None:
+    assert load().kafka_settings() == {}
+
+
+def test_a_kafka_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"^BLACKBOX_KAFKA_CONFIG=.*/gone\.properties: .*readable"
+    ):
+        load(kafka_config=tmp_path / "gone.properties").kafka_settings()
+
+
+@pytest.mark.parametrize(
+    "content", [b"sasl.password=hunter2\nx=\\u12", b"sasl.password=hunter2\xff"]
+)
+def test_a_kafka_config_that_cannot_be_read_is_named_without_its_content(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"^BLACKBOX_KAFKA_CONFIG=.*\.properties") as refused:
+        load(kafka_config=file).kafka_settings()
+    assert PASSWORD not in str(refused.value)
+
+
+def rows() -> dict[str, list[str]]:
+    """The page's table: the cells after each variable."""
+    found: dict[str, list[str]] = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if re.fullmatch(r"`BLACKBOX_\w+`", cells[0]):
+            found[cells[0].strip("`")] = cells[1:]
+    return found
+
+
+def as_written(default: object) -> str:
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def defaults() -> dict[str, str]:
+    return {
+        f"BLACKBOX_{name.upper()}": "none, required"
+        if field.is_required()
+        else "none"
+        if field.default is None
+        else as_written(field.default)
+        for name, field in Settings.model_fields.items()
+    }
+
+
+def test_the_page_lists_every_variable_with_its_default() -> None:
+    assert {variable: cells[0] for variable, cells in rows().items()} == defaults()
+
+
+@pytest.mark.parametrize("variable", defaults())
+def test_the_page_tells_range_meaning_and_an_example(variable: str) -> None:
+    _, allowed, meaning, example = rows()[variable]
+    field = Settings.model_fields[variable.removeprefix("BLACKBOX_").lower()]
+    for limit in field.metadata:
+        for bound in ("ge", "le"):
+            if hasattr(limit, bound):
+                assert str(getattr(limit, bound)) in allowed.replace(",", "")
+    assert meaning
+    assert example
+
+
+@pytest.mark.parametrize("variable", defaults())
+def test_the_example_of_the_page_is_accepted(
+    environment: pytest.MonkeyPatch, variable: str
+) -> None:
+    environment.setenv(variable, rows()[variable][3].strip("`"))
+    assert load()
+
+
+def block(language: str, containing: str) -> str:
+    for found in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL):
+        if containing in found:
+            return str(found)
+    raise AssertionError(f"no {language} block with {containing!r} in the page")
+
+
+def test_the_error_on_the_page_is_what_is_said(environment: pytest.MonkeyPatch) -> None:
+    for line in block("sh", "export BLACKBOX_POLL_INTERVAL_MS").splitlines():
+        variable, _, text = line.removeprefix("export ").partition("=")
+        environment.setenv(variable, text)
+    environment.delenv(SERVERS)
+    with pytest.raises(SettingsError) as refused:
+        load()
+    assert f"{refused.value}\n" == block("text", "BLACKBOX_POLL_INTERVAL_MS")
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "ssl.key.location"])
+def test_the_kafka_settings_on_the_page_are_known_to_the_client(
+    tmp_path: Path, mechanism: str
+) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_text(block("properties", mechanism))
+    settings = load(kafka_config=file).kafka_settings()
+    assert settings["security.protocol"] in ("SASL_SSL", "SSL")
+    files = {name for name in settings if name.endswith(".location")}
+    AdminClient({name: value for name, value in settings.items() if name not in files})
+    for name in files:
+        with pytest.raises(KafkaException, match=rf"{re.escape(name)} failed"):
+            AdminClient({"security.protocol": "SSL", name: str(tmp_path / "gone.pem")})

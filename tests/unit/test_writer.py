@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.writer import Writer
+from blackbox.request import Reason, Shard
+
+NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
+
+
+@pytest.fixture
+def writer() -> Writer:
+    return Writer(Shard("TB", 0), NOWHERE, exactly_once=False)
+
+
+def fail(writer: Writer, offset: int, code: int) -> None:
+    """What the client does with a record that the broker refused."""
+    writer._report(offset, {}, KafkaError(code), None)  # type: ignore[arg-type]
+
+
+def test_a_record_that_is_too_large_is_a_suspect(writer: Writer) -> None:
+    fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
+
+    assert writer.flush()[7][0] == Reason.TOO_LARGE
+
+
+def test_at_least_once_a_failure_of_no_known_meaning_is_a_doubt_beside_a_suspect_too(
+    writer: Writer,
+) -> None:
+    fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
+    fail(writer, 8, KafkaError.UNKNOWN)
+
+    with pytest.raises(JournalLost, match="TB-0"):
+        writer.flush()
+
+
+def test_closing_twice_is_harmless(writer: Writer) -> None:
+    writer.close()
+    writer.close()

@@ -1,0 +1,378 @@
+"""A world for one test: topics of its own, services as processes, and the books of what was asked.
+
+The books know only what was sent and what a plain read_committed consumer reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.embedded.ports import free_port
+
+T = TypeVar("T")
+
+SESSION_S = 1.5
+PARTITIONS = 4
+LARGEST_BYTES = 5_000_000
+
+
+def until(what: str, ask: Callable[[], T | None], timeout_s: float = 60.0) -> T:
+    """Wait for a condition of a real server; fails at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = ask()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+class Asked(NamedTuple):
+    """A request as it was sent; `place` is its partition and offset in the request topic."""
+
+    body: str
+    countdown_ms: int
+    place: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a consumer that knows only the requests thinks of the deliveries."""
+
+    delivered: int
+    lost: list[str]
+    duplicated: list[str]
+    early_ms: list[int]
+    unasked: list[str]
+    late_ms: list[int] = field(repr=False)
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.lost or self.duplicated or self.early_ms or self.unasked)
+
+    def late_at(self, share: float) -> int:
+        return self.late_ms[min(len(self.late_ms) - 1, int(len(self.late_ms) * share))]
+
+
+class ServiceProcess:
+    """A blackbox service as an operator runs it: a process configured by its environment only."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self._port = free_port()
+        self.log = log
+        self._file = log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "blackbox", "run"],
+            env=os.environ | environment | {"BLACKBOX_HTTP_PORT": str(self._port)},
+            stdout=self._file,
+            stderr=self._file,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP GET; (0, "") while nobody listens."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._port}{path}", timeout=2
+            ) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def wait_ready(self) -> ServiceProcess:
+        """Until every owned shard is open."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            return self.get("/readyz")[0] == 200
+
+        until(f"the service is ready, see {self.log}", ready)
+        return self
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._file.close()
+
+
+class World:
+    """Topics of its own on given servers; everything it started ends with it."""
+
+    def __init__(self, kafka: EmbeddedKafka, redis: EmbeddedRedis, folder: Path) -> None:
+        self.name = f"w{uuid.uuid4().hex[:8]}"
+        self.kafka = kafka
+        self.redis = redis
+        self.folder = folder
+        self.requests = f"{self.name}.TB"
+        self.targets = [f"{self.name}.orders", f"{self.name}.billing"]
+        self.dead_letters = f"{self.name}.dead"
+        self.asked: dict[str, Asked] = {}
+        self.services: list[ServiceProcess] = []
+        self._received: list[Message] = []
+        self._consumer: Consumer | None = None
+        self._producer = Producer(
+            {
+                "bootstrap.servers": kafka.bootstrap_servers,
+                "linger.ms": 5,
+                "message.max.bytes": LARGEST_BYTES,
+            }
+        )
+
+    def __enter__(self) -> World:
+        appended = {"message.timestamp.type": "LogAppendTime"}
+        large = appended | {"max.message.bytes": str(LARGEST_BYTES)}
+        topics = [NewTopic(self.requests, PARTITIONS, config=large), NewTopic(self.dead_letters, 1)]
+        topics += [NewTopic(target, PARTITIONS, config=appended) for target in self.targets]
+        self.create(*topics)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for service in self.services:
+            service.close()
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def create(self, *topics: NewTopic) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for future in admin.create_topics(list(topics)).values():
+            future.result()
+
+    def environment(self, **more: object) -> dict[str, str]:
+        """What a service of this world is given; `poll_interval_ms=100` sets that variable too."""
+        config = self.folder / "kafka.properties"
+        config.write_text(
+            f"session.timeout.ms={int(SESSION_S * 1000)}\nheartbeat.interval.ms=300\n"
+        )
+        variables = {
+            "kafka_bootstrap_servers": self.kafka.bootstrap_servers,
+            "kafka_config": config,
+            "redis_url": self.redis.url,
+            "request_topics": f"{self.requests}:countdown",
+            "dead_letter_topic": self.dead_letters,
+            "group_id": self.name,
+        }
+        return {f"BLACKBOX_{k.upper()}": str(v) for k, v in (variables | more).items()}
+
+    def start_service(self, **more: object) -> ServiceProcess:
+        """A service process, without waiting for it."""
+        log = self.folder / f"service-{len(self.services)}.log"
+        service = ServiceProcess(self.environment(**more), log)
+        self.services.append(service)
+        return service
+
+    def ask(
+        self, count: int, *, within_s: float, size: int = 100, partition: int | None = None
+    ) -> None:
+        """Send requests whose due times are spread evenly over `within_s`; they are then in TB."""
+        first = len(self.asked)
+        for number in range(first, first + count):
+            countdown_ms = int(within_s * 1000 * (number * 7919 % count) / count)
+            body = f"{number:07d}".ljust(size, ".")
+            target = self.targets[number % len(self.targets)]
+            request = {"topic": target, "message": body, "countdown": countdown_ms / 1000}
+            self._send(request, body, countdown_ms, partition)
+        self.flush()
+
+    def _send(
+        self, request: dict[str, object], body: str, countdown_ms: int, partition: int | None
+    ) -> None:
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            place = message.partition(), message.offset()
+            assert place[0] is not None
+            assert place[1] is not None
+            self.asked[body] = Asked(body, countdown_ms, (place[0], place[1]))
+
+        headers = [("CALLER_SERVICE", b"tests"), ("trace", body[:7].encode())]
+        self.send_raw(json.dumps(request), headers, partition, acknowledged)
+
+    def send_raw(
+        self,
+        value: str | bytes | None,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+        partition: int | None = None,
+        acknowledged: Callable[[KafkaError | None, Message], None] | None = None,
+    ) -> None:
+        """Put a record into the request topic, whatever it is."""
+        place: dict[str, Any] = {} if partition is None else {"partition": partition}
+        while True:
+            try:
+                self._producer.produce(
+                    self.requests, value, headers=list(headers), on_delivery=acknowledged, **place
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+                continue
+            self._producer.poll(0)
+            return
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+    def received(self, topic: str | None = None) -> list[Message]:
+        """Everything a read_committed consumer can read by now, or that of one topic."""
+        consumer = self._consumer or self._observe()
+        while (message := consumer.poll(0.05)) is not None:
+            for found in (message, *consumer.consume(10_000, timeout=0)):
+                assert found.error() is None, found.error()
+                self._received.append(found)
+        return [m for m in self._received if topic is None or m.topic() == topic]
+
+    def _observe(self) -> Consumer:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "group.id": f"{self.name}.observer",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+            }
+        )
+        metadata = self._consumer.list_topics(timeout=10).topics
+        self._consumer.assign(
+            [
+                TopicPartition(topic, partition, OFFSET_BEGINNING)
+                for topic in (*self.targets, self.dead_letters)
+                for partition in metadata[topic].partitions
+            ]
+        )
+        return self._consumer
+
+    def wait_delivered(self, timeout_s: float = 60.0) -> Verdict:
+        """Until every request asked by the books has come out, then a moment for duplicates."""
+
+        def all_out() -> bool:
+            bodies = {m.value() for m in self.received() if m.topic() in self.targets}
+            return len(bodies) >= len(self.asked)
+
+        try:
+            until("every message is delivered", all_out, timeout_s)
+        except AssertionError:
+            return self.verdict()
+        return self.verdict()
+
+    def verdict(self, *, late_from: int = 0) -> Verdict:
+        """Compare what was asked with what came out; lateness without the first `late_from` asked."""
+        dues = self._dues()
+        counts: Counter[str] = Counter()
+        early: list[int] = []
+        late: list[int] = []
+        for message in self.received():
+            if message.topic() not in self.targets:
+                continue
+            body = (message.value() or b"").decode()
+            counts[body] += 1
+            if body in self.asked:
+                late_ms = message.timestamp()[1] - dues[self.asked[body].place]
+                if int(body[:7]) >= late_from:
+                    late.append(late_ms)
+                if late_ms < 0:
+                    early.append(late_ms)
+                self._check_headers(message, self.asked[body])
+        return Verdict(
+            delivered=sum(counts.values()),
+            lost=sorted(self.asked.keys() - counts.keys()),
+            duplicated=sorted(body for body, count in counts.items() if count > 1),
+            early_ms=early,
+            unasked=sorted(counts.keys() - self.asked.keys()),
+            late_ms=sorted(late),
+        )
+
+    def _check_headers(self, message: Message, asked: Asked) -> None:
+        headers = dict(message.headers() or [])
+        assert list(headers) == [
+            "CALLER_SERVICE", "trace", "blackbox-id", "blackbox-due-ms", "blackbox-source",
+        ]  # fmt: skip
+        assert headers["trace"] == asked.body[:7].encode()
+
+    def _dues(self) -> dict[tuple[int, int], int]:
+        """Due times from Kafka's own timestamps of the request records."""
+        countdowns = {asked.place: asked.countdown_ms for asked in self.asked.values()}
+        return {
+            place: message.timestamp()[1] + countdowns[place]
+            for message in read_all(self.kafka.bootstrap_servers, self.requests)
+            if (place := (message.partition(), message.offset())) in countdowns
+        }
+
+
+def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
+    """All records of a topic that a read_committed consumer can read now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
+    found: list[Message] = []
+    ended: set[int | None] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(10)
+        assert message is not None, f"no answer from {topic}"
+        for one in (message, *consumer.consume(10_000, timeout=0)):
+            error = one.error()
+            if error is None:
+                found.append(one)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended.add(one.partition())
+    consumer.close()
+    return found
