@@ -16,7 +16,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing blackbox and what it needs into .venv (once, a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,embedded,dev]'
 	@touch $@
 
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict

@@ -58,14 +58,17 @@ class Inspector:
     def standing(self, shard: Shard, now_ms: int) -> Standing:
         """Labels and pending entries of a shard; counts may be of moments a little apart."""
         keys = Keys(shard)
-        state, pending, due_now, first, after = self._together(
-            ("HMGET", keys.state, "format", "requests", "receipts"),
+        state, receipts, pending, due_now, first, after = self._together(
+            ("HMGET", keys.state, "format", "requests"),
+            ("GET", keys.receipts),
             ("ZCARD", keys.due),
             ("ZCOUNT", keys.due, "-inf", now_ms),
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
             ("ZRANGE", keys.due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
-        return Standing(_labels(shard, state), pending, due_now, _score(first), _score(after))
+        return Standing(
+            _labels(shard, state, receipts), pending, due_now, _score(first), _score(after)
+        )
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
@@ -98,8 +101,8 @@ class Inspector:
             raise IndexLost(f"Redis does not answer: {error}") from error
 
 
-def _labels(shard: Shard, state: list[bytes | None]) -> Labels | None:
-    version, requests, receipts = state
+def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
+    version, requests = state
     if version is None:
         return None
     if version != FORMAT or requests is None or receipts is None:

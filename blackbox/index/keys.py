@@ -16,6 +16,7 @@ class Keys:
         self.due = self.prefix + b"due"
         self.ids = self.prefix + b"ids"
         self.state = self.prefix + b"state"
+        self.receipts = self.prefix + b"receipts"
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member

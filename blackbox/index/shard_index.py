@@ -3,6 +3,11 @@
 Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
 `skip` marks the removals already read whose request is not in the index yet. Data and labels
 change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+
+Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
+writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
+the `skip` it read; whoever settles moves `receipts`, and watches `requests` too only for what
+depends on it.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ _EXEC = pack("EXEC")
 class ShardIndex:
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
-    `removed` counts the pending requests that this owner's intake replaced or cancelled.
+    `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
     Remembers the labels this owner last saw and raises LabelsMoved as soon as Redis shows
     others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
     """
@@ -52,7 +57,7 @@ class ShardIndex:
     def load(self) -> Labels | None:
         """Read the labels as they are and make them the ones last seen; None for an empty index."""
         with self._lock:
-            found = self._labels(self._session.run([self._read_state()], 1)[0])
+            found = self._labels(*self._session.run(self._read_labels(), 2))
             if found is not None:
                 self.labels = found
             return found
@@ -60,10 +65,10 @@ class ShardIndex:
     def begin(self, labels: Labels) -> None:
         """Give an empty index its first labels. Raises LabelsMoved if it has some already."""
         with self._lock:
-            found = self._labels(
-                self._session.run([pack("WATCH", self._keys.state), self._read_state()], 2)[1]
-            )
-            if found is not None or not self._exec([self._write_state(*labels)]):
+            watch = pack("WATCH", self._keys.state, self._keys.receipts)
+            found = self._labels(*self._session.run([watch, *self._read_labels()], 3)[1:])
+            first = (self._write_requests(labels.requests), self._write_receipts(labels.receipts))
+            if found is not None or not self._exec(first):
                 raise LabelsMoved(f"{self.shard}: expected an empty index, found {found}")
             self.labels = labels
 
@@ -86,15 +91,15 @@ class ShardIndex:
         with self._lock:
             for attempt in range(MAX_CONTENTION):
                 view, largest = self._look(start, end, caller_ids)
-                if view.labels.requests < start or view.labels.receipts != self.labels.receipts:
+                if view.labels.requests < start:
                     raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
                 if view.labels.requests >= end:
-                    self.labels = view.labels
+                    self._saw(view.labels.requests)
                     return Plan()
                 plan = make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
                 if self._exec(commands, meanwhile if attempt == 0 else None):
-                    self.labels = Labels(end, view.labels.receipts)
+                    self.labels = self.labels._replace(requests=end)
                     self.removed += len(plan.removals)
                     return plan
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
@@ -135,9 +140,14 @@ class ShardIndex:
         are remembered in `skip` until their request is read.
         """
         with self._lock:
+            freed = [c for c in removals.values() if c is not None]
             for _ in range(MAX_CONTENTION):
-                found = self._watch_labels()
-                holders = self._holders([c for c in removals.values() if c is not None])
+                found = self._watch_labels(
+                    self._keys.receipts, *([self._keys.ids] if freed else [])
+                )
+                if removals and max(removals) >= found.requests:
+                    found = self._watch_labels(self._keys.state)
+                holders = self._holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
@@ -148,11 +158,9 @@ class ShardIndex:
         """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
-                found = self._watch_labels()
+                found = self._watch_labels(self._keys.state, self._keys.receipts)
                 commands = self._defer_commands(changes, now_ms)
-                if not commands:
-                    return
-                if self._exec_even_if_full([*commands, self._write_state(*found)], found):
+                if not commands or self._exec_even_if_full(commands, found):
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off")
 
@@ -175,10 +183,11 @@ class ShardIndex:
 
     def _look(self, start: int, end: int, caller_ids: Sequence[str]) -> tuple[View, int]:
         segments = range(start // SKIP_SEGMENT, (max(start, end - 1)) // SKIP_SEGMENT + 1)
-        commands = [pack("WATCH", self._keys.state), self._read_state(b"largest")]
-        commands += [pack("GET", self._keys.skip(segment)) for segment in segments]
-        _, state, *bitmaps = self._session.run(commands, len(commands))
-        labels = self._labels(state)
+        skip = [self._keys.skip(segment) for segment in segments]
+        commands = [pack("WATCH", self._keys.state, *skip), *self._read_labels(b"largest")]
+        commands += [pack("GET", bitmap) for bitmap in skip]
+        _, state, receipts, *bitmaps = self._session.run(commands, len(commands))
+        labels = self._labels(state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
@@ -197,7 +206,7 @@ class ShardIndex:
         yield from self._zadd([(entry.due_ms, offset) for offset, entry in plan.puts.items()])
         yield from self._remove(plan.removals)
         yield from self._hold(plan.holders)
-        yield self._write_state(end, view.labels.receipts, b"largest", largest)
+        yield self._write_requests(end, b"largest", largest)
         used = range(view.labels.requests // SKIP_SEGMENT, end // SKIP_SEGMENT)
         for segments in _chunks(list(used)):
             yield pack("UNLINK", *(self._keys.skip(segment) for segment in segments))
@@ -216,7 +225,7 @@ class ShardIndex:
             if offset >= found.requests:
                 segment, bit = divmod(offset, SKIP_SEGMENT)
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
-        yield self._write_state(found.requests, receipts)
+        yield self._write_receipts(receipts)
 
     def _defer_commands(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> list[bytes]:
         names = [member(offset) for offset in changes]
@@ -292,28 +301,36 @@ class ShardIndex:
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         return [(name, payload) for name, payload in stored if name not in ended]
 
-    def _watch_labels(self) -> Labels:
-        commands = [pack("WATCH", self._keys.state), self._read_state()]
-        found = self._labels(self._session.run(commands, 2)[1])
-        return self._check(found)
+    def _watch_labels(self, *keys: bytes) -> Labels:
+        commands = [pack("WATCH", *keys), *self._read_labels()]
+        return self._check(self._labels(*self._session.run(commands, 3)[1:]))
 
     def _check(self, found: Labels | None) -> Labels:
         seen = self.labels
         if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
             raise LabelsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
+        self._saw(found.requests)
         return found
 
-    def _read_state(self, *more: bytes) -> bytes:
-        return pack("HMGET", self._keys.state, "format", "requests", "receipts", *more)
+    def _saw(self, requests: int) -> None:
+        if requests > self.labels.requests:
+            self.removed += 1  # another process took requests in: there may be cancels among them
+            self.labels = self.labels._replace(requests=requests)
 
-    def _write_state(self, requests: int, receipts: int, *more: bytes | int) -> bytes:
-        return pack(
-            "HSET", self._keys.state,
-            "format", FORMAT, "requests", requests, "receipts", receipts, *more,
-        )  # fmt: skip
+    def _read_labels(self, *more: bytes) -> list[bytes]:
+        return [
+            pack("HMGET", self._keys.state, "format", "requests", *more),
+            pack("GET", self._keys.receipts),
+        ]
 
-    def _labels(self, state: list[bytes | None]) -> Labels | None:
-        version, requests, receipts = state[:3]
+    def _write_requests(self, label: int, *more: bytes | int) -> bytes:
+        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
+
+    def _write_receipts(self, label: int) -> bytes:
+        return pack("SET", self._keys.receipts, label)
+
+    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
+        version, requests = state[:2]
         if version is None:
             return None
         if version != FORMAT or requests is None or receipts is None:
@@ -325,14 +342,14 @@ class ShardIndex:
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
-        state = self._read_state(b"largest")
+        labels = self._read_labels(b"largest")
         while True:
-            before, *replies, after = self._session.run(
-                [state, *commands, state], len(commands) + 2
+            state, label, *replies, state_after, label_after = self._session.run(
+                [*labels, *commands, *labels], len(commands) + 4
             )
-            self._check(self._labels(before))
-            if before == after:
-                return [before, *replies]
+            self._check(self._labels(state, label))
+            if (state, label) == (state_after, label_after):
+                return [state, *replies]
 
     def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
         replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]

@@ -14,12 +14,12 @@ from blackbox.index.connection import pack
 from blackbox.index.keys import Keys
 from blackbox.plan import Labels
 
-# KEYS: state, due
+# KEYS: state, due, receipts
 # ARGV: the labels `requests` and `receipts` as seen; then commands, each as its length and parts
 # returns 1, or 0 if the labels are others
 _SCRIPT = b"""
-local found = redis.call('HMGET', KEYS[1], 'requests', 'receipts')
-if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
+if redis.call('HGET', KEYS[1], 'requests') ~= ARGV[1] then return 0 end
+if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
 redis.call('ZREM', KEYS[2], '')
 local at = 3
 while ARGV[at] do
@@ -38,4 +38,4 @@ def in_one_script(keys: Keys, seen: Labels, commands: Iterable[bytes]) -> bytes:
     arguments: list[bytes | int] = []
     while parts := reader.gets():
         arguments += (len(parts), *parts)
-    return pack("EVAL", _SCRIPT, 2, keys.state, keys.due, *seen, *arguments)
+    return pack("EVAL", _SCRIPT, 3, keys.state, keys.due, keys.receipts, *seen, *arguments)

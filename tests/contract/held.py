@@ -58,7 +58,7 @@ def held(client: redis.Redis) -> Held:
     due = raw.zrange(PREFIX + "due", 0, -1, withscores=True)
     names = raw.keys(PREFIX.replace("{", "\\{") + "msg:*")
     return Held(
-        labels=Labels(int(state["requests"]), int(state["receipts"])) if state else None,
+        labels=Labels(int(state["requests"]), int(raw.get(PREFIX + "receipts"))) if state else None,
         due=[(int(score), int(name, 16)) for name, score in due],
         payloads={int(name.rpartition(b":")[2], 16): raw.get(name) for name in names},
         holders={

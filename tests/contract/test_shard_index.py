@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from blackbox.doubt import IndexLost, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.keys import SKIP_SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
-from blackbox.plan import Change, Labels, Plan
+from blackbox.plan import Change, Labels, Plan, View, resolve
 from blackbox.request import Cancel, Shard, member
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
@@ -38,6 +38,8 @@ VERBS: dict[str, Verb] = {
     "defer": lambda index: index.defer({0: (NOW_MS + 1, entry())}, NOW_MS),
 }
 verbs = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+DISPATCH = {name: verb for name, verb in VERBS.items() if name != "store"}
+dispatch_verbs = pytest.mark.parametrize("verb", DISPATCH.values(), ids=DISPATCH)
 
 
 @pytest.fixture
@@ -57,11 +59,11 @@ def begun(open_index: Opener, labels: Labels, changes: dict[int, Change]) -> Sha
 
 
 def set_labels(client: redis.Redis, labels: Labels | None) -> None:
-    state = PREFIX + "state"
     if labels is None:
-        client.delete(state)
+        client.delete(PREFIX + "state", PREFIX + "receipts")
     else:
-        client.hset(state, mapping={"requests": labels.requests, "receipts": labels.receipts})
+        client.hset(PREFIX + "state", "requests", labels.requests)
+        client.set(PREFIX + "receipts", labels.receipts)
 
 
 # labels
@@ -96,11 +98,23 @@ def test_an_index_of_another_format_is_refused_with_the_remedy(
             verb()
 
 
-@verbs
+MOVED = {
+    "absent": None,
+    "requests lower": Labels(9, 7),
+    "receipts lower": Labels(10, 6),
+    "receipts higher": Labels(10, 8),
+}
+
+
 @pytest.mark.parametrize(
-    "found", [None, Labels(9, 7), Labels(10, 6), Labels(10, 8)],
-    ids=["absent", "requests lower", "receipts lower", "receipts higher"],
-)  # fmt: skip
+    ("verb", "found"),
+    [
+        pytest.param(verb, found, id=f"{name}, {what}")
+        for name, verb in VERBS.items()
+        for what, found in MOVED.items()
+        if name in DISPATCH or not what.startswith("receipts")
+    ],
+)
 def test_labels_that_moved_stop_every_verb_and_change_nothing(
     open_index: Opener, client: redis.Redis, verb: Verb, found: Labels | None
 ) -> None:
@@ -127,6 +141,75 @@ def test_an_intake_elsewhere_does_not_stop_dispatch(
     assert held(client).due == [(NOW_MS + 5, 1)]
 
 
+def test_an_intake_elsewhere_goes_on_while_receipts_are_settled_here(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    elsewhere = open_index()
+    store(elsewhere, 0, 2, {0: entry(), 1: entry()})
+    looks = 0
+
+    def settled_meanwhile(view: View) -> Plan:
+        nonlocal looks
+        looks += 1
+        index.settle({looks - 1: None}, looks)
+        return resolve([(2, entry())], view)
+
+    elsewhere.store(2, 3, [], settled_meanwhile, NOW_MS)
+
+    assert looks == 1
+    assert held(client).labels == Labels(3, 1)
+    assert held(client).offsets() == [1, 2]
+
+
+def test_what_was_removed_before_it_was_read_never_comes_in_however_close_the_two_are(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    elsewhere = open_index()
+    looks = 0
+
+    def removed_meanwhile(view: View) -> Plan:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            index.settle({1: None}, 1)
+        return resolve([(0, entry()), (1, entry())], view)
+
+    elsewhere.store(0, 2, [], removed_meanwhile, NOW_MS)
+
+    assert looks == 2
+    assert held(client).offsets() == [0]
+
+
+def test_a_caller_id_taken_anew_meanwhile_is_not_freed(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = open_index()
+    store(elsewhere, 0, 1, {0: entry(caller_id="order-1")})
+    commands = index._settle_commands
+
+    def taken_meanwhile(*seen: Any) -> Iterator[bytes]:
+        if elsewhere.labels.requests == 1:
+            store(elsewhere, 1, 2, {1: entry(caller_id="order-1")})
+        return commands(*seen)
+
+    monkeypatch.setattr(index, "_settle_commands", taken_meanwhile)
+    index.settle({0: "order-1"}, 1)
+
+    assert held(client).holders == {"order-1": 1}
+    assert held(client).offsets() == [1]
+
+
+def test_an_intake_elsewhere_makes_what_was_read_ahead_stale(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    before = index.removed
+    store(open_index(), 0, 1, {0: entry()})
+
+    index.due(NOW_MS, 10)
+
+    assert index.removed > before
+
+
 def test_a_batch_that_another_owner_stored_is_not_stored_again(
     index: ShardIndex, open_index: Opener, client: redis.Redis
 ) -> None:
@@ -138,7 +221,7 @@ def test_a_batch_that_another_owner_stored_is_not_stored_again(
     assert index.labels == Labels(2, 0)
 
 
-@verbs
+@dispatch_verbs
 def test_a_zombie_changes_nothing_once_the_next_owner_has_settled(
     open_index: Opener, client: redis.Redis, verb: Verb
 ) -> None:
@@ -496,8 +579,8 @@ def test_a_look_during_a_change_is_taken_again(
         if replies > 1:
             looks += 1
             if looks == 1:
-                answers[-1] = [b"1", b"1", b"1", b"9"]
-                answers[1] = []
+                answers[-1] = b"9"
+                answers[2] = []
         return answers
 
     monkeypatch.setattr(index._session, "run", changed_in_between)

@@ -101,7 +101,7 @@ def test_nothing_due_means_no_transaction(
 
 
 def test_labels_are_checked_also_when_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
-    client.hset(PREFIX + "state", "receipts", 9)
+    client.set(PREFIX + "receipts", 9)
 
     with pytest.raises(LabelsMoved):
         dispatch.tick(NOW_MS)
@@ -566,7 +566,7 @@ def test_an_owner_that_was_replaced_during_its_commit_removes_nothing(
     commit = writer.commit
 
     def commit_slowly(receipt: Any) -> int:
-        client.hset(PREFIX + "state", "receipts", 5)
+        client.set(PREFIX + "receipts", 5)
         return commit(receipt)
 
     writer.commit = commit_slowly  # type: ignore[method-assign]

@@ -264,7 +264,7 @@ def test_a_label_that_moves_meanwhile_is_never_written_back(
 
     def superseded(receipt: Receipt) -> int:
         label = commit(receipt)
-        client.hset(f"blackbox:{{{SHARD}}}:state", "receipts", label + 10)
+        client.set(f"blackbox:{{{SHARD}}}:receipts", label + 10)
         return label
 
     writer.commit = superseded  # type: ignore[method-assign]
