@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+from blackbox.formats import Format, make_format
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.topics import is_own_topic
 from blackbox.settings import Settings, SettingsError
 
 
@@ -23,3 +26,16 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
             "wanted: settings of librdkafka, one name=value a line"
         ) from None
     return access
+
+
+def formats(settings: Settings) -> dict[str, Format]:
+    """How the records of each request topic read."""
+    is_ours = partial(
+        is_own_topic,
+        request_topics=list(settings.topics),
+        dead_letter_topic=settings.dead_letter_topic,
+    )
+    return {
+        topic: make_format(contract, max_countdown_s=settings.max_countdown_s, own_topics=is_ours)
+        for topic, contract in settings.topics.items()
+    }

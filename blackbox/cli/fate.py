@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from blackbox.cli.logs import QUIET
-from blackbox.connect import kafka
+from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
-from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import Topics, is_own_topic, receipts_topic
+from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.receipt import Places, Receipt, settled
 from blackbox.request import Cancel, Record, Request, Shard, request_id
 from blackbox.settings import Settings
@@ -73,15 +71,7 @@ class Registry:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         journals = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
         self._partitions = Topics(self._access.admin()).partitions(journals)
-        own = partial(
-            is_own_topic,
-            request_topics=list(settings.topics),
-            dead_letter_topic=settings.dead_letter_topic,
-        )
-        self._formats = {
-            topic: make_format(name, max_countdown_s=settings.max_countdown_s, own_topics=own)
-            for topic, name in settings.topics.items()
-        }
+        self._formats = formats(settings)
 
     def shards(self) -> Iterator[Shard]:
         """Every shard there is."""

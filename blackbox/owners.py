@@ -1,0 +1,166 @@
+"""Every shard that one process owns, whichever engine gave it the shard."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+from blackbox.clock import Clock
+from blackbox.connect import formats
+from blackbox.dispatch import Dispatch
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.targets import Targets
+from blackbox.journal.writer import Writer
+from blackbox.metrics import Metrics
+from blackbox.owner import Hold, Owner
+from blackbox.recovery import Recovery
+from blackbox.request import Shard
+from blackbox.settings import Settings
+
+logger = logging.getLogger("blackbox.owners")
+
+STOP_S = 4.0
+STUCK_S = 60.0
+
+
+class Owners:
+    """An Owner for each shard, from `gain` to `lose`.
+
+    `confirm(shard, label)` raises a Doubt unless the shard is still this process'. `opened(shard,
+    label)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        access: KafkaAccess,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        confirm: Callable[[Shard, int], None],
+        opened: Callable[[Shard, int], None] = lambda shard, label: None,
+        closed: Callable[[Shard], None] = lambda shard: None,
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._metrics = metrics
+        self._clock = clock
+        self._confirm = confirm
+        self._tell_opened = opened
+        self._tell_closed = closed
+        self._connections = pool(settings.redis_url.get_secret_value())
+        self._targets = Targets(access.admin())
+        self._formats = formats(settings)
+        self._owners: dict[Shard, Owner] = {}
+        self._lock = Lock()
+
+    def gain(self, shard: Shard) -> None:
+        """Own this shard from now on."""
+        owner = Owner(
+            shard,
+            self._take_hold,
+            clock=self._clock,
+            metrics=self._metrics,
+            wake_up=self._settings.wake_up,
+            stuck_after_s=STUCK_S + self._settings.poll_interval_ms / 1000,
+            opened=self._opened,
+            doubted=self._doubted,
+            ended=self._ended,
+        )
+        with self._lock:
+            self._owners[shard] = owner
+        owner.start()
+
+    def lose(self, shards: Sequence[Shard]) -> None:
+        """Give these shards up after the ticks in flight; returns when it is done, after 4 s at most."""
+        with self._lock:
+            owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
+        for owner in owners:
+            self._tell_closed(owner.shard)
+            owner.stop()
+        deadline = time.monotonic() + STOP_S
+        for owner in owners:
+            if not owner.join(max(0.0, deadline - time.monotonic())):
+                logger.warning("%s: still busy; its next owner will fence it", owner.shard)
+
+    def get(self, shard: Shard) -> Owner | None:
+        with self._lock:
+            return self._owners.get(shard)
+
+    def all(self) -> list[Owner]:
+        with self._lock:
+            return list(self._owners.values())
+
+    def doubt(self, shard: Shard, reason: Exception) -> None:
+        """Let this shard recover, if it is owned here."""
+        owner = self.get(shard)
+        if owner is not None:
+            owner.doubt(reason)
+
+    def poll(self) -> None:
+        """Let every owner look at its index now."""
+        for owner in self.all():
+            owner.poll()
+
+    def stuck(self) -> list[Shard]:
+        """The shards where something has been due for a minute and nothing was delivered."""
+        return sorted(owner.shard for owner in self.all() if owner.is_stuck)
+
+    def open_shards(self) -> set[Shard]:
+        return {owner.shard for owner in self.all() if owner.is_open}
+
+    def _opened(self, owner: Owner, offset: int) -> None:
+        with self._lock:
+            if self._owners.get(owner.shard) is owner:
+                self._metrics.opened(owner.shard, True)
+                self._tell_opened(owner.shard, offset)
+
+    def _doubted(self, owner: Owner) -> None:
+        with self._lock:
+            if self._owners.get(owner.shard) is owner:
+                self._metrics.opened(owner.shard, False)
+                self._tell_closed(owner.shard)
+
+    def _ended(self, owner: Owner) -> None:
+        with self._lock:
+            if owner.shard not in self._owners:
+                self._metrics.given_up(owner.shard)
+
+    def _take_hold(self, owner: Owner) -> Hold:
+        settings, shard = self._settings, owner.shard
+        writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
+        journal = ShardJournal(shard, self._access)
+        index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
+        intake = Intake(self._formats[shard.topic], index)
+
+        def confirm() -> None:
+            labels = index.load()
+            self._confirm(shard, labels.requests if labels is not None else 0)
+
+        recovery = Recovery(
+            shard=shard,
+            index=index,
+            journal=journal,
+            writer=writer,
+            confirm=confirm,
+            apply=owner.apply_while_opening,
+            now_ms=self._clock.earliest_ms,
+        )
+        dispatch = Dispatch(
+            shard=shard,
+            index=index,
+            writer=writer,
+            targets=self._targets,
+            journal=journal,
+            reread=intake.reread,
+            dead_letter_topic=settings.dead_letter_topic,
+            batch_limit=settings.batch_limit,
+            retries=settings.retries,
+        )
+        return Hold(index, intake, dispatch, recovery, journal, closing=(index, writer, journal))
