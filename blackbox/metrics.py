@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from threading import Lock
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +18,22 @@ from blackbox.recovery import Recovered
 from blackbox.request import Shard
 
 LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0)  # fmt: skip
+
+BATCH_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+Sample = tuple[str, tuple[str, ...], float]
+"""name of the metric, values of its labels, its value"""
+
+
+class Report(NamedTuple):
+    """All that a process counted and shows, in a form that JSON can hold.
+
+    `lateness` are the counts of the histogram's buckets, then the sum in seconds.
+    """
+
+    counters: Sequence[Sample] = ()
+    gauges: Sequence[Sample] = ()
+    lateness: Sequence[float] = ()
 
 
 class Lateness(Collector):
@@ -40,10 +57,22 @@ class Lateness(Collector):
                 below = upto
             self._counts[-1] += len(late_s) - below
 
-    def collect(self) -> Iterable[Metric]:
+    def totals(self) -> list[float]:
+        """The count of each bucket, then the sum of all in seconds."""
         with self._lock:
-            counts, sum_s = list(self._counts), self._sum_s
-        total = 0
+            return [*self._counts, self._sum_s]
+
+    def add(self, totals: Sequence[float]) -> None:
+        """Count what another process observed, in the form of `totals`."""
+        with self._lock:
+            self._counts = [
+                own + int(more) for own, more in zip(self._counts, totals[:-1], strict=True)
+            ]
+            self._sum_s += totals[-1]
+
+    def collect(self) -> Iterable[Metric]:
+        *counts, sum_s = self.totals()
+        total = 0.0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip([*map(str, LATENESS_S), "+Inf"], counts, strict=True):
             total += count
@@ -61,6 +90,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.lateness = Lateness(self.registry)
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
         self._accepted = self._counter("accepted", "Requests stored", "topic")
         self._invalid = self._counter("invalid", "Requests that cannot be understood", "topic")
         self._cancelled = self._counter("cancelled", "Pending requests cancelled", "topic")
@@ -89,6 +120,31 @@ class Metrics:
         self.paused = self._gauge(
             "intake_paused", "1 while Redis has no room and Kafka holds the requests"
         )
+
+        self._batches = Histogram(
+            "blackbox_batch_seconds",
+            "Spark engine: how long a batch of intake took",
+            buckets=BATCH_S,
+            registry=self.registry,
+        )
+        self._batch_records = self._counter(
+            "batch_records", "Spark engine: requests read in batches"
+        )
+        self._hand_over = Histogram(
+            "blackbox_window_handover_seconds",
+            "Spark engine: no task owned a group of shards for this long",
+            buckets=BATCH_S,
+            registry=self.registry,
+        )
+
+    def batch(self, records: int, took_s: float) -> None:
+        """A batch of Spark's intake ended."""
+        self._batches.observe(took_s)
+        self._batch_records.inc(records)
+
+    def handed_over(self, took_ms: int) -> None:
+        """The shards of a group passed from one window of Spark's dispatch to the next."""
+        self._hand_over.observe(took_ms / 1000)
 
     def taken(self, shard: Shard, taken: Taken) -> None:
         self._accepted.labels(shard.topic).inc(taken.accepted)
@@ -128,8 +184,52 @@ class Metrics:
             gauge.remove_by_labels({"shard": str(shard)})
         self._position.remove_by_labels({"shard": str(shard)})
 
+    def report(self) -> Report:
+        """Everything counted and shown so far, for another process to `absorb`."""
+        return Report(
+            counters=[
+                (name, tuple(sample.labels.values()), sample.value)
+                for name, counter in self._counters.items()
+                for sample in _samples(counter)
+                if sample.labels and sample.name.endswith("_total")
+            ],
+            gauges=[
+                (name, tuple(sample.labels.values()), sample.value)
+                for name, gauge in self._gauges.items()
+                for sample in _samples(gauge)
+                if sample.labels
+            ],
+            lateness=self.lateness.totals(),
+        )
+
+    def absorb(self, report: Report, before: Report) -> None:
+        """Add what another process counted since its report `before`, and show what it shows now."""
+        counted = {(name, tuple(labels)): value for name, labels, value in before.counters}
+        for name, labels, value in report.counters:
+            more = value - counted.get((name, tuple(labels)), 0.0)
+            self._counters[name].labels(*labels).inc(more)
+        for name, labels, value in report.gauges:
+            self._gauges[name].labels(*labels).set(value)
+        shown = {(name, tuple(labels)) for name, labels, _ in report.gauges}
+        for name, labels, _ in before.gauges:
+            if (name, tuple(labels)) not in shown:
+                self._gauges[name].remove(*labels)
+        if report.lateness:
+            earlier = before.lateness or [0.0] * len(report.lateness)
+            self.lateness.add(
+                [now - then for now, then in zip(report.lateness, earlier, strict=True)]
+            )
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"blackbox_{name}", text, labels, registry=self.registry)
+        counter = Counter(f"blackbox_{name}", text, labels, registry=self.registry)
+        self._counters[name] = counter
+        return counter
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
+        gauge = Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
+        self._gauges[name] = gauge
+        return gauge
+
+
+def _samples(family: Counter | Gauge) -> Iterable[Any]:
+    return next(iter(family.collect())).samples

@@ -149,11 +149,15 @@ class Owner:
     def _account_for(self, hold: Hold, taken: Taken) -> None:
         self._metrics.taken(self.shard, taken)
         self._metrics.positions(self.shard, hold.index.labels)
-        first_ms = taken.first_due_ms
-        if first_ms is not None and self._wake_up:
+        if taken.first_due_ms is not None:
+            self.expect(taken.first_due_ms)
+
+    def expect(self, due_ms: int) -> None:
+        """Look at the index at this due time, if nothing is known to be due before it."""
+        if self._wake_up:
             with self._lock:
-                if self._next_due_ms is None or first_ms < self._next_due_ms:
-                    self._next_due_ms = first_ms
+                if self._next_due_ms is None or due_ms < self._next_due_ms:
+                    self._next_due_ms = due_ms
                     self._look.set()
 
     def apply_while_opening(self, batch: Batch) -> Taken:

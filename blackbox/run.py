@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
+from typing import Literal, Protocol
 
 from tenacity import (
     RetryCallState,
@@ -15,6 +16,7 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
+from blackbox.api.app import Health
 from blackbox.api.serve import HttpServer
 from blackbox.check import Finding, findings
 from blackbox.doubt import Doubt
@@ -23,6 +25,8 @@ from blackbox.service import Service
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.run")
+
+Half = Literal["intake", "dispatch"]
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
@@ -38,19 +42,37 @@ class Unsound(Exception):
         self.refused = refused
 
 
-def serve(settings: Settings, stop: Event) -> None:
-    """Run the service until `stop` is set, then stop it; bounded by about 4 s.
+class Engine(Health, Protocol):
+    """Who calls the verbs."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def make_engine(
+    settings: Settings, metrics: Metrics, only: Half | None, failed: Callable[[Exception], None]
+) -> Engine:
+    """The engine that the settings ask for; Spark is imported only for its own."""
+    if settings.engine == "process":
+        return Service(settings, metrics)
+    from blackbox.pipeline.engine import SparkEngine
+
+    return SparkEngine(settings, metrics, only=only, failed=failed)
+
+
+def serve(settings: Settings, stop: Event, only: Half | None = None) -> None:
+    """Run the engine until `stop` is set, then stop it; bounded by about 4 s.
 
     While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
     Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
     """
     metrics = Metrics()
-    service = Service(settings, metrics)
-    http = HttpServer(service, metrics, settings.http_host, settings.http_port)
+    start = _Start(settings, stop)
+    engine = make_engine(settings, metrics, only, start.fail)
+    http = HttpServer(engine, metrics, settings.http_host, settings.http_port)
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)
-    start = _Start(service, settings, stop)
-    start.begin()
+    start.begin(engine)
     try:
         stop.wait()
         logger.info("stopping")
@@ -63,28 +85,33 @@ def serve(settings: Settings, stop: Event) -> None:
 
 
 class _Start:
-    """Starts the service in a thread of its own, for as long as it takes.
+    """Starts the engine in a thread of its own, for as long as it takes.
 
     The caller's thread stays free, so that a signal is noticed while a client waits for a server.
     """
 
-    def __init__(self, service: Service, settings: Settings, stop: Event) -> None:
-        self._service = service
+    def __init__(self, settings: Settings, stop: Event) -> None:
         self._settings = settings
         self._stop = stop
         self._lock = Lock()
-        self._is_started = False
+        self._started: Engine | None = None
         self.failure: Exception | None = None
 
-    def begin(self) -> None:
-        Thread(target=self._run, name="start", daemon=True).start()
+    def begin(self, engine: Engine) -> None:
+        Thread(target=self._run, args=(engine,), name="start", daemon=True).start()
 
     def end(self) -> None:
         """Stop what was started; what still waits for a server is left to the end of the process."""
-        if self._lock.acquire(timeout=START_S) and self._is_started:
-            self._service.stop()
+        if self._lock.acquire(timeout=START_S) and self._started is not None:
+            self._started.stop()
 
-    def _run(self) -> None:
+    def fail(self, reason: Exception) -> None:
+        """The engine cannot go on: stop, and let the process end with this reason."""
+        if not self._stop.is_set():
+            self.failure = reason
+            self._stop.set()
+
+    def _run(self, engine: Engine) -> None:
         again = Retrying(
             retry=retry_if_exception_type(Doubt),
             wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
@@ -95,11 +122,9 @@ class _Start:
         )
         try:
             again(self._check)
-            again(self._start)
+            again(self._start, engine)
         except Exception as reason:
-            if not self._stop.is_set():
-                self.failure = reason
-                self._stop.set()
+            self.fail(reason)
 
     def _check(self) -> None:
         found = findings(self._settings)
@@ -109,16 +134,18 @@ class _Start:
         if refused := [finding for finding in found if finding.severity == "refuse"]:
             raise Unsound(refused)
 
-    def _start(self) -> None:
+    def _start(self, engine: Engine) -> None:
         with self._lock:
             if self._stop.is_set():
                 return
-            self._service.start()
-            self._is_started = True
+            engine.start()
+            self._started = engine
         topics = ", ".join(f"{topic}:{form}" for topic, form in self._settings.topics.items())
+        settings = self._settings
         logger.info(
-            "started: %s, %s, group %s", topics, self._settings.delivery, self._settings.group_id
-        )
+            "started: %s engine, %s, %s, group %s",
+            settings.engine, topics, settings.delivery, settings.group_id,
+        )  # fmt: skip
 
 
 def _say_that_it_waits(attempt: RetryCallState) -> None:

@@ -12,7 +12,6 @@ from blackbox import interpreter
 from blackbox.clock import Clock
 from blackbox.connect import formats, kafka
 from blackbox.doubt import Doubt, IndexFull
-from blackbox.index.server import RedisServer
 from blackbox.intake import Parsed, parse
 from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
@@ -21,15 +20,13 @@ from blackbox.metrics import Metrics
 from blackbox.owners import Owners
 from blackbox.request import Shard
 from blackbox.settings import Settings
+from blackbox.watch import Watch
 
 logger = logging.getLogger("blackbox.service")
 
 INTAKE_RECORDS = 4000
 GATHER_S = 0.005
-PAUSE_AT = 0.85
-RESUME_AT = 0.75
 STOP_S = 4.0
-MAX_SKEW_MS = 1000
 PAUSE_S = 0.2
 
 
@@ -41,10 +38,12 @@ class Service:
         self._metrics = metrics
         self._clock = Clock()
         self._kafka = kafka(settings)
-        self._redis = RedisServer(settings.redis_url.get_secret_value())
         self._topics = Topics(self._kafka.admin())
         self._formats = formats(settings)
         self._reader = RequestReader(self._kafka, most_records=INTAKE_RECORDS, gather_s=GATHER_S)
+        self._watch = Watch(
+            settings, metrics, self._clock, pause=self._reader.pause, resume=self._reader.resume
+        )
         self._membership = Membership(
             self._kafka,
             list(settings.topics),
@@ -61,8 +60,6 @@ class Service:
             closed=self._reader.stop,
         )
         self._stopping = Event()
-        self._full = False
-        self._is_apart = False
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
         self._scheduler = BackgroundScheduler(
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
@@ -72,14 +69,14 @@ class Service:
         """Create what is missing of ours, then join the group. Raises a Doubt when Kafka or Redis is away."""
         settings = self._settings
         interpreter.tune()
-        self._clock.observe(self._redis.now_ms())
+        self._watch.observe_clock()
         self._topics.ensure(
             list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
         )
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
-        self._scheduler.add_job(self._watch, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._grow_receipts, "interval", seconds=10, id="grow")
         self._scheduler.start()
         self._intake.start()
@@ -148,49 +145,22 @@ class Service:
             if owner is not None:
                 owner.take(batch, meanwhile)
         except IndexFull as full:
-            self._pause(f"{full}; requests wait in Kafka until it has")
+            self._watch.is_full(f"{full}; requests wait in Kafka until it has")
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
             self._owners.doubt(shard, reason)
 
-    def _watch(self) -> None:
+    def _look(self) -> None:
         """Once a second: Redis' clock and memory, and the positions for lag monitors."""
-        try:
-            self._clock.observe(self._redis.now_ms())
-            used = self._redis.memory_used()
-        except Doubt as reason:
-            logger.warning("%s", reason)
-            return
-        skew_ms = self._clock.skew_ms()
-        self._metrics.skew.set(skew_ms / 1000)
-        was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
-        if self._is_apart and not was_apart:
-            logger.error(
-                "Redis' clock and this host's are %d ms apart: deliveries are late by that; "
-                "synchronise both with NTP", skew_ms,
-            )  # fmt: skip
-        if used >= PAUSE_AT:
-            self._pause(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
-        elif used <= RESUME_AT and self._full:
-            self._full = False
-            self._metrics.paused.set(0)
-            self._reader.resume()
-            logger.info("Redis has room again; reading requests")
+        self._watch.look()
         self._membership.note(
             {
-                o.shard: labels.requests
-                for o in self._owners.all()
-                if (labels := o.labels) is not None
+                owner.shard: labels.requests
+                for owner in self._owners.all()
+                if (labels := owner.labels) is not None
             }
         )
-
-    def _pause(self, why: str) -> None:
-        if not self._full:
-            self._full = True
-            self._metrics.paused.set(1)
-            self._reader.pause()
-            logger.warning("%s", why)
 
     def _grow_receipts(self) -> None:
         try:

@@ -17,6 +17,7 @@ from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.request import is_topic_name
 
 FORMATS = ("countdown",)
+_MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|(spark|k8s)://\S+")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 
 
@@ -67,6 +68,12 @@ def _redis_url(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _spark_master(master: str) -> str:
+    if not _MASTER.fullmatch(master):
+        raise ValueError("wanted: local[*], local[N], spark://host:port or k8s://address")
+    return master
+
+
 class Settings(BaseSettings):
     """Everything an operator can set. Secrets do not print."""
 
@@ -91,7 +98,7 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="consumer group; prefix of transactional ids",
     )
-    engine: Literal["process"] = Field("process", description="who runs the verbs")
+    engine: Literal["spark", "process"] = Field("spark", description="who runs the verbs")
     delivery: Literal["exactly-once", "at-least-once"] = Field(
         "exactly-once", description="with or without a Kafka transaction per batch"
     )
@@ -112,6 +119,12 @@ class Settings(BaseSettings):
     max_countdown_s: int = Field(
         34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
     )
+    spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
+        "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
+    )
+    spark_config: Path | None = Field(
+        None, description=".properties file with settings of Spark; wins over defaults"
+    )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
 
@@ -127,16 +140,23 @@ class Settings(BaseSettings):
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""
-        if self.kafka_config is None:
-            return {}
-        try:
-            with self.kafka_config.open() as file:
-                return dict(javaproperties.load(file))
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"BLACKBOX_KAFKA_CONFIG={self.kafka_config}: {error}; wanted: a readable "
-                ".properties file"
-            ) from None
+        return _properties("BLACKBOX_KAFKA_CONFIG", self.kafka_config)
+
+    def spark_settings(self) -> dict[str, str]:
+        """The operator's Spark settings. Raises SettingsError when the file cannot be read."""
+        return _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
+
+
+def _properties(variable: str, path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        with path.open() as file:
+            return dict(javaproperties.load(file))
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"{variable}={path}: {error}; wanted: a readable .properties file"
+        ) from None
 
 
 def load(**overrides: object) -> Settings:

@@ -8,7 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from blackbox.cli import logs
+from blackbox import logs
 from blackbox.cli.failures import FAILED
 from blackbox.settings import load
 

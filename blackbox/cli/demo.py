@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli import logs, signals
+from blackbox import logs
+from blackbox.cli import signals
 from blackbox.cli.failures import FAILED, INTERRUPTED
 
 

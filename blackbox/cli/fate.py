@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from blackbox.cli.logs import QUIET
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.logs import QUIET
 from blackbox.receipt import Places, Receipt, settled
 from blackbox.request import Cancel, Record, Request, Shard, request_id
 from blackbox.settings import Settings

@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from blackbox.cli import logs, signals
+from blackbox import logs
+from blackbox.cli import signals
 from blackbox.cli.failures import REFUSED, BadUsage, ended
 from blackbox.settings import load
+
+Half = Literal["intake", "dispatch"]
 
 
 def run(
@@ -23,6 +26,9 @@ def run(
         typer.Option(help="With --embedded: where their data live; else they are temporary."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Instead of BLACKBOX_ENGINE.")] = None,
+    only: Annotated[
+        Half | None, typer.Option(help="With Spark: one half; the other is another application.")
+    ] = None,
 ) -> None:
     """Take in requests and deliver their messages, until SIGTERM or Ctrl-C."""
     from blackbox.run import Unsound, serve
@@ -35,10 +41,12 @@ def run(
         if embedded:
             overrides |= _start_servers(data, overrides, ending)
         settings = load(**overrides)
+        if only is not None and settings.engine != "spark":
+            raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")
         stop = Event()
         signals.announce(stop)
         try:
-            serve(settings, stop)
+            serve(settings, stop, only)
         except Unsound as unsound:
             raise ended(str(unsound), REFUSED) from None
 

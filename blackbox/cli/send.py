@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli import logs
+from blackbox import logs
 from blackbox.cli.failures import BadUsage
 from blackbox.client import Client, request_value
 from blackbox.connect import kafka

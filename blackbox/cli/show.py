@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from blackbox.cli import logs
+from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.fate import Fate, Registry
 from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate

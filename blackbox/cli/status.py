@@ -9,7 +9,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from blackbox.cli import logs
+from blackbox import logs
 from blackbox.cli.failures import FAILED, ended
 from blackbox.clock import Clock
 from blackbox.connect import kafka

@@ -70,6 +70,14 @@ class Inspector:
             _labels(shard, state, receipts), pending, due_now, _score(first), _score(after)
         )
 
+    def labels(self, shard: Shard) -> Labels | None:
+        """The labels of a shard; None for an index that was never begun, or is lost."""
+        keys = Keys(shard)
+        state, receipts = self._together(
+            ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
+        )
+        return _labels(shard, state, receipts)
+
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
         keys = Keys(shard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -36,6 +36,10 @@ class KafkaAccess:
     bootstrap_servers: str
     group_id: str
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def in_group(self, group_id: str) -> KafkaAccess:
+        """The same brokers for the members of another consumer group."""
+        return replace(self, group_id=group_id)
 
     def check(self) -> None:
         """Raise ValueError for a setting that librdkafka does not take, or that breaks a promise."""

@@ -1,0 +1,84 @@
+"""Short notes between the processes of one deployment, through Redis' publish and subscribe.
+
+Nothing is stored and nothing depends on a note: senders repeat what matters, so that one that is
+lost costs a moment. Works in a Redis that is at its `maxmemory`, or was just emptied.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from blackbox.doubt import IndexLost
+
+CHANNEL = "blackbox:bus:"
+SILENCE_S = 1.0
+
+
+class Bus:
+    """Sends notes under a name, to whoever listens to that name. Not safe for two threads."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._client = _client(url)
+        self._prefix = f"{CHANNEL}{name}:"
+
+    def send(self, kind: str, note: Any) -> None:
+        """Send anything that JSON can hold. Raises IndexLost when Redis does not answer."""
+        try:
+            self._client.publish(self._prefix + kind, orjson.dumps(note))
+        except (redis.RedisError, OSError) as error:
+            raise IndexLost(f"Redis does not answer PUBLISH: {error}") from error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Listener:
+    """Hears the notes of these kinds; connects again by itself after Redis was away.
+
+    Not safe for use from two threads.
+    """
+
+    def __init__(self, url: str, name: str, kinds: tuple[str, ...]) -> None:
+        self._client = _client(url)
+        self._prefix = f"{CHANNEL}{name}:"
+        self._kinds = kinds
+        self._heard: redis.client.PubSub | None = None
+
+    def next(self, timeout_s: float) -> tuple[str, Any] | None:
+        """The next note as (kind, content); None when there is none in time, or Redis is away."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                if self._heard is None:
+                    self._heard = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+                    self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
+                found = self._heard.get_message(timeout=left_s)
+            except (redis.RedisError, OSError):
+                self._drop()
+                time.sleep(min(SILENCE_S, max(0.0, deadline - time.monotonic())))
+                continue
+            if found is not None:
+                kind = found["channel"].decode().removeprefix(self._prefix)
+                return kind, orjson.loads(found["data"])
+        return None
+
+    def close(self) -> None:
+        self._drop()
+        self._client.close()
+
+    def _drop(self) -> None:
+        if self._heard is not None:
+            self._heard.close()
+            self._heard = None
+
+
+def _client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(
+        url, protocol=2, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
+    )

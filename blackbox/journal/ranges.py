@@ -1,0 +1,340 @@
+"""Exact ranges of offsets: how far partitions can be read, and the records between two offsets.
+
+For whoever plans reads in one process and does them in others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+
+T = TypeVar("T")
+
+Partition = tuple[str, int]
+Positions = dict[Partition, int]
+
+READ_RECORDS = 4000
+SILENCE_S = 15.0
+OUTAGE_S = 30.0
+OUTAGE_LOOK_S = 0.2
+
+_FINAL = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._INVALID_ARG,
+)
+"""What asking again does not change."""
+
+_OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+
+
+class Range(NamedTuple):
+    """The offsets `start` to `end` - 1 of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Chunk(NamedTuple):
+    """Consecutive records of a range; a range without any has one chunk without any."""
+
+    range: Range
+    messages: list[Message]
+    is_first: bool
+    is_last: bool
+
+
+class Ends:
+    """Where partitions begin and how far they can be read now, for the planner of a stream.
+
+    An outage of less than 30 s is waited for; every method raises JournalLost after that, or when
+    a topic or a partition does not exist. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess) -> None:
+        self._access = access
+        self._admin: AdminClient | None = None
+        self._watcher: Consumer | None = None
+        self._watched: Positions = {}
+
+    def partitions(self, topics: Sequence[str]) -> list[Partition]:
+        """All partitions that these topics have now, in order."""
+
+        def ask() -> list[Partition]:
+            asked = self._ask().describe_topics(
+                TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_S
+            )
+            return sorted(
+                (topic, found.id) for topic, it in asked.items() for found in it.result().partitions
+            )
+
+        return _patiently(ask, f"cannot ask for the partitions of {', '.join(topics)}")
+
+    def first(self, partitions: Iterable[Partition]) -> Positions:
+        """The first offsets that are kept."""
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def last(self, partitions: Iterable[Partition]) -> Positions:
+        """The offsets up to which every transaction has ended: nothing beyond them can be read yet."""
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def wait_for_news(self, positions: Positions, timeout_s: float) -> bool:
+        """Wait until some partition has a record at its position or beyond; False when none has.
+
+        The broker does the waiting, so that an idle wait costs next to nothing. A transaction that
+        was aborted is no news.
+        """
+        watcher = self._watch(positions)
+        message = watcher.poll(timeout_s)
+        error = message.error() if message is not None else None
+        if error is not None and error.code() not in _OUT_OF_RANGE:
+            raise doubt(KafkaException(error), "cannot wait for records")
+        return message is not None
+
+    def close(self) -> None:
+        """Give the clients up; the next use makes new ones."""
+        if self._watcher is not None:
+            self._watcher.close()
+        self._watcher = self._admin = None
+        self._watched = {}
+
+    def _ask(self) -> AdminClient:
+        self._admin = self._admin or self._access.admin()
+        return self._admin
+
+    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec) -> Positions:
+        asked = {TopicPartition(*at): spec for at in partitions}
+
+        def ask() -> Positions:
+            answers = self._ask().list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=REQUEST_TIMEOUT_S,
+            )
+            return {(at.topic, at.partition): it.result().offset for at, it in answers.items()}
+
+        names = sorted({at.topic for at in asked})
+        return _patiently(ask, f"cannot ask for offsets of {', '.join(names)}") if asked else {}
+
+    def _watch(self, positions: Positions) -> Consumer:
+        if self._watcher is None:
+            self._watcher = self._access.consumer(
+                **{
+                    "fetch.message.max.bytes": 1,
+                    "queued.min.messages": 1,
+                    # A partition that moved on is only watched after the fetch under way for the
+                    # others has been answered.
+                    "fetch.wait.max.ms": 50,
+                    "fetch.queue.backoff.ms": 1,
+                }
+            )
+        moved = self._watched.items() - positions.items()
+        if moved:
+            self._watcher.incremental_unassign([TopicPartition(*at) for at, _ in moved])
+        new = positions.items() - self._watched.items()
+        if new:
+            self._watcher.incremental_assign([TopicPartition(*at, offset) for at, offset in new])
+        self._watched = dict(positions)
+        return self._watcher
+
+
+def _patiently(ask: Callable[[], T], what: str) -> T:
+    deadline = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() in _FINAL or time.monotonic() > deadline:
+                raise doubt(error, what) from error
+        time.sleep(OUTAGE_LOOK_S)
+
+
+def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]:
+    """The committed records of each range, one range after the other, each in order.
+
+    Raises JournalLost when retention has removed offsets that are wanted, or Kafka does not
+    answer for 15 s.
+    """
+    if not ranges:
+        return
+    with _borrowed_consumer(access) as consumer:
+        _turn_to(consumer, ranges[0])
+        for number, wanted in enumerate(ranges):
+            reached, is_first = wanted.start, True
+            while is_first or reached < wanted.end:
+                messages, reached = _read_on(consumer, wanted, reached)
+                is_last = reached >= wanted.end
+                if is_last and number + 1 < len(ranges):
+                    _turn_to(consumer, ranges[number + 1])  # it is fetched while this is worked on
+                if messages or is_last:
+                    yield Chunk(wanted, messages, is_first, is_last)
+                    is_first = False
+
+
+_idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}
+"""Connected consumers of this process, so that the next read does not pay for connecting."""
+
+
+@contextmanager
+def _borrowed_consumer(access: KafkaAccess) -> Iterator[Consumer]:
+    settings = tuple(sorted(access.settings.items()))
+    key = (os.getpid(), access.bootstrap_servers, access.group_id, settings)
+    idle = _idle_consumers.setdefault(key, [])
+    consumer = idle.pop() if idle else _connect(access)
+    try:
+        yield consumer
+        consumer.unassign()
+    except BaseException:
+        consumer.close()
+        raise
+    idle.append(consumer)
+
+
+def _connect(access: KafkaAccess) -> Consumer:
+    return access.consumer(
+        **{
+            "enable.partition.eof": True,
+            # At a partition's end a fetch stays under way this long, and the next range waits for it.
+            "fetch.wait.max.ms": 2,
+            "fetch.queue.backoff.ms": 1,
+            "queued.min.messages": 20_000,
+            "queued.max.messages.kbytes": 32_768,
+        }
+    )
+
+
+def _turn_to(consumer: Consumer, wanted: Range) -> None:
+    try:
+        consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
+    except KafkaException as error:
+        raise doubt(error, f"{wanted.topic}/{wanted.partition}: cannot read") from error
+
+
+def _read_on(consumer: Consumer, wanted: Range, reached: int) -> tuple[list[Message], int]:
+    """More messages of the range, perhaps none, and the offset reached with them."""
+    if reached >= wanted.end:
+        return [], wanted.end
+    at = f"{wanted.topic}/{wanted.partition}"
+    try:
+        first = consumer.poll(SILENCE_S)
+        if first is None:
+            raise JournalLost(f"{at}: nothing read at {reached} for {SILENCE_S} s; try again")
+        polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
+    except KafkaException as error:
+        raise doubt(error, f"{at}: cannot read on from {reached}") from error
+    if not any(map(Message.error, polled)):
+        return _below(wanted.end, polled)
+    messages: list[Message] = []
+    for message in polled:
+        problem = message.error()
+        if problem is None:
+            messages.append(message)
+        elif problem.code() == KafkaError._PARTITION_EOF:
+            reached = max(reached, _offset(message))
+        elif problem.code() in _OUT_OF_RANGE:
+            raise _out_of_range(consumer, wanted, max([reached, *map(_next, messages[-1:])]))
+        else:
+            raise doubt(KafkaException(problem), f"{at}: cannot read on from {reached}")
+    messages, there = _below(wanted.end, messages)
+    return messages, min(max(reached, there), wanted.end)
+
+
+def _below(end: int, messages: list[Message]) -> tuple[list[Message], int]:
+    """The messages below `end`, and the offset that all of them reach."""
+    reached = _next(messages[-1]) if messages else 0
+    if reached <= end:
+        return messages, reached
+    return [message for message in messages if _offset(message) < end], end
+
+
+def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLost:
+    topic, partition = wanted.topic, wanted.partition
+    try:
+        bounds = consumer.get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=REQUEST_TIMEOUT_S
+        )
+    except KafkaException:
+        bounds = None
+    if bounds is not None and position > bounds[1]:
+        return JournalLost(
+            f"{topic}/{partition}: offset {position} is wanted, but it ends at {bounds[1]}; it was "
+            "truncated, or deleted and created again: start over from its first offset"
+        )
+    first = bounds[0] if bounds is not None else "unknown"
+    return JournalLost(
+        f"{topic}/{partition}: offset {position} is wanted, but the first one kept is {first}; "
+        f"retention or DeleteRecords removed what is before it: give {topic} a longer retention.ms "
+        "(and retention.bytes), and start at an offset that is kept"
+    )
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+def _next(message: Message) -> int:
+    return _offset(message) + 1
+
+
+Headers = Sequence[tuple[str | None, bytes | None]]
+
+
+class Columns(NamedTuple):
+    """Records by column. `stamps` are (1 creation time or 2 append time, epoch ms).
+
+    Headers whose names are not UTF-8 are one header without a name, which says so.
+    """
+
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    offsets: list[int]
+    stamps: list[tuple[int, int]]
+    headers: list[Headers | None]
+
+
+def columns(messages: Sequence[Message]) -> Columns:
+    """Consumed messages by column."""
+    headers: list[Headers | None]
+    try:
+        headers = list(map(Message.headers, messages))  # type: ignore[arg-type]
+    except UnicodeDecodeError:
+        headers = [_headers(message) for message in messages]
+    return Columns(
+        list(map(Message.key, messages)),
+        list(map(Message.value, messages)),
+        list(map(Message.offset, messages)),  # type: ignore[arg-type]
+        list(map(Message.timestamp, messages)),
+        headers,
+    )
+
+
+def _headers(message: Message) -> Headers | None:
+    try:
+        return message.headers()  # type: ignore[return-value]
+    except UnicodeDecodeError as error:
+        return [(None, f"a header name is not UTF-8: {error}".encode())]

@@ -1,0 +1,1 @@
+"""The Spark engine: the three verbs as a data pipeline."""

@@ -1,0 +1,230 @@
+"""The Spark engine: one driver that lets Spark call the verbs, for the shards the group gave it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Literal
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from blackbox.clock import Clock
+from blackbox.connect import kafka
+from blackbox.doubt import Doubt, IndexLost
+from blackbox.index.inspector import Inspector
+from blackbox.journal.membership import Membership
+from blackbox.journal.topics import Topics
+from blackbox.metrics import Metrics
+from blackbox.pipeline.dispatch_windows import DispatchWindows
+from blackbox.pipeline.intake_stream import IntakeStream
+from blackbox.pipeline.session import start_session
+from blackbox.request import Shard
+from blackbox.settings import Settings
+from blackbox.watch import Watch
+
+logger = logging.getLogger("blackbox.pipeline")
+
+STOP_S = 3.5
+
+Half = Literal["intake", "dispatch"]
+
+
+class EngineFailed(Exception):
+    """Spark ended, and this application cannot go on without it."""
+
+
+class SparkEngine:
+    """Takes in and dispatches, on Spark, the shards that the consumer group gives to this driver.
+
+    With `only`, one half; the other half is then another application. `failed` is called when the
+    engine cannot go on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        only: Half | None = None,
+        failed: Callable[[Exception], None] = lambda reason: None,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._only = only
+        self._failed = failed
+        self._run = uuid.uuid4().hex[:12]
+        self._clock = Clock()
+        self._kafka = kafka(settings)
+        self._topics = Topics(self._kafka.admin())
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._watch = Watch(settings, metrics, self._clock, pause=self._pause, resume=self._resume)
+        self._shards: set[Shard] = set()
+        self._lock = Lock()
+        self._session: SparkSession | None = None
+        self._windows: DispatchWindows | None = None
+        self._stream: IntakeStream | None = None
+        self._slots = 0
+        self._is_stopping = False
+        group = f"{settings.group_id}.intake" if only == "intake" else settings.group_id
+        self._membership = Membership(
+            self._kafka.in_group(group),
+            list(settings.topics),
+            gained=self._gained,
+            lost=self._lost,
+        )
+        self._scheduler = BackgroundScheduler(
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
+
+    def start(self) -> None:
+        """Create what is missing of ours, start Spark, join the group. Raises a Doubt when Kafka or
+        Redis is away."""
+        settings = self._settings
+        self._watch.observe_clock()
+        self._topics.ensure(
+            list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
+        )
+        began = time.monotonic()
+        self._session = start_session(settings.spark_master, settings.spark_settings())
+        logger.info(
+            "Spark %s on %s after %.1f s",
+            self._session.version, self._session.sparkContext.master, time.monotonic() - began,
+        )  # fmt: skip
+        self._slots = self._count_slots()
+        if self._only != "intake":
+            self._windows = DispatchWindows(
+                self._session, settings, self._kafka, self._metrics, self._run
+            )
+            self._windows.start()
+        if self._only != "dispatch":
+            self._stream = IntakeStream(
+                self._session, settings, self._kafka, self._metrics, self._run,
+                tasks=lambda: self._slots - self._slots // 2, tell_full=self._watch.is_full,
+            )  # fmt: skip
+            self._stream.start()
+        self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
+        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._grow_receipts, "interval", seconds=10, id="grow")
+        self._scheduler.start()
+        self._membership.start()
+
+    def stop(self) -> None:
+        """Finish the ticks and the batch in flight, leave the group, end Spark."""
+        self._is_stopping = True
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        if self._stream is not None:
+            self._stream.stop(0)
+        if self._windows is not None:
+            self._windows.stop(STOP_S)
+        if self._stream is not None and not self._stream.stop(STOP_S):
+            logger.warning("the batch of intake takes too long; given up, it is read again")
+        self._membership.close()
+        if self._session is not None:
+            self._session.stop()
+
+    def is_live(self) -> bool:
+        """Something due was delivered within the last minute, or nothing was due."""
+        return not self.stuck()
+
+    def is_ready(self) -> bool:
+        """Every shard the group gave to this driver is open, and its requests are being read."""
+        return self._membership.has_joined and not self.not_open()
+
+    def stuck(self) -> list[Shard]:
+        """The shards where something has been due for a minute and nothing was delivered."""
+        return sorted(self._windows.stuck()) if self._windows is not None else []
+
+    def not_open(self) -> list[Shard]:
+        """The shards of this driver that no task has open, or that are not being read."""
+        owned = self._membership.owned()
+        missing: set[Shard] = set()
+        if self._windows is not None:
+            missing |= owned - self._windows.open_shards()
+        if self._stream is not None:
+            missing |= owned - self._stream.reading
+        return sorted(missing)
+
+    def _gained(self, shard: Shard) -> None:
+        with self._lock:
+            self._shards.add(shard)
+            self._assign()
+
+    def _lost(self, shards: Sequence[Shard]) -> None:
+        with self._lock:
+            self._shards.difference_update(shards)
+            self._assign()
+        if self._windows is not None and not self._windows.wait_given_up(shards, STOP_S):
+            logger.warning("some shards are still busy; their next owner will fence them")
+
+    def _assign(self) -> None:
+        if self._windows is not None:
+            self._windows.assign(self._shards, self._groups())
+        if self._stream is not None:
+            self._stream.assign(self._shards)
+
+    def _groups(self) -> int:
+        """Tasks that linger: half of Spark's slots, so that the other half is for intake."""
+        return self._slots if self._only == "dispatch" else self._slots // 2
+
+    def _renew(self) -> None:
+        if self._windows is not None:
+            self._windows.renew()
+
+    def _look(self) -> None:
+        """Once a second: Spark, Redis' clock and memory, the positions for lag monitors."""
+        try:
+            slots = self._count_slots()
+        except EngineFailed as reason:
+            if not self._is_stopping:
+                self._failed(reason)
+            return
+        if slots != self._slots:
+            logger.info("Spark has %d slots now, %d before", slots, self._slots)
+            with self._lock:
+                self._slots = slots
+                self._assign()
+        self._watch.look()
+        self._note_positions()
+
+    def _note_positions(self) -> None:
+        try:
+            labels = {shard: self._inspector.labels(shard) for shard in self._membership.owned()}
+        except IndexLost:
+            return
+        self._membership.note(
+            {shard: found.requests for shard, found in labels.items() if found is not None}
+        )
+
+    def _count_slots(self) -> int:
+        assert self._session is not None
+        try:
+            context = self._session.sparkContext
+            if context._jsc.sc().isStopped():
+                raise EngineFailed(
+                    f"Spark's master {self._settings.spark_master} ended this application"
+                )
+            return max(2, context.defaultParallelism)
+        except (Py4JError, OSError, AttributeError) as error:
+            raise EngineFailed(f"Spark's JVM is gone: {error}") from error
+
+    def _pause(self) -> None:
+        if self._stream is not None:
+            self._stream.pause()
+
+    def _resume(self) -> None:
+        if self._stream is not None:
+            self._stream.resume()
+
+    def _grow_receipts(self) -> None:
+        try:
+            self._topics.grow_receipts(
+                list(self._settings.topics), retention_ms=self._settings.retention_ms
+            )
+        except Doubt as reason:
+            logger.warning("%s; trying again in 10 s", reason)

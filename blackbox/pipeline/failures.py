@@ -1,0 +1,15 @@
+"""What Spark says when something fails, without its pages of Java."""
+
+from __future__ import annotations
+
+
+def in_one_line(failure: BaseException) -> str:
+    """The line that names the cause: the last `Caused by` or Python error, else the first line."""
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    causes = [
+        line
+        for line in lines
+        if line.startswith("Caused by:") or line.partition(":")[0].endswith(("Error", "Exception"))
+    ]
+    chosen = causes[-1] if causes else lines[0] if lines else ""
+    return f"{type(failure).__name__}: {chosen.removeprefix('Caused by: ')}"[:500]

@@ -1,0 +1,223 @@
+"""The driver's side of intake: a streaming query from the request topics into the indexes."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from blackbox.doubt import IndexLost
+from blackbox.index.inspector import Inspector
+from blackbox.journal.access import KafkaAccess
+from blackbox.metrics import Metrics
+from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.source import kafka_source
+from blackbox.pipeline.tasks.intake import SCHEMA, IntakeTask, Stored
+from blackbox.request import Shard
+from blackbox.settings import Settings
+
+logger = logging.getLogger("blackbox.pipeline.intake")
+
+BATCH_RECORDS = 200_000
+"""Most records in a batch: about a second's work of a small machine."""
+
+LOOK_S = 0.1
+SETTLE_S = 3.0
+"""How long reading waits for the last shard: starting a query again costs about a second."""
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+
+
+class IntakeStream:
+    """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
+
+    A shard is read as soon as its index exists: dispatch makes it, when it opens the shard.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        access: KafkaAccess,
+        metrics: Metrics,
+        run: str,
+        *,
+        tasks: Callable[[], int],
+        tell_full: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._tasks = tasks
+        self._tell_full = tell_full
+        self._metrics = metrics
+        self._task = IntakeTask(run, settings, access)
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._wanted: frozenset[Shard] = frozenset()
+        self._reading: frozenset[Shard] = frozenset()
+        self._has_room = Event()
+        self._has_room.set()
+        self._stopping = Event()
+        self._changed = Event()
+        self._in_batch = Lock()
+        self._is_ending = False
+        self._thread = Thread(target=self._run, name="intake", daemon=True)
+        session.dataSource.register(kafka_source(access))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def assign(self, shards: Iterable[Shard]) -> None:
+        """Read these shards from now on, and no others."""
+        self._wanted = frozenset(shards)
+        self._changed.set()
+
+    @property
+    def reading(self) -> frozenset[Shard]:
+        """The shards that are being read now."""
+        return self._reading
+
+    def pause(self) -> None:
+        """Start no more batches until `resume`; requests wait in Kafka."""
+        self._has_room.clear()
+
+    def resume(self) -> None:
+        self._has_room.set()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the batch in flight, then end; False when that takes longer."""
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._read_until_changed()
+            except Exception as failure:
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() - began > LONGEST_PAUSE_S:
+                    pause_s = FIRST_PAUSE_S
+                logger.warning("intake failed: %s; again in %.1f s", in_one_line(failure), pause_s)
+                self._stopping.wait(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            finally:
+                self._reading = frozenset()
+
+    def _read_until_changed(self) -> None:
+        labels = self._settled_labels()
+        if not labels:
+            self._changed.wait(LOOK_S)
+            return
+        query = self._start_query(labels)
+        try:
+            while query.isActive and not self._stopping.is_set() and not self._is_other(labels):
+                self._changed.wait(LOOK_S)
+                self._changed.clear()
+            failure = query.exception()
+            if failure is not None:
+                raise failure
+        finally:
+            self._end(query)
+
+    def _is_other(self, labels: Mapping[Shard, int]) -> bool:
+        """Whether the shards to be read are no longer those that are read."""
+        if self._wanted >= labels.keys():
+            return len(self._wanted) > len(labels) and self._labels().keys() != labels.keys()
+        return True
+
+    def _settled_labels(self) -> dict[Shard, int]:
+        """Labels, as soon as every wanted shard has one, or those that have after a while."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            self._changed.clear()
+            labels = self._labels()
+            is_late = time.monotonic() > deadline
+            if labels.keys() == self._wanted or is_late or self._stopping.is_set():
+                return labels
+            self._changed.wait(LOOK_S)
+
+    def _labels(self) -> dict[Shard, int]:
+        """From where on to read each wanted shard whose index exists."""
+        found: dict[Shard, int] = {}
+        for shard in self._wanted:
+            try:
+                labels = self._inspector.labels(shard)
+            except IndexLost as reason:
+                logger.warning("%s", reason)
+                return {}
+            if labels is not None:
+                found[shard] = labels.requests
+        return found
+
+    def _start_query(self, labels: Mapping[Shard, int]) -> StreamingQuery:
+        offsets: dict[str, dict[str, int]] = {}
+        for shard, label in sorted(labels.items()):
+            offsets.setdefault(shard.topic, {})[str(shard.partition)] = label
+        assigned = {topic: [int(p) for p in places] for topic, places in offsets.items()}
+        self._is_ending = False
+        self._checkpoint = Path(tempfile.mkdtemp(prefix="blackbox-checkpoint-"))
+        context = self._session.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", "intake")
+        records = (
+            self._session.readStream.format("blackbox-kafka")
+            .option("assign", orjson.dumps(assigned).decode())
+            .option("startingOffsets", orjson.dumps(offsets).decode())
+            .option("maxOffsetsPerTrigger", BATCH_RECORDS)
+            .option("tasks", self._tasks())
+            .option("positions", "true")
+            .load()
+        )
+        query = (
+            records.mapInArrow(self._task, SCHEMA)
+            .writeStream.foreachBatch(self._run_batch)
+            .option("checkpointLocation", self._checkpoint.as_uri())
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        self._reading = frozenset(labels)
+        logger.info("reading %d shards", len(labels))
+        return query
+
+    def _run_batch(self, batch: DataFrame, number: int) -> None:
+        while not self._has_room.wait(LOOK_S):
+            if self._is_ending:
+                return
+        with self._in_batch:
+            if self._is_ending:
+                return
+            began = time.monotonic()
+            done = [Stored.of(row) for row in batch.collect()]
+            took_s = time.monotonic() - began
+        self._account_for(done, took_s)
+
+    def _account_for(self, done: list[Stored], took_s: float) -> None:
+        for stored in done:
+            self._metrics.taken(stored.shard, stored.taken)
+            if stored.problem is not None:
+                logger.warning("%s: %s; reading on from its label", stored.shard, stored.problem)
+        records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
+        self._metrics.batch(records, took_s)
+        for full in (stored.problem for stored in done if stored.is_full):
+            self._tell_full(f"{full}; requests wait in Kafka until it has")
+        if any(stored.problem is not None for stored in done):
+            self._stopping.wait(FIRST_PAUSE_S)
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Stop a query without killing the tasks of its batch in flight."""
+        self._is_ending = True
+        with self._in_batch:
+            pass
+        query.stop()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)

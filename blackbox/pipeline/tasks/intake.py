@@ -1,0 +1,311 @@
+"""One Spark task of intake: rows of the Kafka source enter the indexes of their shards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from blackbox import interpreter, logs
+from blackbox.clock import Clock
+from blackbox.connect import formats
+from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
+from blackbox.index.bus import Bus
+from blackbox.index.connection import pool
+from blackbox.index.server import RedisServer
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake, Parsed, Taken, parse
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.plan import Batch
+from blackbox.request import Headers, Record, Shard
+from blackbox.settings import Settings
+
+logger = logging.getLogger("blackbox.pipeline.intake")
+
+CHUNK = 4000
+"""Records that enter an index at once."""
+
+CLOCK_S = 1.0
+POSITION = -1
+"""The timestampType of a row that is no record but says from where, or up to where, was read."""
+
+SCHEMA = (
+    "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
+    "first_due_ms long, label long, problem string, is_full boolean"
+)
+
+
+class Stored(NamedTuple):
+    """What a task did for one shard; `problem` says why not all of its records are in the index.
+
+    `label` is the next offset to be read, as far as the task knows.
+    """
+
+    shard: Shard
+    taken: Taken
+    label: int
+    problem: str | None = None
+    is_full: bool = False
+
+    @classmethod
+    def of(cls, row: Any) -> Stored:
+        """From a row of the schema."""
+        taken = Taken(row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms)
+        return cls(Shard(row.topic, row.partition), taken, row.label, row.problem, row.is_full)
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeTask:
+    """What a task is told. `run` names the application, so that workers keep nothing of another."""
+
+    run: str
+    settings: Settings
+    access: KafkaAccess
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        interpreter.tune()
+        logs.to_stderr()
+        yield _as_rows(_intakes(self).take_in(rows))
+
+
+class _Intakes:
+    """The intakes of the shards that this Python worker has seen, kept from task to task."""
+
+    def __init__(self, task: IntakeTask) -> None:
+        self.run = task.run
+        self._access = task.access
+        self._grace_s = task.settings.grace_s
+        self._soon_ms = task.settings.poll_interval_ms
+        self._formats = formats(task.settings)
+        url = task.settings.redis_url.get_secret_value()
+        self._connections = pool(url)
+        self._redis = RedisServer(url)
+        self._bus = Bus(url, task.settings.group_id)
+        self._clock = Clock()
+        self._observed_s = 0.0
+        self._held: dict[Shard, tuple[ShardIndex, Intake]] = {}
+
+    def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
+        """Store what the rows hold; while Redis is busy with one batch, read and parse the next.
+
+        A shard that cannot take a batch is left as it is: whoever reads on from its label, the
+        next batch or recovery, finds what is missing in Kafka.
+        """
+        done: dict[Shard, Stored] = {}
+        coming = self._parsed(rows)
+        ahead: list[tuple[Shard, Parsed]] = []
+
+        def read_ahead() -> None:
+            ahead.extend(islice(coming, 1))
+
+        read_ahead()
+        while ahead:
+            shard, parsed = ahead.pop()
+            so_far = done.setdefault(shard, Stored(shard, Taken(0, 0, 0, 0, None), parsed.start))
+            if so_far.problem is None:
+                done[shard] = self._store(so_far, parsed, read_ahead)
+            if not ahead:
+                read_ahead()
+        return list(done.values())
+
+    def close(self) -> None:
+        for shard in list(self._held):
+            self._drop(shard)
+        self._connections.disconnect()
+        self._redis.close()
+        self._bus.close()
+
+    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed]]:
+        for shard, batch in batches(rows):
+            self._observe()
+            yield shard, parse(self._formats[shard.topic], batch, self._clock.latest_ms())
+
+    def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
+        shard = so_far.shard
+        try:
+            index, intake = self._hold(shard)
+            try:
+                taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
+            except LabelsMoved:
+                taken = self._read_up_to(parsed.start, shard, index, intake)
+                more = intake.store(parsed, self._clock.latest_ms())
+                taken = _sum(taken, more)
+            self._announce(shard, taken)
+            return so_far._replace(taken=_sum(so_far.taken, taken), label=index.labels.requests)
+        except Doubt as reason:
+            self._drop(shard)
+            return so_far._replace(problem=str(reason), is_full=isinstance(reason, IndexFull))
+
+    def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
+        """Redis went back, or a batch before this one was not stored: read again what is missing."""
+        taken = Taken(0, 0, 0, 0, None)
+        labels = index.load()
+        if labels is None:
+            raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
+        logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
+        journal = ShardJournal(shard, self._access)
+        try:
+            for batch in journal.requests(labels.requests, start):
+                taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
+        finally:
+            journal.close()
+        return taken
+
+    def _announce(self, shard: Shard, taken: Taken) -> None:
+        """Tell dispatch what is due before its next look anyway."""
+        first_ms = taken.first_due_ms
+        if first_ms is not None and first_ms <= self._clock.latest_ms() + self._soon_ms:
+            with suppress(IndexLost):
+                self._bus.send("soon", (shard.topic, shard.partition, first_ms))
+
+    def _observe(self) -> None:
+        if time.monotonic() - self._observed_s > CLOCK_S:
+            with suppress(IndexLost):
+                self._clock.observe(self._redis.now_ms())
+                self._observed_s = time.monotonic()
+
+    def _hold(self, shard: Shard) -> tuple[ShardIndex, Intake]:
+        held = self._held.get(shard)
+        if held is None:
+            index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
+            held = self._held[shard] = index, Intake(self._formats[shard.topic], index)
+        return held
+
+    def _drop(self, shard: Shard) -> None:
+        held = self._held.pop(shard, None)
+        if held is not None:
+            held[0].close()
+
+
+_kept: _Intakes | None = None
+
+
+def _intakes(task: IntakeTask) -> _Intakes:
+    global _kept
+    if _kept is None or _kept.run != task.run:
+        if _kept is not None:
+            _kept.close()
+        _kept = _Intakes(task)
+    return _kept
+
+
+def batches(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Batch]]:
+    """The records of each shard in journal order, at most 4,000 at once, framed by positions."""
+    start: int | None = None
+    records: list[Record] = []
+    for shard, part in _by_shard(rows):
+        for position, found in _between_positions(part):
+            records += found
+            while start is not None and len(records) > CHUNK:
+                end = records[CHUNK - 1].offset + 1
+                yield shard, Batch(start, end, records[:CHUNK])
+                start, records = end, records[CHUNK:]
+            if position is not None:
+                if start is not None and position > start:
+                    yield shard, Batch(start, position, records)
+                start, records = (position if start is None else None), []
+
+
+def _by_shard(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, pa.RecordBatch]]:
+    for batch in rows:
+        if not batch.num_rows:
+            continue
+        topics = batch.column("topic").dictionary_encode()
+        partitions = batch.column("partition").to_numpy()
+        names = topics.dictionary.to_pylist()
+        place = topics.indices.to_numpy().astype(np.int64) * (1 << 32) + partitions
+        changes = (np.flatnonzero(np.diff(place)) + 1).tolist()
+        for first, last in zip([0, *changes], [*changes, batch.num_rows], strict=True):
+            topic, partition = divmod(int(place[first]), 1 << 32)
+            yield Shard(names[topic], partition), batch.slice(first, last - first)
+
+
+def _between_positions(part: pa.RecordBatch) -> Iterator[tuple[int | None, list[Record]]]:
+    """Runs of records, each with the position that follows it, if one does."""
+    marks = np.flatnonzero(part.column("timestampType").to_numpy() == POSITION).tolist()
+    offsets = part.column("offset")
+    first = 0
+    for mark in marks:
+        yield offsets[mark].as_py(), _records(part.slice(first, mark - first))
+        first = mark + 1
+    if first < part.num_rows:
+        yield None, _records(part.slice(first))
+
+
+def _records(rows: pa.RecordBatch) -> list[Record]:
+    if not rows.num_rows:
+        return []
+    times_ms = rows.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+    found = list(
+        map(
+            Record,
+            rows.column("offset").to_numpy().tolist(),
+            times_ms.tolist(),
+            _bytes(rows.column("key")),
+            _bytes(rows.column("value")),
+            _headers(rows.column("headers")),
+        )
+    )
+    return [_readable(record) for record in found] if _has_unreadable(rows) else found
+
+
+def _bytes(column: pa.Array) -> list[bytes | None]:
+    found: list[bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
+    return found
+
+
+def _headers(column: pa.Array) -> list[Headers]:
+    if column.null_count == len(column):
+        return [[] for _ in range(len(column))]
+    flat = column.flatten()
+    pairs = zip(_bytes(flat.field(0)), _bytes(flat.field(1)), strict=True)
+    lengths = column.value_lengths().fill_null(0).to_pylist()
+    return [list(islice(pairs, length)) for length in lengths]  # type: ignore[arg-type]
+
+
+def _has_unreadable(rows: pa.RecordBatch) -> bool:
+    return bool(rows.column("headers").flatten().field(0).null_count)
+
+
+def _readable(record: Record) -> Record:
+    """The source gives a record whose headers cannot be read one header: no name, and why."""
+    for name, why in record.headers:
+        if name is None:
+            return record._replace(headers=[], unreadable=(why or b"").decode())
+    return record
+
+
+def _sum(one: Taken, other: Taken) -> Taken:
+    first_ms = [ms for ms in (one.first_due_ms, other.first_due_ms) if ms is not None]
+    return replace(
+        one,
+        accepted=one.accepted + other.accepted,
+        invalid=one.invalid + other.invalid,
+        cancelled=one.cancelled + other.cancelled,
+        replaced=one.replaced + other.replaced,
+        first_due_ms=min(first_ms, default=None),
+    )
+
+
+def _as_rows(done: list[Stored]) -> pa.RecordBatch:
+    columns = {
+        "topic": pa.array([s.shard.topic for s in done], pa.string()),
+        "partition": pa.array([s.shard.partition for s in done], pa.int32()),
+        "accepted": pa.array([s.taken.accepted for s in done], pa.int64()),
+        "invalid": pa.array([s.taken.invalid for s in done], pa.int64()),
+        "cancelled": pa.array([s.taken.cancelled for s in done], pa.int64()),
+        "replaced": pa.array([s.taken.replaced for s in done], pa.int64()),
+        "first_due_ms": pa.array([s.taken.first_due_ms for s in done], pa.int64()),
+        "label": pa.array([s.label for s in done], pa.int64()),
+        "problem": pa.array([s.problem for s in done], pa.string()),
+        "is_full": pa.array([s.is_full for s in done], pa.bool_()),
+    }
+    return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,88 @@
+"""What an engine watches of Redis once a second: its clock and its memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+
+from blackbox.clock import Clock
+from blackbox.doubt import Doubt
+from blackbox.index.server import RedisServer
+from blackbox.metrics import Metrics
+from blackbox.settings import Settings
+
+logger = logging.getLogger("blackbox.watch")
+
+PAUSE_AT = 0.85
+RESUME_AT = 0.75
+MAX_SKEW_MS = 1000
+
+
+class Watch:
+    """Keeps the clock and tells when Redis has no room (`pause`) and has it again (`resume`)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self._redis = RedisServer(settings.redis_url.get_secret_value())
+        self._metrics = metrics
+        self._clock = clock
+        self._pause = pause
+        self._resume = resume
+        self._lock = Lock()
+        self._is_full = False
+        self._is_apart = False
+
+    def observe_clock(self) -> None:
+        """Read Redis' clock. Raises IndexLost when Redis does not answer."""
+        self._clock.observe(self._redis.now_ms())
+
+    def look(self) -> None:
+        """One look; a Redis that does not answer is only logged."""
+        try:
+            self.observe_clock()
+            used = self._redis.memory_used()
+        except Doubt as reason:
+            logger.warning("%s", reason)
+            return
+        self._compare_clocks()
+        if used >= PAUSE_AT:
+            self.is_full(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
+        elif used <= RESUME_AT:
+            self._has_room()
+
+    def is_full(self, why: str) -> None:
+        """Leave requests in Kafka until Redis has room again."""
+        with self._lock:
+            if self._is_full:
+                return
+            self._is_full = True
+        self._metrics.paused.set(1)
+        self._pause()
+        logger.warning("%s", why)
+
+    def _has_room(self) -> None:
+        with self._lock:
+            if not self._is_full:
+                return
+            self._is_full = False
+        self._metrics.paused.set(0)
+        self._resume()
+        logger.info("Redis has room again; reading requests")
+
+    def _compare_clocks(self) -> None:
+        skew_ms = self._clock.skew_ms()
+        self._metrics.skew.set(skew_ms / 1000)
+        was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
+        if self._is_apart and not was_apart:
+            logger.error(
+                "Redis' clock and this host's are %d ms apart: deliveries are late by that; "
+                "synchronise both with NTP", skew_ms,
+            )  # fmt: skip
