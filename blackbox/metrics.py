@@ -203,11 +203,14 @@ class Metrics:
         )
 
     def absorb(self, report: Report, before: Report) -> None:
-        """Add what another process counted since its report `before`, and show what it shows now."""
+        """Add what another process counted since its report `before`, and show what it shows now.
+
+        What is less than before was counted by a process that began anew, and is added whole.
+        """
         counted = {(name, tuple(labels)): value for name, labels, value in before.counters}
         for name, labels, value in report.counters:
-            more = value - counted.get((name, tuple(labels)), 0.0)
-            self._counters[name].labels(*labels).inc(more)
+            earlier = counted.get((name, tuple(labels)), 0.0)
+            self._counters[name].labels(*labels).inc(value - earlier if value >= earlier else value)
         for name, labels, value in report.gauges:
             self._gauges[name].labels(*labels).set(value)
         shown = {(name, tuple(labels)) for name, labels, _ in report.gauges}
@@ -215,10 +218,9 @@ class Metrics:
             if (name, tuple(labels)) not in shown:
                 self._gauges[name].remove(*labels)
         if report.lateness:
-            earlier = before.lateness or [0.0] * len(report.lateness)
-            self.lateness.add(
-                [now - then for now, then in zip(report.lateness, earlier, strict=True)]
-            )
+            since = before.lateness or [0.0] * len(report.lateness)
+            more = [now - then for now, then in zip(report.lateness, since, strict=True)]
+            self.lateness.add(more if min(more) >= 0 else report.lateness)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         counter = Counter(f"blackbox_{name}", text, labels, registry=self.registry)

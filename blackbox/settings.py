@@ -17,7 +17,10 @@ from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.request import is_topic_name
 
 FORMATS = ("countdown",)
-_MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|(spark|k8s)://\S+")
+_PLACE = r"[^\s:/,]+:\d+"
+_MASTER = re.compile(
+    rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
+)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 
 
@@ -98,7 +101,9 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="consumer group; prefix of transactional ids",
     )
-    engine: Literal["spark", "process"] = Field("spark", description="who runs the verbs")
+    engine: Literal["spark", "process"] = Field(
+        "spark", description="who runs the verbs: spark, or process for small deployments"
+    )
     delivery: Literal["exactly-once", "at-least-once"] = Field(
         "exactly-once", description="with or without a Kafka transaction per batch"
     )
@@ -143,8 +148,15 @@ class Settings(BaseSettings):
         return _properties("BLACKBOX_KAFKA_CONFIG", self.kafka_config)
 
     def spark_settings(self) -> dict[str, str]:
-        """The operator's Spark settings. Raises SettingsError when the file cannot be read."""
-        return _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
+        """The operator's Spark settings. Raises SettingsError for a file that cannot be used."""
+        found = _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
+        for name in found:
+            if name == "spark.master" or not name.startswith("spark."):
+                wanted = "names that start with 'spark.'; the master is BLACKBOX_SPARK_MASTER"
+                raise SettingsError(
+                    f"BLACKBOX_SPARK_CONFIG={self.spark_config}: sets {name}; wanted: {wanted}"
+                )
+        return found
 
 
 def _properties(variable: str, path: Path | None) -> dict[str, str]:

@@ -64,8 +64,8 @@ class Watch:
             if self._is_full:
                 return
             self._is_full = True
-        self._metrics.paused.set(1)
-        self._pause()
+            self._metrics.paused.set(1)
+            self._pause()
         logger.warning("%s", why)
 
     def _has_room(self) -> None:
@@ -73,8 +73,8 @@ class Watch:
             if not self._is_full:
                 return
             self._is_full = False
-        self._metrics.paused.set(0)
-        self._resume()
+            self._metrics.paused.set(0)
+            self._resume()
         logger.info("Redis has room again; reading requests")
 
     def _compare_clocks(self) -> None:

@@ -32,9 +32,15 @@ def stack() -> Iterator[EmbeddedStack]:
 
 
 @pytest.fixture
-def world(stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]:
+def engine(request: pytest.FixtureRequest) -> str:
+    """Which engine the services of the test's world run; `both_engines` runs a test on each."""
+    return getattr(request, "param", "process")
+
+
+@pytest.fixture
+def world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[World]:
     """Topics of the test's own on the shared servers, and services that end with the test."""
-    with World(stack.kafka, stack.redis, tmp_path) as world:
+    with World(stack.kafka, stack.redis, tmp_path, engine) as world:
         yield world
 
 
@@ -49,8 +55,8 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def fragile_world(
-    stack: EmbeddedStack, own_redis: EmbeddedRedis, tmp_path: Path
+    stack: EmbeddedStack, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> Iterator[World]:
     """A world whose Redis is its own."""
-    with World(stack.kafka, own_redis, tmp_path) as world:
+    with World(stack.kafka, own_redis, tmp_path, engine) as world:
         yield world

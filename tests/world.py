@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -36,7 +37,11 @@ from blackbox.embedded.ports import free_port
 
 T = TypeVar("T")
 
+both_engines = pytest.mark.parametrize("engine", ["process", "spark"], indirect=True)
+"""Runs a test that has a world once on each engine."""
+
 SESSION_S = 1.5
+READY_S = 90.0
 PARTITIONS = 4
 LARGEST_BYTES = 5_000_000
 
@@ -116,7 +121,7 @@ class ServiceProcess:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             return self.get("/readyz")[0] == 200
 
-        until(f"the service is ready, see {self.log}", ready)
+        until(f"the service is ready, see {self.log}", ready, READY_S)
         return self
 
     def metric(self, name: str) -> float:
@@ -148,7 +153,10 @@ class ServiceProcess:
 class World:
     """Topics of its own on given servers; everything it started ends with it."""
 
-    def __init__(self, kafka: EmbeddedKafka, redis: EmbeddedRedis, folder: Path) -> None:
+    def __init__(
+        self, kafka: EmbeddedKafka, redis: EmbeddedRedis, folder: Path, engine: str = "process"
+    ) -> None:
+        self.engine = engine
         self.name = f"w{uuid.uuid4().hex[:8]}"
         self.kafka = kafka
         self.redis = redis
@@ -205,6 +213,7 @@ class World:
             "request_topics": f"{self.requests}:countdown",
             "dead_letter_topic": self.dead_letters,
             "group_id": self.name,
+            "engine": self.engine,
         }
         return {f"BLACKBOX_{k.upper()}": str(v) for k, v in (variables | more).items()}
 

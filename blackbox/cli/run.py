@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Literal
@@ -12,9 +13,12 @@ import typer
 from blackbox import logs
 from blackbox.cli import signals
 from blackbox.cli.failures import REFUSED, BadUsage, ended
-from blackbox.settings import load
+from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded.java import find_java
+from blackbox.settings import Settings, load
 
 Half = Literal["intake", "dispatch"]
+SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
 
 
 def run(
@@ -37,12 +41,11 @@ def run(
         raise BadUsage(f"--data {data} says where embedded servers keep theirs; add --embedded")
     logs.to_stderr()
     overrides = {} if engine is None else {"engine": engine}
+    settings = load(**overrides | ({"kafka_bootstrap_servers": "embedded"} if embedded else {}))
+    _check_engine(settings, only)
     with ExitStack() as ending:
         if embedded:
-            overrides |= _start_servers(data, overrides, ending)
-        settings = load(**overrides)
-        if only is not None and settings.engine != "spark":
-            raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")
+            settings = load(**overrides | _start_servers(data, ending))
         stop = Event()
         signals.announce(stop)
         try:
@@ -51,12 +54,31 @@ def run(
             raise ended(str(unsound), REFUSED) from None
 
 
-def _start_servers(
-    data: Path | None, overrides: dict[str, str], ending: ExitStack
-) -> dict[str, str]:
+def _check_engine(settings: Settings, only: Half | None) -> None:
+    """Refuse, before anything is started, an engine that this installation cannot run."""
+    if settings.engine != "spark":
+        if only is not None:
+            raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")
+        return
+    settings.spark_settings()
+    missing = [name for name in SPARK_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise BadUsage(
+            f"the Spark engine needs {', '.join(missing)}; pip install 'blackbox[spark]',"
+            " or choose --engine process (BLACKBOX_ENGINE=process)"
+        )
+    try:
+        find_java()
+    except EmbeddedError as error:
+        raise BadUsage(
+            f"{error}; the Spark engine needs it, too: with --engine process"
+            " (BLACKBOX_ENGINE=process) it goes without"
+        ) from None
+
+
+def _start_servers(data: Path | None, ending: ExitStack) -> dict[str, str]:
     from blackbox.embedded import EmbeddedStack
 
-    load(kafka_bootstrap_servers="embedded", **overrides)
     signals.interrupt()
     stack = EmbeddedStack(data, progress=lambda text: typer.echo(text, err=True))
     ending.enter_context(stack)

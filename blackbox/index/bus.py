@@ -17,7 +17,9 @@ from redis.retry import Retry
 from blackbox.doubt import IndexLost
 
 CHANNEL = "blackbox:bus:"
-SILENCE_S = 1.0
+PAUSE_S = 1.0
+SILENCE_S = 5.0
+"""After so long without a note a listener asks Redis for a sign; after twice that it connects anew."""
 
 
 class Bus:
@@ -49,24 +51,39 @@ class Listener:
         self._prefix = f"{CHANNEL}{name}:"
         self._kinds = kinds
         self._heard: redis.client.PubSub | None = None
+        self._sign_s = 0.0
+        self._asked_s: float | None = None
 
     def next(self, timeout_s: float) -> tuple[str, Any] | None:
         """The next note as (kind, content); None when there is none in time, or Redis is away."""
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                if self._heard is None:
-                    self._heard = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-                    self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
-                found = self._heard.get_message(timeout=left_s)
+                found = self._get(left_s)
             except (redis.RedisError, OSError):
                 self._drop()
-                time.sleep(min(SILENCE_S, max(0.0, deadline - time.monotonic())))
+                time.sleep(min(PAUSE_S, max(0.0, deadline - time.monotonic())))
                 continue
-            if found is not None:
+            if found is not None and found["type"] == "message":
                 kind = found["channel"].decode().removeprefix(self._prefix)
                 return kind, orjson.loads(found["data"])
         return None
+
+    def _get(self, timeout_s: float) -> dict[str, Any] | None:
+        if self._heard is None:
+            self._heard = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+            self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
+            self._sign_s, self._asked_s = time.monotonic(), None
+        if self._asked_s is None and time.monotonic() - self._sign_s > SILENCE_S:
+            # Nothing else tells a listener that the other end went away without a word.
+            self._heard.ping()
+            self._asked_s = time.monotonic()
+        found: dict[str, Any] | None = self._heard.get_message(timeout=min(timeout_s, SILENCE_S))
+        if found is not None:
+            self._sign_s, self._asked_s = time.monotonic(), None
+        elif self._asked_s is not None and time.monotonic() - self._asked_s > SILENCE_S:
+            raise redis.ConnectionError(f"Redis was silent for {2 * SILENCE_S} s")
+        return found
 
     def close(self) -> None:
         self._drop()

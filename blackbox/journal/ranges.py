@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
-    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
@@ -76,30 +75,21 @@ class Ends:
 
     def __init__(self, access: KafkaAccess) -> None:
         self._access = access
-        self._admin: AdminClient | None = None
+        self._asking: Consumer | None = None
         self._watcher: Consumer | None = None
         self._watched: Positions = {}
 
     def partitions(self, topics: Sequence[str]) -> list[Partition]:
         """All partitions that these topics have now, in order."""
-
-        def ask() -> list[Partition]:
-            asked = self._ask().describe_topics(
-                TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_S
-            )
-            return sorted(
-                (topic, found.id) for topic, it in asked.items() for found in it.result().partitions
-            )
-
-        return _patiently(ask, f"cannot ask for the partitions of {', '.join(topics)}")
+        return sorted(at for topic in topics for at in self._partitions_of(topic))
 
     def first(self, partitions: Iterable[Partition]) -> Positions:
         """The first offsets that are kept."""
-        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return self._offsets(partitions, OFFSET_BEGINNING)
 
     def last(self, partitions: Iterable[Partition]) -> Positions:
         """The offsets up to which every transaction has ended: nothing beyond them can be read yet."""
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._offsets(partitions, OFFSET_END)
 
     def wait_for_news(self, positions: Positions, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
@@ -116,28 +106,40 @@ class Ends:
 
     def close(self) -> None:
         """Give the clients up; the next use makes new ones."""
-        if self._watcher is not None:
-            self._watcher.close()
-        self._watcher = self._admin = None
+        for consumer in (self._asking, self._watcher):
+            if consumer is not None:
+                consumer.close()
+        self._asking = self._watcher = None
         self._watched = {}
 
-    def _ask(self) -> AdminClient:
-        self._admin = self._admin or self._access.admin()
-        return self._admin
+    def _ask(self) -> Consumer:
+        # Not the watcher, on whose connection an answer would wait for the fetch under way. And not
+        # an admin client: the first list_offsets of one in ten takes a second.
+        self._asking = self._asking or self._access.consumer()
+        return self._asking
 
-    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec) -> Positions:
-        asked = {TopicPartition(*at): spec for at in partitions}
+    def _partitions_of(self, topic: str) -> list[Partition]:
+        def ask() -> list[Partition]:
+            found = self._ask().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return [(topic, partition) for partition in found.partitions]
+
+        return _patiently(ask, f"cannot ask for the partitions of {topic}")
+
+    def _offsets(self, partitions: Iterable[Partition], end: int) -> Positions:
+        """One request to each broker for all partitions; the client takes an end as a time."""
+        asked = [TopicPartition(*at, end) for at in partitions]
 
         def ask() -> Positions:
-            answers = self._ask().list_offsets(
-                asked,
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=REQUEST_TIMEOUT_S,
-            )
-            return {(at.topic, at.partition): it.result().offset for at, it in answers.items()}
+            found = self._ask().offsets_for_times(asked, timeout=REQUEST_TIMEOUT_S)
+            for at in found:
+                if at.error is not None:
+                    raise KafkaException(at.error)
+            return {(at.topic, at.partition): at.offset for at in found}
 
-        names = sorted({at.topic for at in asked})
-        return _patiently(ask, f"cannot ask for offsets of {', '.join(names)}") if asked else {}
+        names = ", ".join(sorted({at.topic for at in asked}))
+        return _patiently(ask, f"cannot ask for offsets of {names}") if asked else {}
 
     def _watch(self, positions: Positions) -> Consumer:
         if self._watcher is None:
@@ -318,23 +320,26 @@ class Columns(NamedTuple):
 
 
 def columns(messages: Sequence[Message]) -> Columns:
-    """Consumed messages by column."""
-    headers: list[Headers | None]
-    try:
-        headers = list(map(Message.headers, messages))  # type: ignore[arg-type]
-    except UnicodeDecodeError:
-        headers = [_headers(message) for message in messages]
+    """Consumed messages by column; to be asked once, as their headers can be read only once."""
     return Columns(
         list(map(Message.key, messages)),
         list(map(Message.value, messages)),
         list(map(Message.offset, messages)),  # type: ignore[arg-type]
         list(map(Message.timestamp, messages)),
-        headers,
+        _headers(messages),
     )
 
 
-def _headers(message: Message) -> Headers | None:
-    try:
-        return message.headers()  # type: ignore[return-value]
-    except UnicodeDecodeError as error:
-        return [(None, f"a header name is not UTF-8: {error}".encode())]
+def _headers(messages: Sequence[Message]) -> list[Headers | None]:
+    found: list[Headers | None] = []
+    waiting = iter(messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(map(Message.headers, waiting))  # type: ignore[arg-type]
+        except (SystemError, UnicodeDecodeError) as error:
+            cause = error.__cause__ or error
+            if not isinstance(cause, UnicodeDecodeError):
+                raise
+            # Asked again, the client would return names that crash Python (2.16.1).
+            found.append([(None, f"a header name is not UTF-8: {cause}".encode())])
+    return found

@@ -41,12 +41,14 @@ def index(open_index: Opener) -> ShardIndex:
 
 def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
     assert inspector.standing(SHARD, NOW_MS) == NOTHING
+    assert inspector.labels(SHARD) is None
     assert inspector.look_up(SHARD, 0) is None
     assert inspector.offset_of(SHARD, "order-1") is None
 
 
 def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
     inspector.standing(SHARD, NOW_MS)
+    inspector.labels(SHARD)
     inspector.look_up(SHARD, 0)
     inspector.offset_of(SHARD, "order-1")
     assert client.dbsize() == 0
@@ -54,6 +56,25 @@ def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> No
 
 def test_an_index_that_was_begun_shows_its_labels(inspector: Inspector, index: ShardIndex) -> None:
     assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(labels=Labels(10, 0))
+    assert inspector.labels(SHARD) == Labels(10, 0)
+
+
+def test_the_labels_move_with_intake_and_with_dispatch(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    store(index, 10, 12, {10: entry(NOW_MS), 11: entry(NOW_MS)})
+    assert inspector.labels(SHARD) == Labels(12, 0)
+    index.settle({10: None}, 7)
+    assert inspector.labels(SHARD) == Labels(12, 7)
+
+
+def test_an_index_that_was_emptied_has_no_labels(
+    inspector: Inspector, index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 10, 11, {10: entry(NOW_MS)})
+    client.flushall()
+    assert inspector.labels(SHARD) is None
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING
 
 
 def test_the_standing_tells_what_is_due_and_what_comes_next(
@@ -75,6 +96,7 @@ def test_a_due_time_before_1970_counts_as_due(inspector: Inspector, index: Shard
 def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
     other = Shard(SHARD.topic, SHARD.partition + 1)
+    assert inspector.labels(other) is None
     assert inspector.standing(other, NOW_MS) == NOTHING
     assert inspector.look_up(other, 10) is None
     assert inspector.offset_of(other, "order-1") is None
@@ -134,6 +156,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
                 client.set("more", "x")
             inspector = Inspector(client)
             assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
+            assert inspector.labels(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
     finally:
         server.stop()
@@ -143,10 +166,13 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
     client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
     with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'1'"):
         inspector.standing(SHARD, NOW_MS)
+    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'1'"):
+        inspector.labels(SHARD)
 
 
 QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
     "standing": lambda inspector: inspector.standing(SHARD, NOW_MS),
+    "labels": lambda inspector: inspector.labels(SHARD),
     "look_up": lambda inspector: inspector.look_up(SHARD, 10),
     "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
 }

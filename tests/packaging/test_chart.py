@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import javaproperties
 import kubernetes_validate
 import pytest
 import yaml
@@ -25,6 +26,10 @@ SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text
 SETTINGS: dict[str, dict[str, Any]] = Settings.model_json_schema()["properties"]
 REQUIRED = CHART / "ci" / "required-values.yaml"
 EVERY_OPTION = CHART / "ci" / "every-option-values.yaml"
+ON_KUBERNETES = CHART / "ci" / "kubernetes-values.yaml"
+EVERY_FILE = [REQUIRED, EVERY_OPTION, ON_KUBERNETES]
+PROCESS = ["--set", "config.engine=process"]
+STANDALONE = ["--set", "config.sparkMaster=spark://spark:7077"]
 
 # Where a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
@@ -32,6 +37,8 @@ OTHER_DEFAULTS = {
     "kafka_config": "",
     "redis_url": "",
     "http_host": "0.0.0.0",
+    "spark_master": "local[4]",
+    "spark_config": "",
 }
 # What the schema says beside or instead of the settings' own rule.
 OTHER_RULES: dict[str, dict[str, Any]] = {
@@ -39,6 +46,7 @@ OTHER_RULES: dict[str, dict[str, Any]] = {
     "redis_url": {"pattern": "^((redis|rediss|unix)://.*)?$"},
     "request_topics": {"pattern": SCHEMA["properties"]["config"]["properties"]["requestTopics"]["pattern"]},
     "dead_letter_topic": {"pattern": "^[A-Za-z0-9._-]{1,249}$"},
+    "spark_master": {"pattern": SCHEMA["properties"]["config"]["properties"]["sparkMaster"]["pattern"]},
     "http_host": {"enum": ["0.0.0.0", "::"]},
     "http_port": {"minimum": 1},
 }  # fmt: skip
@@ -75,11 +83,15 @@ def camel(name: str) -> str:
 
 
 def render(helm: Helm, *arguments: str | Path) -> dict[str, dict[str, Any]]:
-    """The rendered documents by kind; there is one of each."""
+    """The rendered documents by kind; those named like `<release>-driver` by `<kind> driver`."""
     done = helm("template", "blackbox", CHART, *arguments)
     assert done.returncode == 0, done.stderr
     documents = list(yaml.safe_load_all(done.stdout))
-    by_kind = {document["kind"]: document for document in documents}
+    release = next(d["metadata"]["name"] for d in documents if d["kind"] == "Deployment")
+    by_kind = {
+        f"{document['kind']} {document['metadata']['name'].removeprefix(release)[1:]}".rstrip(): document
+        for document in documents
+    }
     assert len(by_kind) == len(documents)
     return by_kind
 
@@ -87,6 +99,20 @@ def render(helm: Helm, *arguments: str | Path) -> dict[str, dict[str, Any]]:
 def pod_of(documents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     pod: dict[str, Any] = documents["Deployment"]["spec"]["template"]["spec"]
     return pod
+
+
+def spark_of(documents: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """The settings of Spark that the pod reads."""
+    text = documents["ConfigMap spark"]["data"]["spark.properties"]
+    return dict(javaproperties.loads(text))
+
+
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def test_every_setting_is_a_value_with_its_default() -> None:
@@ -120,13 +146,13 @@ def test_the_schema_knows_every_format() -> None:
         assert re.search(pattern, f"TB:{contract},other:{contract}")
 
 
-@pytest.mark.parametrize("values", [None, REQUIRED, EVERY_OPTION])
+@pytest.mark.parametrize("values", [None, *EVERY_FILE])
 def test_lint_finds_nothing(helm: Helm, values: Path | None) -> None:
     done = helm("lint", "--strict", CHART, *(["--values", values] if values else []))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("values", [REQUIRED, EVERY_OPTION])
+@pytest.mark.parametrize("values", EVERY_FILE)
 @pytest.mark.parametrize("kubernetes", ["1.25", "1.31", "1.37"])
 def test_every_document_is_valid_for_kubernetes(helm: Helm, values: Path, kubernetes: str) -> None:
     documents = render(helm, "--values", values)
@@ -144,6 +170,7 @@ def test_the_rendered_variables_are_the_settings(
         kafka_bootstrap_servers="kafka:9092",
         redis_url=SecretStr("redis://redis:6379/0"),
         http_host="0.0.0.0",
+        spark_master="local[4]",
     )
 
 
@@ -171,30 +198,199 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
     assert "Secret" not in documents
 
 
-def test_the_pod_has_no_rights_it_does_not_need(helm: Helm) -> None:
-    documents = render(helm, "--values", REQUIRED)
+@pytest.mark.parametrize("engine", [[], PROCESS, STANDALONE])
+def test_the_pod_has_no_rights_it_does_not_need(helm: Helm, engine: list[str]) -> None:
+    documents = render(helm, "--values", REQUIRED, *engine)
     pod = pod_of(documents)
     [container] = pod["containers"]
     assert documents["ServiceAccount"]["automountServiceAccountToken"] is False
     assert pod["automountServiceAccountToken"] is False
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+    assert not documents.keys() & {"Role", "RoleBinding"}
+    assert pod["securityContext"] == POD_SECURITY
+    assert container["securityContext"] == CONTAINER_SECURITY
+
+
+def test_a_driver_on_kubernetes_may_make_and_remove_pods_of_its_namespace_and_nothing_else(
+    helm: Helm,
+) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES, "--namespace", "reminders")
+    pod = pod_of(documents)
+    assert documents["Role"]["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["pods"],
+            "verbs": ["get", "list", "watch", "create", "delete", "deletecollection"],
+        }
+    ]
+    binding = documents["RoleBinding"]
+    assert binding["roleRef"]["name"] == documents["Role"]["metadata"]["name"]
+    account = {"kind": "ServiceAccount", "name": "blackbox", "namespace": "reminders"}
+    assert binding["subjects"] == [account]
+    assert pod["serviceAccountName"] == documents["ServiceAccount"]["metadata"]["name"]
+    assert pod["automountServiceAccountToken"] is True
+    assert pod["securityContext"] == POD_SECURITY
+    assert pod["containers"][0]["securityContext"] == CONTAINER_SECURITY
+
+
+def test_spark_is_spared_what_it_would_need_more_rights_for(helm: Helm) -> None:
+    settings = spark_of(render(helm, "--values", ON_KUBERNETES))
+    assert settings["spark.kubernetes.executor.disableConfigMap"] == "true"
+    assert settings["spark.kubernetes.driver.service.deleteOnTermination"] == "false"
+    assert settings["spark.kubernetes.driver.ownPersistentVolumeClaim"] == "false"
+    assert settings["spark.kubernetes.driver.reusePersistentVolumeClaim"] == "false"
+
+
+@pytest.mark.parametrize("cluster", [["--values", str(ON_KUBERNETES)], STANDALONE])
+def test_executors_reach_the_driver_by_the_name_and_ports_of_a_headless_service(
+    helm: Helm, cluster: list[str]
+) -> None:
+    documents = render(helm, "--values", REQUIRED, *cluster, "--namespace", "reminders")
+    service = documents["Service driver"]
+    settings = spark_of(documents)
+    assert service["spec"]["clusterIP"] == "None"
+    assert settings["spark.driver.host"] == f"{service['metadata']['name']}.reminders.svc"
+    assert settings["spark.driver.bindAddress"] == "0.0.0.0"
+    [container] = pod_of(documents)["containers"]
+    open_ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for port, setting in {"driver": "driver.port", "block-manager": "blockManager.port"}.items():
+        [served] = [each for each in service["spec"]["ports"] if each["name"] == port]
+        assert served["targetPort"] == port
+        assert str(open_ports[port]) == str(served["port"]) == settings[f"spark.{setting}"]
+
+
+@pytest.mark.parametrize("cluster", [["--values", str(ON_KUBERNETES)], STANDALONE])
+def test_the_name_of_the_driver_leads_to_one_pod_also_before_it_is_ready(
+    helm: Helm, cluster: list[str]
+) -> None:
+    documents = render(helm, "--values", REQUIRED, *cluster)
+    deployment = documents["Deployment"]["spec"]
+    service = documents["Service driver"]["spec"]
+    assert service["publishNotReadyAddresses"] is True
+    assert service["selector"] == deployment["selector"]["matchLabels"]
+    assert deployment["strategy"] == {"type": "Recreate"}
+    assert deployment["replicas"] == 1
+
+
+@pytest.mark.parametrize("engine", [[], PROCESS, [*PROCESS, *STANDALONE]])
+def test_a_pod_without_executors_elsewhere_has_no_driver_to_be_found(
+    helm: Helm, engine: list[str]
+) -> None:
+    documents = render(helm, "--values", REQUIRED, *engine)
+    assert "Service driver" not in documents
+    assert "ConfigMap spark" not in documents
+    assert "strategy" not in documents["Deployment"]["spec"]
+    assert "BLACKBOX_SPARK_CONFIG" not in documents["ConfigMap"]["data"]
+
+
+def test_executors_are_of_the_same_image_and_end_with_their_driver(helm: Helm) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES, "--namespace", "reminders")
+    settings = spark_of(documents)
+    [container] = pod_of(documents)["containers"]
+    assert settings["spark.kubernetes.container.image"] == container["image"]
+    assert settings["spark.kubernetes.container.image.pullPolicy"] == container["imagePullPolicy"]
+    assert settings["spark.kubernetes.namespace"] == "reminders"
+    variable = re.fullmatch(r"\$\{env:(\w+)}", settings["spark.kubernetes.driver.pod.name"])
+    assert variable is not None
+    field = {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert {"name": variable[1], "valueFrom": field} in container["env"]
+
+
+def test_what_the_driver_tells_its_executors_is_encrypted(helm: Helm) -> None:
+    settings = spark_of(render(helm, "--values", ON_KUBERNETES))
+    assert settings["spark.authenticate"] == "true"
+    assert settings["spark.network.crypto.enabled"] == "true"
+
+
+@pytest.mark.parametrize("kubernetes", ["1.25", "1.31", "1.37"])
+def test_an_executor_has_the_files_of_the_driver_and_no_rights(helm: Helm, kubernetes: str) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES)
+    pod = pod_of(documents)
+    template = spark_of(documents)["spark.kubernetes.executor.podTemplateFile"]
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "spark-config"]
+    folder, _, name = template.rpartition("/")
+    assert folder == mount["mountPath"]
+    executor = yaml.safe_load(documents["ConfigMap spark"]["data"][name])
+    kubernetes_validate.validate(executor, kubernetes, strict=True)
+    [container] = executor["spec"]["containers"]
+    assert executor["spec"]["automountServiceAccountToken"] is False
+    assert executor["spec"]["securityContext"] == POD_SECURITY
+    assert container["securityContext"] == CONTAINER_SECURITY
+    for part in ("imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"):
+        assert executor["spec"][part] == pod[part]
+    mounts = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] != "spark-config"]
+    assert container["volumeMounts"] == mounts
+    assert {"kafka-config", "redis-ca"} < {each["name"] for each in mounts}
+    assert executor["spec"]["volumes"] == [v for v in pod["volumes"] if v["name"] != "spark-config"]
+
+
+@pytest.mark.parametrize("values", EVERY_FILE)
+def test_spark_can_write_to_tmp_and_nowhere_else(helm: Helm, values: Path) -> None:
+    pod = pod_of(render(helm, "--values", values))
+    [container] = pod["containers"]
+    writable = [mount for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == [{"name": "tmp", "mountPath": "/tmp"}]
+    assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
+
+
+def test_the_process_engine_writes_nowhere(helm: Helm) -> None:
+    pod = pod_of(render(helm, "--values", REQUIRED, *PROCESS))
+    assert "volumes" not in pod
+    assert "volumeMounts" not in pod["containers"][0]
+
+
+def test_settings_of_spark_come_as_a_file_that_the_settings_read(
+    helm: Helm, tmp_path: Path
+) -> None:
+    documents = render(helm, "--values", EVERY_OPTION)
+    pod = pod_of(documents)
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "spark-config"]
+    assert mount["readOnly"]
+    path = Path(documents["ConfigMap"]["data"]["BLACKBOX_SPARK_CONFIG"])
+    assert str(path.parent) == mount["mountPath"]
+    name = documents["ConfigMap spark"]["metadata"]["name"]
+    assert {"name": "spark-config", "configMap": {"name": name}} in pod["volumes"]
+    file = tmp_path / path.name
+    file.write_text(documents["ConfigMap spark"]["data"][path.name])
+    read = load(kafka_bootstrap_servers="kafka:9092", spark_config=file).spark_settings()
+    assert read == {
+        "spark.driver.memory": "2g",
+        "spark.scheduler.mode": "FAIR",
+        "spark.task.maxFailures": "8",
     }
+
+
+def test_the_operators_settings_of_spark_win(helm: Helm) -> None:
+    changed = ["--set", r"sparkProperties.spark\.executor\.cores=7"]
+    settings = spark_of(render(helm, "--values", ON_KUBERNETES, *changed))
+    assert settings["spark.executor.cores"] == "7"
+    assert settings["spark.executor.instances"] == "8"
+
+
+def test_memory_is_asked_for_as_the_engine_needs_it(helm: Helm) -> None:
+    def memory(*arguments: str) -> str:
+        [container] = pod_of(render(helm, "--values", REQUIRED, *arguments))["containers"]
+        return str(container["resources"]["requests"]["memory"])
+
+    assert memory() == "2Gi"
+    assert memory(*PROCESS) == "256Mi"
+    assert memory("--set", "resources.requests.memory=5Gi") == "5Gi"
+
+
+def test_the_probes_wait_for_spark_to_start(helm: Helm) -> None:
+    [container] = pod_of(render(helm, "--values", REQUIRED))["containers"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
 
 
 def test_a_service_named_like_the_prefix_sets_no_variables(helm: Helm) -> None:
     assert pod_of(render(helm, "--values", REQUIRED))["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize("values", [REQUIRED, EVERY_OPTION])
+@pytest.mark.parametrize("values", EVERY_FILE)
 def test_probes_and_service_reach_the_port_that_is_served(helm: Helm, values: Path) -> None:
     documents = render(helm, "--values", values)
     [container] = pod_of(documents)["containers"]
-    [port] = container["ports"]
+    [port] = [each for each in container["ports"] if each["name"] == "http"]
     assert str(port["containerPort"]) == documents["ConfigMap"]["data"]["BLACKBOX_HTTP_PORT"]
     assert documents["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     for probe, path in {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}.items():
@@ -224,6 +420,16 @@ def test_a_changed_setting_replaces_the_pods(helm: Helm) -> None:
     assert checksum() != checksum("--set", "config.batchLimit=999")
 
 
+def test_a_changed_setting_of_spark_replaces_the_pods(helm: Helm) -> None:
+    def checksum(*arguments: str) -> str:
+        documents = render(helm, "--values", ON_KUBERNETES, *arguments)
+        annotations = documents["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+        return str(annotations["checksum/spark"])
+
+    assert checksum() != checksum("--set", r"sparkProperties.spark\.executor\.cores=7")
+    assert checksum() != checksum("--set", "priorityClassName=low")
+
+
 def out_of_range() -> list[tuple[str, object]]:
     below = [(name, rule["minimum"] - 1) for name, rule in SETTINGS.items() if "minimum" in rule]
     above = [(name, rule["maximum"] + 1) for name, rule in SETTINGS.items() if "maximum" in rule]
@@ -244,6 +450,10 @@ def out_of_range() -> list[tuple[str, object]]:
         ("request_topics", "TB:teatime"),
         ("dead_letter_topic", "dead letters"),
         ("redis_url", "http://redis:6379"),
+        ("spark_master", "yarn"),
+        ("spark_master", "local[0]"),
+        ("spark_master", "spark://host"),
+        ("spark_master", "k8s://"),
         ("kafka_bootstrap_servers", ""),
     ],
 )
@@ -269,6 +479,18 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "redisUrlSecret.name=redis"], "both set; keep one"),
         (["--set", "kafkaConfigSecret.name=kafka,config.kafkaConfig=/x"], "both set; keep one"),
         (["--set", "redisUrlSecret.value=secret"], "'value' not allowed"),
+        (
+            ["--set", "config.sparkConfig=/x", "--set", r"sparkProperties.spark\.x=1"],
+            "both set; keep one",
+        ),
+        (["--set", r"sparkProperties.spark\.master=yarn"], "sparkProperties"),
+        (["--set", "sparkProperties.cores=1"], "sparkProperties"),
+        (["--set", "sparkDriver.port=80"], "minimum"),
+        ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
+        (
+            ["--set", "config.sparkMaster=k8s://x,serviceAccount.create=false"],
+            "serviceAccount.name",
+        ),
         (["--set", "config.redisUrl=redis://:pa55@redis:6379"], "(value hidden)"),
         (["--set", "config.redisUrl=redis://redis:6379?password=pa55"], "(value hidden)"),
     ],

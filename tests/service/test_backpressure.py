@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from tests.world import World, until
+from tests.world import World, both_engines, until
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, both_engines]
 
 
 @pytest.fixture
-def small_world(stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]:
+def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[World]:
     """A world whose Redis has room for a fraction of what will be asked."""
     redis = EmbeddedRedis(tmp_path / "redis", settings={"maxmemory": "12mb"})
     redis.start()
-    with World(stack.kafka, redis, tmp_path) as world:
+    with World(stack.kafka, redis, tmp_path, engine) as world:
         yield world
     redis.stop()
 

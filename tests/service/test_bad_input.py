@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.world import World, until
+from tests.world import World, both_engines, until
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, both_engines]
 
 UNREADABLE: list[bytes | None] = [
     b"", None, b"   ", b"{", b"[]", b'"text"', b"null", b"42", b"\xff\xfe", b"\xef\xbb\xbf{}",

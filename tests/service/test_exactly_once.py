@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, until
+from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines, until
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, both_engines]
 
 KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "6"))
 FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "2"))

@@ -7,9 +7,9 @@ import os
 import psutil
 import pytest
 
-from tests.world import World, until
+from tests.world import World, both_engines, until
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, both_engines]
 
 PER_SECOND = 2000
 WARM_UP = 4000

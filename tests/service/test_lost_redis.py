@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from tests.world import World
+from tests.world import World, both_engines
 
-pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600), both_engines]
 
 CUTS = int(os.environ.get("BLACKBOX_TEST_CUTS", "3"))
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from blackbox.embedded import EmbeddedStack
-from tests.world import World, until
+from tests.world import World, both_engines, until
 
-pytestmark = [pytest.mark.service, pytest.mark.fault]
+pytestmark = [pytest.mark.service, pytest.mark.fault, both_engines]
 
 STOP_S = 5.0
 
 
 @pytest.fixture
-def own_world(tmp_path: Path) -> Iterator[World]:
+def own_world(tmp_path: Path, engine: str) -> Iterator[World]:
     """A world whose Kafka and Redis are both its own."""
-    with EmbeddedStack() as stack, World(stack.kafka, stack.redis, tmp_path) as world:
+    with EmbeddedStack() as stack, World(stack.kafka, stack.redis, tmp_path, engine) as world:
         yield world
 
 

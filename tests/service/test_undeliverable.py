@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
-from tests.world import World, read_all, until
+from tests.world import World, both_engines, read_all, until
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, both_engines]
 
 POLL_INTERVAL_MS = 1000
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,10 @@ ONLY_IN = {
     "hiredis": {"index"},
     "confluent_kafka": {"journal", "client", "demo", "embedded.kafka"},
     "pyspark": {"pipeline", "embedded.jars"},
+    "py4j": {"pipeline"},
+    "pyarrow": {"pipeline"},
+    "pandas": {"pipeline"},
+    "numpy": {"pipeline"},
     "fastapi": {"api"},
     "starlette": {"api"},
     "uvicorn": {"api"},
@@ -93,6 +99,22 @@ def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
     users = {m for m in MODULES if "cli" in {part_of(name) for name in own_imports(m)}}
 
     assert {module for module in users if part_of(module) not in ("cli", "__main__")} == set()
+
+
+def test_only_the_spark_engine_needs_spark() -> None:
+    needs_none = "import sys, blackbox.cli, blackbox.run, blackbox.service; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", needs_none], capture_output=True, check=True)
+    assert {"pyspark", "py4j", "pyarrow", "pandas", "numpy"} & set(
+        run.stdout.decode().split()
+    ) == set()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pipeline.tasks.")])
+def test_a_task_uses_nothing_of_its_driver(module: str) -> None:
+    ours = {name for name in own_imports(module) if part_of(name) == "pipeline"}
+
+    assert {name for name in ours if not name.startswith("blackbox.pipeline.tasks")} == set()
+    assert "pyspark" not in {name.partition(".")[0] for name in imports_of(module)}
 
 
 def test_the_named_parts_exist() -> None:

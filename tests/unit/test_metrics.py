@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import orjson
 import pytest
 from prometheus_client import generate_latest
 
 from blackbox.dispatch import Dispatched
 from blackbox.intake import Taken
-from blackbox.metrics import Metrics
+from blackbox.metrics import Metrics, Report
 from blackbox.plan import Labels
 from blackbox.recovery import Recovered
 from blackbox.request import Shard
@@ -107,6 +108,134 @@ def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
 def test_two_processes_in_one_do_not_share_metrics(metrics: Metrics) -> None:
     Metrics().opened(SHARD, True)
     assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
+
+
+def task(*shards: Shard, delivered: int = 1) -> Metrics:
+    """A process that has done every kind of thing once with each of these shards."""
+    metrics = Metrics()
+    for shard in shards:
+        metrics.taken(shard, Taken(5, 2, 1, 3, None))
+        did = Dispatched([NOW_MS - 7] * delivered, {"empty": 1}, retried=4, pending=10)
+        metrics.dispatched(shard, did, NOW_MS)
+        metrics.recovered(shard, Recovered(outcomes=100, void=2, gone=7))
+        metrics.positions(shard, Labels(requests=40, receipts=9))
+        metrics.opened(shard, True)
+    return metrics
+
+
+def told(metrics: Metrics) -> Report:
+    """A report as another process reads it."""
+    return Report(*orjson.loads(orjson.dumps(list(metrics.report()))))
+
+
+def shown(metrics: Metrics) -> dict[str, float]:
+    """Every sample of a registry but the times at which counters were made."""
+    return {
+        f"{sample.name}{sample.labels}": sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_what_a_task_reports_is_shown_as_if_it_had_happened_here(metrics: Metrics) -> None:
+    metrics.absorb(told(task(SHARD, Shard("TB", 4))), Report())
+    assert shown(metrics) == shown(task(SHARD, Shard("TB", 4)))
+
+
+def test_a_report_of_a_process_that_did_nothing_adds_nothing(metrics: Metrics) -> None:
+    before = shown(metrics)
+    metrics.absorb(told(Metrics()), Report())
+    metrics.absorb(Report(), told(Metrics()))
+    assert shown(metrics) == before
+
+
+def test_only_what_was_counted_since_the_last_report_is_added(metrics: Metrics) -> None:
+    there, before = task(SHARD), Report()
+    for _ in range(3):
+        there.dispatched(SHARD, Dispatched(due_ms=[NOW_MS - 300], pending=3), NOW_MS)
+        report = told(there)
+        metrics.absorb(report, before)
+        metrics.absorb(report, report)
+        before = report
+    assert shown(metrics) == shown(there)
+    assert value(metrics, "blackbox_delivered_total", topic="TB") == 4
+    assert value(metrics, "blackbox_lateness_seconds_bucket", le="0.01") == 1
+    assert value(metrics, "blackbox_lateness_seconds_count") == 4
+
+
+def test_the_reports_of_two_tasks_add_up(metrics: Metrics) -> None:
+    one, two = task(SHARD, delivered=3), task(Shard("TB", 4), delivered=4)
+    metrics.absorb(told(one), Report())
+    metrics.absorb(told(two), Report())
+    assert value(metrics, "blackbox_delivered_total", topic="TB") == 7
+    assert value(metrics, "blackbox_dead_total", topic="TB", reason="empty") == 2
+    assert value(metrics, "blackbox_lateness_seconds_bucket", le="0.01") == 7
+    assert value(metrics, "blackbox_lateness_seconds_sum") == pytest.approx(0.049)
+    assert value(metrics, "blackbox_recoveries_total", shard="TB-3") == 1
+    assert value(metrics, "blackbox_recoveries_total", shard="TB-4") == 1
+    assert value(metrics, "blackbox_pending", shard="TB-3") == 6
+    assert value(metrics, "blackbox_pending", shard="TB-4") == 5
+
+
+def test_what_was_counted_here_already_is_kept(metrics: Metrics) -> None:
+    metrics.taken(SHARD, Taken(100, 0, 0, 0, None))
+    metrics.lateness.observe([NOW_MS], NOW_MS)
+    metrics.absorb(told(task(SHARD)), Report())
+    assert value(metrics, "blackbox_accepted_total", topic="TB") == 105
+    assert value(metrics, "blackbox_lateness_seconds_count") == 2
+
+
+def test_a_gauge_that_a_task_no_longer_shows_disappears(metrics: Metrics) -> None:
+    other = Shard("TB", 4)
+    there = task(SHARD, other)
+    before = told(there)
+    metrics.absorb(before, Report())
+    there.given_up(SHARD)
+    metrics.absorb(told(there), before)
+    page = generate_latest(metrics.registry).decode()
+    assert not re.search(r'blackbox_(pending|shard_open|journal_position)\{.*shard="TB-3"', page)
+    assert value(metrics, "blackbox_shard_open", shard="TB-4") == 1
+    assert value(metrics, "blackbox_recoveries_total", shard="TB-3") == 1
+
+
+def test_a_task_that_ended_is_counted_on_and_shown_no_more(metrics: Metrics) -> None:
+    last = told(task(SHARD))
+    metrics.absorb(last, Report())
+    metrics.absorb(last._replace(gauges=()), last)
+    assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
+    assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
+    metrics.absorb(last._replace(gauges=()), last)  # what is gone may go again
+    assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
+
+
+def test_a_task_that_began_anew_is_counted_from_zero(metrics: Metrics) -> None:
+    before = told(task(SHARD, delivered=10))
+    metrics.absorb(before, Report())
+    metrics.absorb(told(task(SHARD, delivered=2)), before)
+    assert value(metrics, "blackbox_delivered_total", topic="TB") == 12
+    assert value(metrics, "blackbox_lateness_seconds_count") == 12
+    assert value(metrics, "blackbox_lateness_seconds_sum") == pytest.approx(0.084)
+
+
+def test_what_only_the_driver_shows_is_in_no_report(metrics: Metrics) -> None:
+    metrics.paused.set(1)
+    metrics.skew.set(0.5)
+    metrics.batch(100, 0.2)
+    metrics.absorb(told(task(SHARD)), told(metrics))
+    assert told(metrics).gauges
+    assert value(metrics, "blackbox_intake_paused") == 1
+    assert value(metrics, "blackbox_batch_records_total") == 100
+
+
+def test_batches_and_hand_overs_of_spark_are_shown(metrics: Metrics) -> None:
+    metrics.batch(100, 0.2)
+    metrics.batch(50, 3.0)
+    metrics.handed_over(40)
+    assert value(metrics, "blackbox_batch_records_total") == 150
+    assert value(metrics, "blackbox_batch_seconds_sum") == pytest.approx(3.2)
+    assert value(metrics, "blackbox_batch_seconds_bucket", le="0.2") == 1
+    assert value(metrics, "blackbox_window_handover_seconds_bucket", le="0.05") == 1
 
 
 def used(metrics: Metrics) -> dict[str, set[str]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import pytest
@@ -16,8 +16,10 @@ from blackbox.owner import Hold, Owner
 from blackbox.plan import Labels
 from blackbox.recovery import Recovered
 from blackbox.request import Shard
+from tests.world import until
 
 ANSWER_S = 10.0
+QUIET_S = 0.3
 NOTHING = Parsed(0, 0, [])
 
 
@@ -61,7 +63,12 @@ def calls() -> list[tuple[str, object]]:
 
 
 @pytest.fixture
-def owner(part: Part, calls: list[tuple[str, object]]) -> Iterator[Owner]:
+def wake_up() -> bool:
+    return True
+
+
+@pytest.fixture
+def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[Owner]:
     all_in_one = cast(Any, part)
     hold = Hold(all_in_one, all_in_one, all_in_one, all_in_one, cast(Any, Quiet()), (part, part))
     owner = Owner(
@@ -69,7 +76,7 @@ def owner(part: Part, calls: list[tuple[str, object]]) -> Iterator[Owner]:
         lambda _: hold,
         clock=Clock(),
         metrics=Metrics(),
-        wake_up=True,
+        wake_up=wake_up,
         stuck_after_s=60,
         opened=lambda o, offset: calls.append(("opened", offset)),
         doubted=lambda o: calls.append(("doubted", o)),
@@ -117,3 +124,81 @@ def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_label(
     part.ticks.get(timeout=ANSWER_S)
     assert not owner.take(Parsed(5, 9, []))
     assert calls == [("opened", 0), ("opened", 0)]
+
+
+def started(owner: Owner, part: Part, *, next_due_ms: int | None) -> None:
+    """The owner waits, after the tick of its opening and one more that found this due time."""
+    part.next_due_ms = [None, next_due_ms]
+    owner.start()
+    for _ in range(2):
+        part.ticks.get(timeout=ANSWER_S)
+    until("the owner waits", lambda: owner._next_due_ms == next_due_ms)
+
+
+def is_quiet(part: Part) -> bool:
+    try:
+        part.ticks.get(timeout=QUIET_S)
+    except Empty:
+        return True
+    return False
+
+
+def in_ms(wait_ms: int) -> int:
+    return Clock().earliest_ms() + wait_ms
+
+
+def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: Owner, part: Part) -> None:
+    started(owner, part, next_due_ms=in_ms(3_600_000))
+    due_ms = in_ms(150)
+    part.next_due_ms = [due_ms]
+    owner.expect(due_ms)
+    assert part.ticks.get(timeout=ANSWER_S) < due_ms  # learns of it
+    assert part.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
+
+
+def test_a_due_time_is_looked_for_when_nothing_else_is_pending(owner: Owner, part: Part) -> None:
+    started(owner, part, next_due_ms=None)
+    owner.expect(in_ms(3_600_000))
+    part.ticks.get(timeout=ANSWER_S)
+
+
+def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: Owner, part: Part) -> None:
+    started(owner, part, next_due_ms=in_ms(3_600_000))
+    owner.expect(in_ms(-5000))
+    part.ticks.get(timeout=ANSWER_S)
+
+
+@pytest.mark.parametrize("later_ms", [0, 1, 3_600_000])
+def test_a_due_time_that_is_no_earlier_wakes_nobody(
+    owner: Owner, part: Part, later_ms: int
+) -> None:
+    known_ms = in_ms(3_600_000)
+    started(owner, part, next_due_ms=known_ms)
+    owner.expect(known_ms + later_ms)
+    assert is_quiet(part)
+
+
+def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(owner: Owner, part: Part) -> None:
+    owner.expect(in_ms(-1))
+    owner.start()
+    for _ in range(2):
+        part.ticks.get(timeout=ANSWER_S)
+
+
+class TestWithoutWakeUp:
+    """`BLACKBOX_WAKE_UP=false`: only the poll looks."""
+
+    @pytest.fixture
+    def wake_up(self) -> bool:
+        return False
+
+    def test_no_due_time_wakes_it(self, owner: Owner, part: Part) -> None:
+        started(owner, part, next_due_ms=in_ms(20))
+        owner.expect(in_ms(10))
+        owner.expect(in_ms(-5000))
+        assert is_quiet(part)
+
+    def test_a_poll_does(self, owner: Owner, part: Part) -> None:
+        started(owner, part, next_due_ms=None)
+        owner.poll()
+        part.ticks.get(timeout=ANSWER_S)

@@ -37,6 +37,8 @@ GOOD = [
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown, other:countdown", "TB:countdown, other:countdown"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead.letters", "dead.letters"),
     ("BLACKBOX_GROUP_ID", "team-a.blackbox_1", "team-a.blackbox_1"),
+    ("BLACKBOX_ENGINE", "process", "process"),
+    ("BLACKBOX_ENGINE", "spark", "spark"),
     ("BLACKBOX_DELIVERY", "at-least-once", "at-least-once"),
     ("BLACKBOX_POLL_INTERVAL_MS", "10", 10),
     ("BLACKBOX_POLL_INTERVAL_MS", "60000", 60_000),
@@ -46,6 +48,12 @@ GOOD = [
     ("BLACKBOX_RETRIES", "0", 0),
     ("BLACKBOX_GRACE_S", "3600", 3600),
     ("BLACKBOX_MAX_COUNTDOWN_S", "1", 1),
+    ("BLACKBOX_SPARK_MASTER", "local", "local"),
+    ("BLACKBOX_SPARK_MASTER", "local[*]", "local[*]"),
+    ("BLACKBOX_SPARK_MASTER", "local[8,2]", "local[8,2]"),
+    ("BLACKBOX_SPARK_MASTER", "spark://a:7077,b:7077", "spark://a:7077,b:7077"),
+    ("BLACKBOX_SPARK_MASTER", "k8s://https://10.0.0.1:443", "k8s://https://10.0.0.1:443"),
+    ("BLACKBOX_SPARK_CONFIG", "/etc/spark.properties", Path("/etc/spark.properties")),
     ("BLACKBOX_HTTP_HOST", "::1", "::1"),
     ("BLACKBOX_HTTP_PORT", "0", 0),
 ]
@@ -74,7 +82,7 @@ BAD = [
     ("BLACKBOX_DEAD_LETTER_TOPIC", "x" * 250, "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_GROUP_ID", "team a", "should match pattern"),
     ("BLACKBOX_GROUP_ID", "", "should match pattern"),
-    ("BLACKBOX_ENGINE", "flink", "should be 'process'"),
+    ("BLACKBOX_ENGINE", "flink", "should be 'spark' or 'process'"),
     ("BLACKBOX_DELIVERY", "at-most-once", "should be 'exactly-once' or 'at-least-once'"),
     ("BLACKBOX_POLL_INTERVAL_MS", "1s", "valid integer"),
     ("BLACKBOX_POLL_INTERVAL_MS", "0.5", "valid integer"),
@@ -90,6 +98,24 @@ BAD = [
     ("BLACKBOX_GRACE_S", "31536001", "less than or equal to 31536000"),
     ("BLACKBOX_MAX_COUNTDOWN_S", "0", "greater than or equal to 1"),
     ("BLACKBOX_MAX_COUNTDOWN_S", "315360001", "less than or equal to 315360000"),
+    *(
+        ("BLACKBOX_SPARK_MASTER", master, "wanted: local[*], local[N], spark://host:port or k8s://")
+        for master in (
+            "",
+            "yarn",
+            "local[",
+            "local[0]",
+            "local[-1]",
+            "local[two]",
+            "spark://",
+            "spark://host",
+            "spark://host:port",
+            "spark://a:7077,",
+            "k8s://",
+            "k8s:// host",
+            "https://10.0.0.1:443",
+        )
+    ),
     ("BLACKBOX_HTTP_PORT", "http", "valid integer"),
     ("BLACKBOX_HTTP_PORT", "-1", "greater than or equal to 0"),
     ("BLACKBOX_HTTP_PORT", "65536", "less than or equal to 65535"),
@@ -173,36 +199,58 @@ def test_journals_are_kept_for_the_longest_countdown_plus_grace() -> None:
     assert load(max_countdown_s=100, grace_s=3600).retention_ms == 3_700_000
 
 
-def test_the_kafka_settings_of_the_file_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "kafka.properties"
-    file.write_text("# TLS\nsecurity.protocol = SSL\nssl.ca.location=/etc/ca.pem\n\n")
-    assert load(kafka_config=file).kafka_settings() == {
-        "security.protocol": "SSL",
-        "ssl.ca.location": "/etc/ca.pem",
-    }
+def test_spark_is_the_engine_unless_the_process_is_asked_for() -> None:
+    assert load().engine == "spark"
 
 
-def test_without_a_file_there_are_no_kafka_settings() -> None:
-    assert load().kafka_settings() == {}
+FILES = {"kafka_config": Settings.kafka_settings, "spark_config": Settings.spark_settings}
+PROPERTIES = {
+    "kafka_config": ("security.protocol = SSL\nssl.ca.location=/etc/ca.pem", "SSL"),
+    "spark_config": ("spark.driver.memory = 2g\nspark.driver.host=${env:HOST}", "2g"),
+}
 
 
-def test_a_kafka_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_the_settings_of_a_file_are_read(tmp_path: Path, name: str) -> None:
+    text, first = PROPERTIES[name]
+    file = tmp_path / "some.properties"
+    file.write_text(f"# a remark\n{text}\n\n")
+    found = FILES[name](load(**{name: file}))
+    assert list(found.values()) == [first, text.rpartition("=")[2]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_without_a_file_there_are_no_settings_of_it(name: str) -> None:
+    assert FILES[name](load()) == {}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        SettingsError, match=r"^BLACKBOX_KAFKA_CONFIG=.*/gone\.properties: .*readable"
+        SettingsError, match=rf"^BLACKBOX_{name.upper()}=.*/gone\.properties: .*readable"
     ):
-        load(kafka_config=tmp_path / "gone.properties").kafka_settings()
+        FILES[name](load(**{name: tmp_path / "gone.properties"}))
 
 
-@pytest.mark.parametrize(
-    "content", [b"sasl.password=hunter2\nx=\\u12", b"sasl.password=hunter2\xff"]
-)
-def test_a_kafka_config_that_cannot_be_read_is_named_without_its_content(
-    tmp_path: Path, content: bytes
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", [b"spark.x=hunter2\nspark.y=\\u12", b"spark.x=hunter2\xff"])
+def test_a_file_that_cannot_be_read_is_named_without_its_content(
+    tmp_path: Path, name: str, content: bytes
 ) -> None:
-    file = tmp_path / "kafka.properties"
+    file = tmp_path / "some.properties"
     file.write_bytes(content)
-    with pytest.raises(SettingsError, match=r"^BLACKBOX_KAFKA_CONFIG=.*\.properties") as refused:
-        load(kafka_config=file).kafka_settings()
+    with pytest.raises(SettingsError, match=rf"^BLACKBOX_{name.upper()}=.*\.properties") as refused:
+        FILES[name](load(**{name: file}))
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["spark.master=yarn", "executor.memory=hunter2"])
+def test_a_spark_setting_that_spark_would_not_heed_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "spark.properties"
+    file.write_text(line)
+    said = rf"^BLACKBOX_SPARK_CONFIG=.*: sets {re.escape(line.partition('=')[0])}; wanted: "
+    with pytest.raises(SettingsError, match=said) as refused:
+        load(spark_config=file).spark_settings()
     assert PASSWORD not in str(refused.value)
 
 

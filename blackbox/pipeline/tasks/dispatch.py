@@ -100,7 +100,8 @@ class _Stay:
             self._observe()
             self._follow(self._window.shards)
             while not self._is_over and time.monotonic() - began < self._window.length_s:
-                self._hear(self._listener.next(LOOK_S))
+                to_poll_s = max(0.0, looked + poll_s - time.monotonic())
+                self._hear(self._listener.next(min(LOOK_S, to_poll_s)))
                 now = time.monotonic()
                 if now - looked >= poll_s:
                     looked = now

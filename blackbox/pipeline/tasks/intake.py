@@ -71,8 +71,6 @@ class IntakeTask:
     access: KafkaAccess
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        interpreter.tune()
-        logs.to_stderr()
         yield _as_rows(_intakes(self).take_in(rows))
 
 
@@ -101,19 +99,25 @@ class _Intakes:
         """
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
-        ahead: list[tuple[Shard, Parsed]] = []
+        ahead: list[tuple[Shard, Parsed] | Exception] = []
 
         def read_ahead() -> None:
-            ahead.extend(islice(coming, 1))
+            if not ahead:
+                try:
+                    ahead.extend(islice(coming, 1))
+                except Exception as failure:  # not one of Redis, which is busy meanwhile
+                    ahead.append(failure)
 
         read_ahead()
         while ahead:
-            shard, parsed = ahead.pop()
+            found = ahead.pop()
+            if isinstance(found, Exception):
+                raise found
+            shard, parsed = found
             so_far = done.setdefault(shard, Stored(shard, Taken(0, 0, 0, 0, None), parsed.start))
             if so_far.problem is None:
                 done[shard] = self._store(so_far, parsed, read_ahead)
-            if not ahead:
-                read_ahead()
+            read_ahead()
         return list(done.values())
 
     def close(self) -> None:
@@ -130,19 +134,32 @@ class _Intakes:
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
         shard = so_far.shard
+        was_held = shard in self._held
         try:
-            index, intake = self._hold(shard)
             try:
-                taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
-            except LabelsMoved:
-                taken = self._read_up_to(parsed.start, shard, index, intake)
-                more = intake.store(parsed, self._clock.latest_ms())
-                taken = _sum(taken, more)
+                taken, label = self._store_in_order(shard, parsed, meanwhile)
+            except IndexLost:
+                if not was_held:
+                    raise
+                self._drop(shard)  # a connection that was kept may have ended long ago
+                taken, label = self._store_in_order(shard, parsed, meanwhile)
             self._announce(shard, taken)
-            return so_far._replace(taken=_sum(so_far.taken, taken), label=index.labels.requests)
-        except Doubt as reason:
+            return so_far._replace(taken=_sum(so_far.taken, taken), label=label)
+        except (Doubt, IndexFull) as reason:
             self._drop(shard)
             return so_far._replace(problem=str(reason), is_full=isinstance(reason, IndexFull))
+
+    def _store_in_order(
+        self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
+    ) -> tuple[Taken, int]:
+        """What was taken, with what was missing before it, and the label reached."""
+        index, intake = self._hold(shard)
+        try:
+            taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
+        except LabelsMoved:
+            before = self._read_up_to(parsed.start, shard, index, intake)
+            taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
+        return taken, index.labels.requests
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Redis went back, or a batch before this one was not stored: read again what is missing."""
@@ -191,6 +208,8 @@ _kept: _Intakes | None = None
 def _intakes(task: IntakeTask) -> _Intakes:
     global _kept
     if _kept is None or _kept.run != task.run:
+        interpreter.tune()
+        logs.to_stderr()
         if _kept is not None:
             _kept.close()
         _kept = _Intakes(task)

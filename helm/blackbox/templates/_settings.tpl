@@ -23,4 +23,7 @@ BLACKBOX_{{ $name | snakecase | upper }}: {{ $text | quote }}
 {{- if .Values.kafkaConfigSecret.name }}
 BLACKBOX_KAFKA_CONFIG: {{ printf "%s/%s" (include "blackbox.kafkaFolder" .) .Values.kafkaConfigSecret.key | quote }}
 {{- end -}}
+{{- if include "blackbox.hasSparkFile" . }}
+BLACKBOX_SPARK_CONFIG: {{ printf "%s/spark.properties" (include "blackbox.sparkFolder" .) | quote }}
+{{- end -}}
 {{- end -}}

@@ -1,0 +1,280 @@
+"""Notes between processes, through a real Redis."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded.ports import free_port
+from blackbox.index import bus as bus_module
+from blackbox.index.bus import Bus, Listener
+from tests.world import until
+
+WAIT_S = 0.1
+
+Ears = Callable[..., Listener]
+Mouth = Callable[..., Bus]
+
+
+@pytest.fixture
+def listen(real_redis: EmbeddedRedis) -> Iterator[Ears]:
+    """A listener that Redis knows already; all of them are closed in the end."""
+    opened: list[Listener] = []
+
+    def listen(name: str, *kinds: str, url: str = real_redis.url) -> Listener:
+        opened.append(Listener(url, name, kinds))
+        assert opened[-1].next(WAIT_S) is None
+        return opened[-1]
+
+    yield listen
+    for listener in opened:
+        listener.close()
+
+
+@pytest.fixture
+def speak(real_redis: EmbeddedRedis) -> Iterator[Mouth]:
+    opened: list[Bus] = []
+
+    def speak(name: str, url: str = real_redis.url) -> Bus:
+        opened.append(Bus(url, name))
+        return opened[-1]
+
+    yield speak
+    for bus in opened:
+        bus.close()
+
+
+def heard(listener: Listener) -> list[tuple[str, Any]]:
+    """Everything that has arrived."""
+    notes = []
+    while (note := listener.next(WAIT_S)) is not None:
+        notes.append(note)
+    return notes
+
+
+def hears_again(bus: Bus, listener: Listener, note: object) -> None:
+    """Until a note that is repeated, as senders do, arrives."""
+
+    def arrives() -> bool:
+        with suppress(IndexLost):
+            bus.send("soon", note)
+        return listener.next(WAIT_S) == ("soon", note)
+
+    until("the listener hears again", arrives, timeout_s=10)
+
+
+def test_a_note_arrives_at_every_listener_of_its_name_and_kind_and_at_no_other(
+    listen: Ears, speak: Mouth
+) -> None:
+    one, two = listen("ours", "soon", "lease.a"), listen("ours", "soon")
+    other_kind, other_name = listen("ours", "lease.b"), listen("theirs", "soon", "lease.a")
+
+    speak("ours").send("soon", ["TB", 3, 1])
+    speak("ours").send("lease.a", {"0": [1, [["TB", 3]]]})
+
+    assert heard(one) == [("soon", ["TB", 3, 1]), ("lease.a", {"0": [1, [["TB", 3]]]})]
+    assert heard(two) == [("soon", ["TB", 3, 1])]
+    assert heard(other_kind) == heard(other_name) == []
+
+
+def test_a_name_that_begins_like_another_one_is_another_name(listen: Ears, speak: Mouth) -> None:
+    shorter = listen("ours", "soon")
+    speak("ours.soon").send("soon", 1)
+    speak("ours2").send("soon", 1)
+    assert heard(shorter) == []
+
+
+def test_notes_of_one_sender_arrive_in_order_and_wait_until_they_are_asked_for(
+    listen: Ears, speak: Mouth
+) -> None:
+    listener, bus = listen("ours", "soon"), speak("ours")
+    for number in range(1000):
+        bus.send("soon", number)
+    assert heard(listener) == [("soon", number) for number in range(1000)]
+
+
+def test_a_large_note_arrives_whole(listen: Ears, speak: Mouth) -> None:
+    listener = listen("ours", "report.a")
+    note = {"metrics": [["delivered", [f"topic-{n}"], n] for n in range(20_000)]}
+    speak("ours").send("report.a", note)
+    assert listener.next(5) == ("report.a", note)
+
+
+def test_nobody_has_to_listen(speak: Mouth) -> None:
+    speak("nobody").send("soon", 1)
+
+
+def test_nothing_is_kept_in_redis(listen: Ears, speak: Mouth, real_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(real_redis.url) as client:
+        client.flushall()
+        listen("ours", "soon")
+        speak("ours").send("soon", 1)
+        assert client.dbsize() == 0
+
+
+def test_a_listener_waits_no_longer_than_it_is_told(listen: Ears) -> None:
+    listener = listen("ours", "soon")
+    began = time.monotonic()
+    assert listener.next(0.3) is None
+    assert 0.3 <= time.monotonic() - began < 1.5
+
+
+def test_a_listener_connects_again_after_redis_was_killed(
+    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+) -> None:
+    listener, bus = listen("ours", "soon", url=own_redis.url), speak("ours", own_redis.url)
+    bus.send("soon", "before")
+    assert listener.next(5) == ("soon", "before")
+
+    own_redis.kill()
+    for _ in range(3):
+        assert listener.next(WAIT_S) is None
+        with pytest.raises(IndexLost, match="Redis does not answer PUBLISH"):
+            bus.send("soon", "meanwhile")
+
+    own_redis.start()
+    hears_again(bus, listener, "after")
+
+
+def test_a_listener_may_begin_while_redis_is_away(
+    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+) -> None:
+    url = own_redis.url
+    own_redis.kill()
+    listener, bus = listen("ours", "soon", url=url), speak("ours", url)
+    own_redis.start()
+    hears_again(bus, listener, "first")
+
+
+def test_a_connection_that_redis_ended_is_made_anew(
+    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+) -> None:
+    listener, bus = listen("ours", "soon", url=own_redis.url), speak("ours", own_redis.url)
+    bus.send("soon", "before")
+    assert listener.next(5) == ("soon", "before")
+    with redis.Redis.from_url(own_redis.url) as client:
+        for kind in ("pubsub", "normal"):
+            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]
+
+    assert listener.next(WAIT_S) is None
+    bus.send("soon", "at once")
+    hears_again(bus, listener, "after")
+
+
+class Relay:
+    """A way to Redis that can fall silent without ending its connections, as a dead host does."""
+
+    def __init__(self, url: str) -> None:
+        address = urlsplit(url)
+        assert address.hostname is not None
+        self._there = address.hostname, address.port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._server]
+        self._silent: set[socket.socket] = set()
+        self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
+        Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        return len(self._sockets) // 2
+
+    def fall_silent(self) -> None:
+        """Nothing passes any more on the connections there are; new ones work."""
+        self._silent.update(self._sockets[1:])
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(self._there)
+                self._sockets += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if source not in self._silent:
+                    target.sendall(data)
+
+
+def test_a_redis_that_went_away_without_a_word_is_looked_for_again(
+    real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
+    relay = Relay(real_redis.url)
+    try:
+        listener, bus = listen("ours", "soon", url=relay.url), speak("ours")
+        relay.fall_silent()
+        hears_again(bus, listener, "after")
+    finally:
+        relay.close()
+
+
+def test_a_quiet_bus_is_no_reason_to_connect_again(
+    real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.1)
+    relay = Relay(real_redis.url)
+    try:
+        listener = listen("ours", "soon", url=relay.url)
+        assert listener.next(1) is None
+        assert relay.connections == 1
+        speak("ours").send("soon", 1)
+        assert listener.next(5) == ("soon", 1)
+    finally:
+        relay.close()
+
+
+def test_a_redis_without_memory_left_still_passes_notes_on(
+    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.set("other", "x" * 1_000_000)
+        client.config_set("maxmemory", "1mb")
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("more", "x")
+
+        listener = listen("ours", "soon", url=own_redis.url)
+        speak("ours", own_redis.url).send("soon", {"due": 1})
+
+        assert listener.next(5) == ("soon", {"due": 1})
+
+
+def test_a_socket_file_is_an_address_too(tmp_path: Any) -> None:
+    url = f"unix://{tmp_path}/redis.sock"
+    server = EmbeddedRedis(tmp_path / "redis", settings={"unixsocket": f"{tmp_path}/redis.sock"})
+    server.start()
+    listener, bus = Listener(url, "ours", ("soon",)), Bus(url, "ours")
+    try:
+        hears_again(bus, listener, 1)
+    finally:
+        listener.close()
+        bus.close()
+        server.stop()
+
+
+def test_a_redis_that_never_was_is_a_doubt_to_senders_and_silence_to_listeners() -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    listener, bus = Listener(url, "ours", ("soon",)), Bus(url, "ours")
+    assert listener.next(WAIT_S) is None
+    with pytest.raises(IndexLost):
+        bus.send("soon", 1)
+    listener.close()
+    bus.close()

@@ -1,0 +1,203 @@
+"""What is done about Redis' memory and clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+import redis
+
+from blackbox.clock import Clock
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded.ports import free_port
+from blackbox.metrics import Metrics
+from blackbox.settings import load
+from blackbox.watch import Watch
+from tests.contract.conftest import start_redis
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path_factory.mktemp("watched"))
+    start_redis(server)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 0)
+        yield client
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> Watch:
+    settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=url)
+    return Watch(
+        settings, metrics, clock,
+        pause=lambda: told.append("pause"), resume=lambda: told.append("resume"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def watch(
+    server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
+) -> Watch:
+    return watching(server.url, metrics, clock, told)
+
+
+def use(client: redis.Redis, share: float) -> None:
+    """Set the limit so that this share of it is used."""
+    used: int = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", int(used / share))
+
+
+def is_paused(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("blackbox_intake_paused")
+
+
+def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
+    watch: Watch, client: redis.Redis, metrics: Metrics, told: list[str]
+) -> None:
+    for share, expected in (
+        (0.80, []),
+        (0.90, ["pause"]),
+        (0.95, ["pause"]),
+        (0.80, ["pause"]),
+        (0.70, ["pause", "resume"]),
+        (0.80, ["pause", "resume"]),
+        (0.87, ["pause", "resume", "pause"]),
+    ):
+        use(client, share)
+        watch.look()
+        assert told == expected, share
+    assert is_paused(metrics) == 1
+
+
+def test_it_is_said_once(
+    watch: Watch, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "blackbox")
+    for share in (0.9, 0.9, 0.9, 0.6, 0.6):
+        use(client, share)
+        watch.look()
+    [full, room] = caplog.messages
+    assert full.startswith("Redis has used ")
+    assert full.endswith("% of maxmemory; requests wait in Kafka")
+    assert room == "Redis has room again; reading requests"
+
+
+def test_a_redis_without_a_limit_is_never_full(watch: Watch, told: list[str]) -> None:
+    watch.look()
+    assert told == []
+
+
+def test_a_batch_that_found_redis_full_pauses_too(
+    watch: Watch, client: redis.Redis, metrics: Metrics, told: list[str]
+) -> None:
+    use(client, 0.80)
+    watch.is_full("Redis has no memory left; requests wait in Kafka until it has")
+    watch.is_full("again")
+    watch.look()
+    assert (told, is_paused(metrics)) == (["pause"], 1)
+    use(client, 0.70)
+    watch.look()
+    assert (told, is_paused(metrics)) == (["pause", "resume"], 0)
+
+
+def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
+    server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
+) -> None:
+    pausing, may_go_on = Event(), Event()
+
+    def pause() -> None:
+        pausing.set()
+        may_go_on.wait(5)
+        told.append("pause")
+
+    settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=server.url)
+    watch = Watch(settings, metrics, clock, pause=pause, resume=lambda: told.append("resume"))
+    use(client, 0.5)
+    with ThreadPoolExecutor(2) as threads:
+        full = threads.submit(watch.is_full, "full")
+        assert pausing.wait(5)
+        look = threads.submit(watch.look)
+        with pytest.raises(TimeoutError):
+            look.result(timeout=0.2)
+        may_go_on.set()
+        full.result(timeout=5)
+        look.result(timeout=5)
+    assert told == ["pause", "resume"]
+
+
+def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
+    watch: Watch,
+    clock: Clock,
+    metrics: Metrics,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ahead_ms = iter((0, 5000, 5000, 0, 0, -5000, -5000))
+    monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + next(ahead_ms)))
+    for _ in range(7):
+        watch.look()
+    said = [text for text in caplog.messages if "ms apart" in text]
+    assert len(said) == 2
+    skew_s = metrics.registry.get_sample_value("blackbox_redis_clock_skew_seconds")
+    assert skew_s == pytest.approx(-5, abs=0.5)
+
+
+def test_clocks_less_than_a_second_apart_are_fine(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + 700))
+    watch.look()
+    assert caplog.messages == []
+
+
+def test_a_redis_that_does_not_answer_is_only_logged_by_a_look(
+    metrics: Metrics, clock: Clock, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = watching(f"redis://127.0.0.1:{free_port()}/0", metrics, clock, told)
+    watch.look()
+    [text] = caplog.messages
+    assert text.startswith("Redis does not answer TIME")
+    assert told == []
+    with pytest.raises(IndexLost):
+        watch.observe_clock()
+
+
+def test_requests_stay_paused_while_redis_does_not_answer(
+    tmp_path: Path, metrics: Metrics, clock: Clock, told: list[str]
+) -> None:
+    server = EmbeddedRedis(tmp_path)
+    start_redis(server)
+    watch = watching(server.url, metrics, clock, told)
+    watch.is_full("full")
+    server.kill()
+    watch.look()
+    assert told == ["pause"]
+    server.start()
+    watch.look()
+    server.stop()
+    assert told == ["pause", "resume"]
