@@ -64,6 +64,7 @@ class Owner:
         clock: Clock,
         metrics: Metrics,
         wake_up: bool,
+        gather_s: float = GATHER_S,
         stuck_after_s: float,
         opened: Callable[[Owner, int], None],
         doubted: Callable[[Owner], None],
@@ -74,6 +75,7 @@ class Owner:
         self._clock = clock
         self._metrics = metrics
         self._wake_up = wake_up
+        self._gather_s = gather_s
         self._stuck_after_s = stuck_after_s
         self._opened = opened
         self._doubted = doubted
@@ -245,7 +247,7 @@ class Owner:
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
-        self._stopping.wait(max(0.0, began + GATHER_S - time.monotonic()))
+        self._stopping.wait(max(0.0, began + self._gather_s - time.monotonic()))
         while not self._look.is_set():
             wait_s = None
             if self._wake_up and self._next_due_ms is not None:

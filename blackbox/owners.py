@@ -18,7 +18,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
-from blackbox.owner import Hold, Owner
+from blackbox.owner import GATHER_S, Hold, Owner
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -34,6 +34,7 @@ class Owners:
 
     `confirm(shard, label)` raises a Doubt unless the shard is still this process'. `opened(shard,
     label)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
+    `gather_s` is the shortest time between two transactions of a shard that were not full.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Owners:
         clock: Clock,
         *,
         confirm: Callable[[Shard, int], None],
+        gather_s: float = GATHER_S,
         opened: Callable[[Shard, int], None] = lambda shard, label: None,
         closed: Callable[[Shard], None] = lambda shard: None,
     ) -> None:
@@ -52,6 +54,7 @@ class Owners:
         self._metrics = metrics
         self._clock = clock
         self._confirm = confirm
+        self._gather_s = gather_s
         self._tell_opened = opened
         self._tell_closed = closed
         self._connections = pool(settings.redis_url.get_secret_value())
@@ -68,6 +71,7 @@ class Owners:
             clock=self._clock,
             metrics=self._metrics,
             wake_up=self._settings.wake_up,
+            gather_s=self._gather_s,
             stuck_after_s=STUCK_S + self._settings.poll_interval_ms / 1000,
             opened=self._opened,
             doubted=self._doubted,
@@ -134,9 +138,9 @@ class Owners:
 
     def _take_hold(self, owner: Owner) -> Hold:
         settings, shard = self._settings, owner.shard
+        index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
         journal = ShardJournal(shard, self._access)
-        index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         intake = Intake(self._formats[shard.topic], index)
 
         def confirm() -> None:

@@ -8,7 +8,7 @@ from threading import Lock
 
 from blackbox.clock import Clock
 from blackbox.doubt import Doubt
-from blackbox.index.server import RedisServer
+from blackbox.index.server import NotTold, RedisServer
 from blackbox.metrics import Metrics
 from blackbox.settings import Settings
 
@@ -48,7 +48,7 @@ class Watch:
         """One look; a Redis that does not answer is only logged."""
         try:
             self.observe_clock()
-            used = self._redis.memory_used()
+            used = self._memory_used()
         except Doubt as reason:
             logger.warning("%s", reason)
             return
@@ -67,6 +67,13 @@ class Watch:
             self._metrics.paused.set(1)
             self._pause()
         logger.warning("%s", why)
+
+    def _memory_used(self) -> float:
+        """0 where Redis does not tell: a store that it refuses then pauses intake for a second."""
+        try:
+            return self._redis.memory_used()
+        except NotTold:
+            return 0.0
 
     def _has_room(self) -> None:
         with self._lock:

@@ -12,13 +12,15 @@ import typer
 
 from blackbox import logs
 from blackbox.cli import signals
-from blackbox.cli.failures import REFUSED, BadUsage, ended
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.java import find_java
+from blackbox.pipeline.failures import in_one_line
 from blackbox.settings import Settings, load
 
 Half = Literal["intake", "dispatch"]
 SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
+OF_SPARK = ("py4j.", "pyspark.", "blackbox.pipeline.")
 
 
 def run(
@@ -52,6 +54,10 @@ def run(
             serve(settings, stop, only)
         except Unsound as unsound:
             raise ended(str(unsound), REFUSED) from None
+        except Exception as failure:
+            if not type(failure).__module__.startswith(OF_SPARK):
+                raise
+            raise ended(f"Spark failed: {in_one_line(failure)}", FAILED) from None
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:

@@ -111,14 +111,14 @@ class Inspector:
 
 def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
     version, requests = state
-    if version is None:
-        return None
-    if version != FORMAT or requests is None or receipts is None:
+    if version == FORMAT and requests is not None and receipts is not None:
+        return Labels(int(requests), int(receipts))
+    if version not in (None, FORMAT):
         raise ValueError(
             f"the index of {shard} has format {version!r}; this version reads {FORMAT!r}: look at it "
             "with the version that wrote it"
         )
-    return Labels(int(requests), int(receipts))
+    return None  # there is none, or it is being emptied between the two reads
 
 
 def _score(ranged: list[Any]) -> int | None:

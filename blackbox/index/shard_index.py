@@ -28,7 +28,7 @@ from blackbox.index.when_full import in_one_script
 from blackbox.plan import Due, Labels, Plan, View
 from blackbox.request import Shard, member
 
-FORMAT = b"1"
+FORMAT = b"2"
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
 _CHUNK = 1000
@@ -331,14 +331,14 @@ class ShardIndex:
 
     def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
         version, requests = state[:2]
-        if version is None:
-            return None
-        if version != FORMAT or requests is None or receipts is None:
+        if version == FORMAT and requests is not None and receipts is not None:
+            return Labels(int(requests), int(receipts))
+        if version not in (None, FORMAT):
             raise ValueError(
                 f"{self._keys.state.decode()} has format {version!r}; this version reads {FORMAT!r}: "
                 "run the version that wrote it, or delete the shard's keys to rebuild them from Kafka"
             )
-        return Labels(int(requests), int(receipts))
+        return None  # there is none, or it is being emptied between the two reads
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""

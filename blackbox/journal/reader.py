@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.journal.access import KafkaAccess, doubt
-from blackbox.journal.shard_journal import read_records
+from blackbox.journal.records import read_records
 from blackbox.plan import Batch
 from blackbox.request import Shard
 

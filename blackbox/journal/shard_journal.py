@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.journal.records import read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch
 from blackbox.receipt import Places, Receipt, decode
@@ -211,33 +212,6 @@ def _sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
     if reached > end:
         messages = [message for message in messages if _offset(message) < end]
     return messages, min(reached, end)
-
-
-def read_records(messages: Sequence[Message]) -> list[Record]:
-    """Consumed messages as the pure layer knows them."""
-    try:
-        return [
-            Record(m.offset(), m.timestamp()[1], m.key(), m.value(), m.headers() or [])  # type: ignore[arg-type]
-            for m in messages
-        ]
-    except UnicodeDecodeError:
-        return [_read_record(message) for message in messages]
-
-
-def _read_record(message: Message) -> Record:
-    unreadable = None
-    try:
-        headers = message.headers() or []
-    except UnicodeDecodeError as error:
-        headers, unreadable = [], f"a header name is not UTF-8: {error}"
-    return Record(
-        _offset(message),
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        headers,  # type: ignore[arg-type]
-        unreadable,
-    )
 
 
 def _offset(message: Message) -> int:

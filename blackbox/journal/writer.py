@@ -103,7 +103,7 @@ class Writer:
 
         With `exactly_once` a refusal aborts the transaction and raises Refused instead.
         """
-        left = self._producer.flush(SETTLE_S)
+        left = self._flush()
         if left:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
         if not self._failed:
@@ -131,7 +131,7 @@ class Writer:
         if self._exactly_once:
             self._commit()  # flushes first
         else:
-            self._producer.flush(SETTLE_S)
+            self._flush()
         if not places:
             raise JournalLost(f"{self._shard}: the receipt was not acknowledged: {self._failed}")
         [[(_, offset)]] = places.values()
@@ -144,6 +144,16 @@ class Writer:
             self._producer.purge()
             self._producer.flush(0)
             del self._producer  # its threads and sockets end with the last reference
+
+    def _flush(self) -> int:
+        try:
+            return self._producer.flush(SETTLE_S)
+        except (KafkaException, SystemError) as error:
+            # a fatal error that comes while reports are served has the other as its cause
+            cause = error if isinstance(error, KafkaException) else error.__cause__
+            if not isinstance(cause, KafkaException):
+                raise
+            raise doubt(cause, f"{self._shard}: cannot flush") from None
 
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
         try:

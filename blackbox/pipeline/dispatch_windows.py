@@ -32,6 +32,10 @@ LONGEST_PAUSE_S = 10.0
 LISTEN_S = 0.2
 
 
+class WindowLost(Exception):
+    """A window ended before its time."""
+
+
 @dataclass(slots=True)
 class _Group:
     """One group of shards, and what is known of its present window."""
@@ -205,14 +209,19 @@ class DispatchWindows:
         context.setLocalProperty("spark.scheduler.pool", "dispatch")
         lingering = self._session.range(0, 1, 1, 1).mapInArrow(window, SCHEMA)
         [row] = lingering.collect()
+        if not row.report:
+            raise WindowLost("its Python worker or its executor ended")
         report: dict[str, Any] = orjson.loads(bytes(row.report))
         return report
 
     def _listen(self) -> None:
         while not self._stopping.is_set():
             note = self._listener.next(LISTEN_S)
-            if note is not None:
-                self._hear(note[1])
+            try:
+                if note is not None:
+                    self._hear(note[1])
+            except Exception:
+                logger.exception("a report of dispatch cannot be used; going on")
 
     def _hear(self, report: Mapping[str, Any]) -> None:
         with self._lock:

@@ -195,7 +195,7 @@ class SparkEngine:
     def _note_positions(self) -> None:
         try:
             labels = {shard: self._inspector.labels(shard) for shard in self._membership.owned()}
-        except IndexLost:
+        except (IndexLost, ValueError):  # whoever opens or reads the shard says so
             return
         self._membership.note(
             {shard: found.requests for shard, found in labels.items() if found is not None}

@@ -33,7 +33,8 @@ LOOK_S = 0.1
 SETTLE_S = 3.0
 """How long reading waits for the last shard: starting a query again costs about a second."""
 
-FIRST_PAUSE_S = 0.5
+TRIES = 4
+FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
 
@@ -157,6 +158,9 @@ class IntakeStream:
             except IndexLost as reason:
                 logger.warning("%s", reason)
                 return {}
+            except ValueError as foreign:
+                logger.error("%s", foreign)
+                continue
             if labels is not None:
                 found[shard] = labels.requests
         return found
@@ -191,28 +195,31 @@ class IntakeStream:
         return query
 
     def _run_batch(self, batch: DataFrame, number: int) -> None:
-        while not self._has_room.wait(LOOK_S):
-            if self._is_ending:
+        """Run a batch until every shard has all of it; the same batch again changes nothing."""
+        for attempt in range(TRIES):
+            while not self._has_room.wait(LOOK_S):
+                if self._is_ending:
+                    return
+            with self._in_batch:
+                if self._is_ending:
+                    return
+                began = time.monotonic()
+                done = [Stored.of(row) for row in batch.collect()]
+                self._account_for(done, time.monotonic() - began)
+            if not any(stored.problem for stored in done):
                 return
-        with self._in_batch:
-            if self._is_ending:
-                return
-            began = time.monotonic()
-            done = [Stored.of(row) for row in batch.collect()]
-            took_s = time.monotonic() - began
-        self._account_for(done, took_s)
+            self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
+        raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
 
     def _account_for(self, done: list[Stored], took_s: float) -> None:
         for stored in done:
             self._metrics.taken(stored.shard, stored.taken)
-            if stored.problem is not None:
-                logger.warning("%s: %s; reading on from its label", stored.shard, stored.problem)
+            if stored.is_full:
+                self._tell_full(f"{stored.problem}; requests wait in Kafka until it has")
+            elif stored.problem is not None:
+                logger.warning("%s: %s; reading it again", stored.shard, stored.problem)
         records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
         self._metrics.batch(records, took_s)
-        for full in (stored.problem for stored in done if stored.is_full):
-            self._tell_full(f"{full}; requests wait in Kafka until it has")
-        if any(stored.problem is not None for stored in done):
-            self._stopping.wait(FIRST_PAUSE_S)
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop a query without killing the tasks of its batch in flight."""

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from blackbox import interpreter
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import (
@@ -47,9 +49,9 @@ from blackbox.journal.ranges import (
     Partition,
     Positions,
     Range,
-    columns,
     read_ranges,
 )
+from blackbox.journal.records import columns
 from blackbox.request import is_topic_name
 
 FORMAT = "blackbox-kafka"
@@ -205,6 +207,7 @@ class _RangesReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task as Arrow batches, with its positions if they are wanted."""
+        _tune_once()
         ranges = partition.ranges if isinstance(partition, Ranges) else ()
         for chunk in read_ranges(self._access, ranges):
             yield from _batches(chunk, with_positions=self._wanted.with_positions)
@@ -321,6 +324,10 @@ class _Planner:
             return {}
         self._look_s = time.monotonic() + PARTITIONS_LOOK_S
         return self._ends.first(set(self._wanted.partitions(self._ends)) - start.keys())
+
+
+# Headers are tuples by the thousand: without this, reading them takes twice as long.
+_tune_once = cache(interpreter.tune)
 
 
 def packed(ranges: Sequence[Range], most_tasks: int | None) -> list[Ranges]:
@@ -467,7 +474,7 @@ def _batch(chunk: Chunk) -> pa.RecordBatch:
     """The records of a chunk as Arrow. Times beyond what Spark can hold become the last it can."""
     found, count = columns(chunk.messages), len(chunk.messages)
     # Without a time of its own (0), a record counts as stamped by its producer.
-    kinds = [max(kind - 1, 0) for kind, _ in found.stamps]
+    kinds = [kind - 1 if kind else 0 for kind, _ in found.stamps]
     times_ms = pa.array([time_ms for _, time_ms in found.stamps], pa.int64())
     return pa.RecordBatch.from_arrays(
         [
@@ -479,7 +486,9 @@ def _batch(chunk: Chunk) -> pa.RecordBatch:
             pc.multiply(pc.min_element_wise(times_ms, _LAST_MS), 1000).view(_TIMESTAMP),
             pa.array(kinds, pa.int32()),
             # Arrow converts lists of tuples faster than Python can flatten them.
-            pa.array(found.headers, _HEADERS) if any(found.headers) else pa.nulls(count, _HEADERS),
+            pa.array([headers or None for headers in found.headers], _HEADERS)
+            if any(found.headers)
+            else pa.nulls(count, _HEADERS),
         ],
         schema=_ARROW,
     )

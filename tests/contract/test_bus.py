@@ -164,7 +164,7 @@ def test_a_connection_that_redis_ended_is_made_anew(
     assert listener.next(5) == ("soon", "before")
     with redis.Redis.from_url(own_redis.url) as client:
         for kind in ("pubsub", "normal"):
-            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]
+            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
     assert listener.next(WAIT_S) is None
     bus.send("soon", "at once")

@@ -94,7 +94,7 @@ def test_an_index_of_another_format_is_refused_with_the_remedy(
     client.hset(PREFIX + "state", "format", "9")
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
-        with pytest.raises(ValueError, match=r"format b'9'; this version reads b'1': run the"):
+        with pytest.raises(ValueError, match=r"format b'9'; this version reads b'2': run the"):
             verb()
 
 

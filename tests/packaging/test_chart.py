@@ -29,7 +29,7 @@ EVERY_OPTION = CHART / "ci" / "every-option-values.yaml"
 ON_KUBERNETES = CHART / "ci" / "kubernetes-values.yaml"
 EVERY_FILE = [REQUIRED, EVERY_OPTION, ON_KUBERNETES]
 PROCESS = ["--set", "config.engine=process"]
-STANDALONE = ["--set", "config.sparkMaster=spark://spark:7077"]
+STANDALONE = ["--values", REQUIRED, "--set", "config.sparkMaster=spark://spark:7077"]
 
 # Where a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
@@ -199,7 +199,7 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("engine", [[], PROCESS, STANDALONE])
-def test_the_pod_has_no_rights_it_does_not_need(helm: Helm, engine: list[str]) -> None:
+def test_the_pod_has_no_rights_it_does_not_need(helm: Helm, engine: list[str | Path]) -> None:
     documents = render(helm, "--values", REQUIRED, *engine)
     pod = pod_of(documents)
     [container] = pod["containers"]
@@ -240,11 +240,11 @@ def test_spark_is_spared_what_it_would_need_more_rights_for(helm: Helm) -> None:
     assert settings["spark.kubernetes.driver.reusePersistentVolumeClaim"] == "false"
 
 
-@pytest.mark.parametrize("cluster", [["--values", str(ON_KUBERNETES)], STANDALONE])
+@pytest.mark.parametrize("cluster", [["--values", ON_KUBERNETES], STANDALONE])
 def test_executors_reach_the_driver_by_the_name_and_ports_of_a_headless_service(
-    helm: Helm, cluster: list[str]
+    helm: Helm, cluster: list[str | Path]
 ) -> None:
-    documents = render(helm, "--values", REQUIRED, *cluster, "--namespace", "reminders")
+    documents = render(helm, *cluster, "--namespace", "reminders")
     service = documents["Service driver"]
     settings = spark_of(documents)
     assert service["spec"]["clusterIP"] == "None"
@@ -258,11 +258,11 @@ def test_executors_reach_the_driver_by_the_name_and_ports_of_a_headless_service(
         assert str(open_ports[port]) == str(served["port"]) == settings[f"spark.{setting}"]
 
 
-@pytest.mark.parametrize("cluster", [["--values", str(ON_KUBERNETES)], STANDALONE])
+@pytest.mark.parametrize("cluster", [["--values", ON_KUBERNETES], STANDALONE])
 def test_the_name_of_the_driver_leads_to_one_pod_also_before_it_is_ready(
-    helm: Helm, cluster: list[str]
+    helm: Helm, cluster: list[str | Path]
 ) -> None:
-    documents = render(helm, "--values", REQUIRED, *cluster)
+    documents = render(helm, *cluster)
     deployment = documents["Deployment"]["spec"]
     service = documents["Service driver"]["spec"]
     assert service["publishNotReadyAddresses"] is True
@@ -273,7 +273,7 @@ def test_the_name_of_the_driver_leads_to_one_pod_also_before_it_is_ready(
 
 @pytest.mark.parametrize("engine", [[], PROCESS, [*PROCESS, *STANDALONE]])
 def test_a_pod_without_executors_elsewhere_has_no_driver_to_be_found(
-    helm: Helm, engine: list[str]
+    helm: Helm, engine: list[str | Path]
 ) -> None:
     documents = render(helm, "--values", REQUIRED, *engine)
     assert "Service driver" not in documents
@@ -483,8 +483,8 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
             ["--set", "config.sparkConfig=/x", "--set", r"sparkProperties.spark\.x=1"],
             "both set; keep one",
         ),
-        (["--set", r"sparkProperties.spark\.master=yarn"], "sparkProperties"),
-        (["--set", "sparkProperties.cores=1"], "sparkProperties"),
+        (["--set", r"sparkProperties.spark\.master=yarn"], "has spark.master; give"),
+        (["--set", "sparkProperties.cores=1"], "has cores; give"),
         (["--set", "sparkDriver.port=80"], "minimum"),
         ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
         (
@@ -495,7 +495,9 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "config.redisUrl=redis://redis:6379?password=pa55"], "(value hidden)"),
     ],
 )
-def test_a_bad_value_is_refused_and_named(helm: Helm, arguments: list[str], said: str) -> None:
+def test_a_bad_value_is_refused_and_named(
+    helm: Helm, arguments: list[str | Path], said: str
+) -> None:
     done = helm("template", "blackbox", CHART, "--values", REQUIRED, *arguments)
     assert done.returncode != 0
     assert said in done.stderr

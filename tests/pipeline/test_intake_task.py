@@ -19,6 +19,7 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import kafka
 from blackbox.embedded import EmbeddedRedis
@@ -27,7 +28,6 @@ from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Taken
-from blackbox.journal.ranges import columns
 from blackbox.pipeline.tasks import intake as module
 from blackbox.pipeline.tasks.intake import CHUNK, POSITION, IntakeTask, Stored, batches
 from blackbox.plan import Batch, Labels
@@ -256,8 +256,8 @@ Run = Callable[..., dict[Shard, Stored]]
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a Python worker sets up once stays out of the process of the tests."""
-    monkeypatch.setattr(module.logs, "to_stderr", lambda: None)
-    monkeypatch.setattr(module.interpreter, "tune", lambda: None)
+    monkeypatch.setattr(logs, "to_stderr", lambda: None)
+    monkeypatch.setattr(interpreter, "tune", lambda: None)
     yield
     forget()
 
@@ -322,7 +322,7 @@ class Place:
     def read(self, start: int, end: int) -> pa.RecordBatch:
         """The rows of what was written there."""
         mine = [message for message in self._written if start <= (message.offset() or 0) < end]
-        return arrow(*framed(self.shard, start, end, as_records(mine)))
+        return arrow(*framed(self.shard, start, end, list(map(as_record, mine))))
 
     def labels(self, shard: Shard | None = None) -> Labels | None:
         return self.inspector.labels(shard or self.shard)
@@ -349,14 +349,11 @@ class Place:
             raw.restore(key, 0, value, replace=True)
 
 
-def as_records(messages: Sequence[Message]) -> list[Record]:
-    read = columns(messages)
-    return [
-        Record(offset, stamp[1], key, value, list(headers or []))  # type: ignore[arg-type]
-        for offset, stamp, key, value, headers in zip(
-            read.offsets, read.stamps, read.keys, read.values, read.headers, strict=True
-        )
-    ]
+def as_record(message: Message) -> Record:
+    headers: Any = message.headers() or []
+    offset = message.offset()
+    assert offset is not None
+    return Record(offset, message.timestamp()[1], message.key(), message.value(), headers)
 
 
 def now_ms() -> int:

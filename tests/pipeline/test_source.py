@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +38,7 @@ from blackbox.pipeline.source import (
     kafka_source,
     packed,
 )
+from tests.raw_record import write_with_header
 from tests.world import World, until
 
 pytestmark = pytest.mark.service
@@ -201,7 +200,7 @@ def test_headers_are_null_without_any_and_else_in_order_with_repeats(topic: Topi
 
 def test_a_record_with_an_unreadable_header_name_is_kept_and_says_so(topic: Topic) -> None:
     topic.write("before", headers=[("a", b"1")])
-    write_with_header(topic, b"\xff\xfe", b"odd")
+    write_with_header(topic.servers, topic.name, b"\xff\xfe", b"odd")
     topic.write("after", headers=[("a", b"2")])
 
     found = rows(topic.table(), topic.table().partitions())
@@ -211,40 +210,6 @@ def test_a_record_with_an_unreadable_header_name_is_kept_and_says_so(topic: Topi
     assert [header["key"] for header in found[1]["headers"]] == [None]
     assert found[1]["headers"][0]["value"].startswith(b"a header name is not UTF-8: ")
     assert found[2]["headers"] == [{"key": "a", "value": b"2"}]
-
-
-def write_with_header(topic: Topic, name: bytes, value: bytes) -> None:
-    """Produce to partition 0 without a client, as every client here wants header names as text."""
-
-    def counted(data: bytes) -> bytes:
-        return bytes([len(data) << 1]) + data  # a zigzag varint below 64
-
-    record = bytes([0, 0, 0, 1]) + counted(value) + bytes([2]) + counted(name) + counted(b"1")
-    now_ms = int(time.time() * 1000)
-    checked = struct.pack(">hiqqqhii", 0, 0, now_ms, now_ms, -1, -1, -1, 1) + counted(record)
-    records = struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
-    name_of_topic = topic.name.encode()
-    request = (
-        struct.pack(">hhihhhi", 0, 3, 1, -1, -1, 1, 5000)
-        + struct.pack(">ih", 1, len(name_of_topic))
-        + name_of_topic
-        + struct.pack(">iii", 1, 0, len(records))
-        + records
-    )
-    host, _, port = topic.servers.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as broker:
-        broker.sendall(struct.pack(">i", len(request)) + request)
-        answer = broker.makefile("rb").read(4 + 4 + 4 + 2 + len(name_of_topic) + 4 + 4 + 2)
-    assert answer[-2:] == b"\0\0", answer
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(("stamped", "kind"), [("CreateTime", 0), ("LogAppendTime", 1)])

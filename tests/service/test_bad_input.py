@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.raw_record import write_with_header
 from tests.world import World, both_engines, until
 
 pytestmark = [pytest.mark.service, both_engines]
@@ -58,6 +59,18 @@ def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
             "binary", "nothing", "blackbox-reason", "blackbox-detail", "blackbox-source",
         ]  # fmt: skip
     assert service.metric("blackbox_invalid_total") == len(bad)
+
+
+def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_nothing(world: World) -> None:
+    world.start_service().wait_ready()
+    value = json.dumps({"topic": world.targets[0], "countdown": 0}).encode()
+    write_with_header(world.kafka.bootstrap_servers, world.requests, b"\xff\xfe", value[:60])
+    world.ask(20, within_s=0, partition=0)
+
+    assert world.wait_delivered().is_exact
+    [letter] = until("it is a dead letter", lambda: world.received(world.dead_letters))
+    assert letter.value() == value[:60]
+    assert ("blackbox-reason", b"bad-headers") in (letter.headers() or [])
 
 
 def test_binary_headers_keys_and_tombstones_pass_through(world: World) -> None:

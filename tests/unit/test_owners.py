@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -8,7 +10,8 @@ import pytest
 from blackbox.clock import Clock
 from blackbox.connect import kafka
 from blackbox.metrics import Metrics
-from blackbox.owners import Owners
+from blackbox.owner import Owner
+from blackbox.owners import STOP_S, Owners
 from blackbox.request import Shard
 from blackbox.settings import load
 
@@ -28,17 +31,25 @@ def told() -> list[object]:
 
 
 @pytest.fixture
-def owners(told: list[object]) -> Owners:
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def owners(told: list[object], metrics: Metrics) -> Iterator[Owners]:
+    """Owners whose Redis and Kafka do not answer."""
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url="redis://127.0.0.1:1/0")
-    return Owners(
+    owners = Owners(
         settings,
         kafka(settings),
-        Metrics(),
+        metrics,
         Clock(),
         confirm=lambda shard, label: None,
         opened=lambda shard, label: told.append((shard, label)),
         closed=told.append,
     )
+    yield owners
+    owners.lose([owner.shard for owner in owners.all() if isinstance(owner, Owner)])
 
 
 def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_reading(
@@ -54,3 +65,59 @@ def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_read
     owners._opened(successor, 7)
     owners._doubted(successor)
     assert told == [(SHARD, 7), SHARD]
+
+
+OTHER = Shard("TB", 1)
+
+
+def test_a_shard_is_owned_from_gain_to_lose_and_open_only_once_it_was_opened(
+    owners: Owners, told: list[object]
+) -> None:
+    owners.gain(SHARD)
+    owners.gain(OTHER)
+    first = owners.get(SHARD)
+    assert first is not None
+    assert {owner.shard for owner in owners.all()} == {SHARD, OTHER}
+    assert owners.open_shards() == set()
+    assert owners.stuck() == []
+    assert told == []
+
+    owners.lose([SHARD])
+    assert owners.get(SHARD) is None
+    assert [owner.shard for owner in owners.all()] == [OTHER]
+    assert first.join(0)
+    assert told == [SHARD]
+
+
+def test_a_shard_that_cannot_be_opened_is_given_up_without_delay(owners: Owners) -> None:
+    owners.gain(SHARD)
+    owners.gain(OTHER)
+    began = time.monotonic()
+    owners.lose([SHARD, OTHER])
+    assert time.monotonic() - began < STOP_S
+
+
+def test_a_shard_that_was_lost_may_be_gained_again(owners: Owners) -> None:
+    owners.gain(SHARD)
+    first = owners.get(SHARD)
+    owners.lose([SHARD])
+    owners.gain(SHARD)
+    assert owners.get(SHARD) is not first
+
+
+def test_shards_that_are_not_owned_are_no_matter(owners: Owners, told: list[object]) -> None:
+    owners.lose([])
+    owners.lose([SHARD])
+    owners.doubt(SHARD, ValueError("whatever"))
+    owners.poll()
+    assert told == []
+
+
+def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: Owners, metrics: Metrics) -> None:
+    owners.gain(SHARD)
+    metrics.opened(SHARD, True)
+    metrics.opened(OTHER, True)
+    owners.lose([SHARD])
+    shown = metrics.registry.get_sample_value
+    assert shown("blackbox_shard_open", {"shard": "TB-0"}) is None
+    assert shown("blackbox_shard_open", {"shard": "TB-1"}) == 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+from pyspark import TaskContext
 
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
@@ -27,6 +28,9 @@ logger = logging.getLogger("blackbox.pipeline.dispatch")
 
 SCHEMA = "report binary"
 LOOK_S = 0.1
+GATHER_S = 0.03
+"""Intake has the processor too: fewer, larger transactions leave it more."""
+
 REPORT_S = 1.0
 FRESH_S = 3.0
 """How old the last lease may be for a shard to be opened: a driver repeats it every second."""
@@ -50,7 +54,8 @@ class Window:
     """What a task is told: as which group, for how long, which shards at first.
 
     `number` grows with every window of a driver: a task that hears of a later one for its group
-    was given up for lost, and ends.
+    was given up for lost, and ends. Spark's own second attempt at a task ends at once, with an
+    empty report: the driver gives it a number of its own.
     """
 
     run: str
@@ -64,10 +69,18 @@ class Window:
     def __call__(self, nothing: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in nothing:
             pass
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() > 0:
+            yield _as_row(b"")
+            return
         interpreter.tune()
         logs.to_stderr()
         report = orjson.dumps(_Stay(self).linger())
-        yield pa.RecordBatch.from_pydict({"report": pa.array([report], pa.binary())})
+        yield _as_row(report)
+
+
+def _as_row(report: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"report": pa.array([report], pa.binary())})
 
 
 class _Stay:
@@ -83,7 +96,12 @@ class _Stay:
         self._bus = Bus(url, settings.group_id)
         self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
         self._owners = Owners(
-            settings, window.access, self._metrics, self._clock, confirm=self._confirm
+            settings,
+            window.access,
+            self._metrics,
+            self._clock,
+            confirm=self._confirm,
+            gather_s=GATHER_S,
         )
         self._mine: frozenset[Shard] = frozenset()
         self._heard_s = time.monotonic()

@@ -32,6 +32,11 @@
 
 {{/* Fails where Spark could not work as asked. */}}
 {{- define "blackbox.checkSpark" -}}
+{{- range $name, $_ := .Values.sparkProperties -}}
+{{- if or (eq $name "spark.master") (not (regexMatch "^spark\\.[^\\s=:]+$" $name)) -}}
+{{- fail (printf "sparkProperties has %s; give names that start with spark., and the master as config.sparkMaster" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.config.sparkConfig .Values.sparkProperties -}}
 {{- fail "config.sparkConfig and sparkProperties are both set; keep one" -}}
 {{- end -}}

@@ -1,0 +1,68 @@
+"""Consumed messages as the pure layer knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from confluent_kafka import Message
+
+from blackbox.request import Headers, Record
+
+
+def read_records(messages: Sequence[Message]) -> list[Record]:
+    """The records of consumed messages; what of one cannot be read is named in it."""
+    headers, unreadable = read_headers(messages)
+    records = [
+        Record(m.offset(), m.timestamp()[1], m.key(), m.value(), found)  # type: ignore[arg-type]
+        for m, found in zip(messages, headers, strict=True)
+    ]
+    for place, why in unreadable.items():
+        records[place] = records[place]._replace(unreadable=why)
+    return records
+
+
+def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, str]]:
+    """The headers of each message, empty where a name is not UTF-8, and by place why."""
+    found: list[Headers] = []
+    unreadable: dict[int, str] = {}
+    waiting = map(Message.headers, messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(headers or [] for headers in waiting)  # type: ignore[misc]
+        except (SystemError, UnicodeDecodeError) as error:
+            cause = error.__cause__ or error
+            if not isinstance(cause, UnicodeDecodeError):
+                raise
+            # Asked again, the client would return names that crash Python (2.16.1).
+            unreadable[len(found)] = f"a header name is not UTF-8: {cause}"
+            found.append([])
+    return found, unreadable
+
+
+class Columns(NamedTuple):
+    """Records by column. `stamps` are (1 creation time or 2 append time, epoch ms).
+
+    Headers whose names are not UTF-8 are one header without a name, which says so.
+    """
+
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    offsets: list[int]
+    stamps: list[tuple[int, int]]
+    headers: list[Sequence[tuple[str | None, bytes | None]]]
+
+
+def columns(messages: Sequence[Message]) -> Columns:
+    """Consumed messages by column; to be asked once, as their headers can be read only once."""
+    headers, unreadable = read_headers(messages)
+    found = Columns(
+        list(map(Message.key, messages)),
+        list(map(Message.value, messages)),
+        list(map(Message.offset, messages)),  # type: ignore[arg-type]
+        list(map(Message.timestamp, messages)),
+        list(headers),
+    )
+    for place, why in unreadable.items():
+        found.headers[place] = [(None, why.encode())]
+    return found

@@ -1,0 +1,53 @@
+"""The pipeline on a standalone cluster, whose workers share nothing with the driver but the network."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.cluster import Cluster, kill_tree, python_without_blackbox
+from tests.world import World, until
+
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster") as cluster:
+        yield cluster
+
+
+def test_executors_have_no_blackbox_of_their_own(tmp_path: Path) -> None:
+    python = python_without_blackbox(tmp_path / "python")
+    tried = subprocess.run(
+        [python, "-c", "import confluent_kafka, pyarrow, pyspark, redis\nimport blackbox"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "No module named 'blackbox'" in tried.stderr
+
+
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_worker_is_killed_under_load_and_the_pipeline_goes_on_without_loss(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    killed = cluster.add_worker()
+    cluster.add_worker()
+    python = python_without_blackbox(tmp_path / "python")
+    service = world.start_service(
+        spark_master=cluster.master, spark_config=cluster.settings(python)
+    ).wait_ready()
+    world.ask(4000, within_s=6)
+    until("some are delivered", lambda: len(world.received(world.targets[0])) > 500)
+
+    kill_tree(killed)
+    world.ask(2000, within_s=2)
+
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    assert verdict.delivered == 6000
+    until("every shard is open again", lambda: service.get("/readyz")[0] == 200)
+    world.ask(500, within_s=1)
+    assert world.wait_delivered().is_exact

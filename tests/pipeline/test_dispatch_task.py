@@ -1,0 +1,512 @@
+"""What a lingering task of dispatch does; a test is its driver, so that no Spark is needed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+import redis
+from confluent_kafka import Message
+
+from blackbox import interpreter, logs
+from blackbox.clock import Clock
+from blackbox.connect import formats, kafka
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from blackbox.index.bus import Bus, Listener
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics
+from blackbox.journal.writer import Writer
+from blackbox.metrics import Metrics, Report
+from blackbox.owners import Owners
+from blackbox.pipeline.tasks import dispatch as module
+from blackbox.pipeline.tasks.dispatch import Window, lease_of, report_of
+from blackbox.plan import Batch
+from blackbox.receipt import Receipt
+from blackbox.request import Record, Shard
+from blackbox.settings import load
+from tests.world import World, until
+
+LEASE_S = 0.1
+ANSWER_S = 10.0
+WINDOW_S = 60.0
+GROUP = 1
+
+Told = dict[str, Any]
+
+
+class Task(threading.Thread):
+    """A window as it passes, as Spark would run it."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__(daemon=True)
+        self.window = window
+        self.answers: list[pa.RecordBatch] = []
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            window = pickle.loads(pickle.dumps(self.window))
+            self.answers = list(window(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
+        except BaseException as failure:
+            self.failure = failure
+
+    def report(self, within_s: float = ANSWER_S) -> Told:
+        """What the task returns when it has ended."""
+        self.join(within_s)
+        assert not self.is_alive(), "the task lingers on"
+        assert self.failure is None, self.failure
+        [[row]] = [answer.to_pylist() for answer in self.answers]
+        report: Told = orjson.loads(row["report"])
+        return report
+
+
+class Driver:
+    """Repeats a lease, as a driver does, and hears the reports; ends every task it started."""
+
+    def __init__(self, world: World, **more: object) -> None:
+        self.world = world
+        self.settings = load(
+            **{
+                "kafka_bootstrap_servers": world.kafka.bootstrap_servers,
+                "redis_url": world.redis.url,
+                "request_topics": f"{world.requests}:countdown",
+                "dead_letter_topic": world.dead_letters,
+                "group_id": world.name,
+                "poll_interval_ms": 10_000,
+            }
+            | more
+        )
+        self.access = kafka(self.settings)
+        self.run = uuid.uuid4().hex
+        self.shards = [Shard(world.requests, partition) for partition in range(4)]
+        self.bus = Bus(world.redis.url, world.name)
+        self._lease_bus = Bus(world.redis.url, world.name)
+        self.reports = Listener(world.redis.url, world.name, (report_of(self.run),))
+        self.tasks: list[Task] = []
+        self.lease: dict[str, Any] | None = None
+        self._before = len(world.received(world.targets[0]))
+        self._closing = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, daemon=True)
+        self._renewing.start()
+        assert self.reports.next(0.05) is None
+
+    def close(self) -> None:
+        self.lease = {}
+        for task in self.tasks:
+            task.join(ANSWER_S)
+        self._closing.set()
+        self._renewing.join()
+        self.bus.close()
+        self._lease_bus.close()
+        self.reports.close()
+        assert not any(task.is_alive() for task in self.tasks)
+
+    def start(self, *shards: Shard, number: int = 5, length_s: float = WINDOW_S) -> Task:
+        window = Window(
+            run=self.run,
+            settings=self.settings,
+            access=self.access,
+            group=GROUP,
+            number=number,
+            shards=frozenset(shards),
+            length_s=length_s,
+        )
+        self.tasks.append(Task(window))
+        self.tasks[-1].start()
+        return self.tasks[-1]
+
+    def grant(self, *shards: Shard, number: int = 5) -> None:
+        """Name these shards in every lease from now on."""
+        self.lease = {"0": [99, []], str(GROUP): [number, [list(shard) for shard in shards]]}
+
+    def heard(self) -> Told | None:
+        """The next report that has arrived."""
+        note = self.reports.next(0.05)
+        return note[1] if note is not None else None
+
+    def wait_open(self, *shards: Shard) -> Told:
+        """Until a report says that just these are open."""
+        wanted = [list(shard) for shard in shards]
+
+        def is_open() -> Told | None:
+            report = self.heard()
+            return report if report is not None and report["open"] == wanted else None
+
+        return until(f"{wanted} are open", is_open, ANSWER_S)
+
+    def receipts(self, shard: Shard) -> int:
+        """Where the shard's receipts end."""
+        journal = ShardJournal(shard, self.access)
+        try:
+            return journal.receipt_bounds().end
+        finally:
+            journal.close()
+
+    def take_in(self, shard: Shard, *in_s: float) -> list[int]:
+        """Requests that are in Kafka and then in the index, as intake would do it; their due times."""
+        index = ShardIndex(shard, pool(self.world.redis.url), grace_s=3600)
+        try:
+            labels = index.load()
+            assert labels is not None
+            intake = Intake(formats(self.settings)[shard.topic], index)
+            start, due = labels.requests, []
+            for offset, countdown_s in enumerate(in_s, start):
+                body = f"{shard.partition}-{offset}"
+                asked = {
+                    "topic": self.world.targets[0], "message": body, "countdown": countdown_s,
+                }  # fmt: skip
+                value = json.dumps(asked).encode()
+                self.world.send_raw(value, partition=shard.partition)
+                self.world.flush()
+                now_ms = Clock().latest_ms()
+                taken = intake.apply(
+                    Batch(offset, offset + 1, [Record(offset, now_ms, None, value, [])]), now_ms
+                )
+                assert taken.first_due_ms is not None
+                due.append(taken.first_due_ms)
+            return due
+        finally:
+            index.close()
+
+    def received(self) -> list[Message]:
+        """What was delivered since this driver began."""
+        return self.world.received(self.world.targets[0])[self._before :]
+
+    def wait_received(self, count: int, timeout_s: float = ANSWER_S) -> list[Message]:
+        def received() -> list[Message] | None:
+            found = self.received()
+            return found if len(found) >= count else None
+
+        return until(f"{count} messages", received, timeout_s)
+
+    def _renew(self) -> None:
+        while not self._closing.wait(LEASE_S):
+            if self.lease is not None:
+                with suppress(IndexLost):
+                    self._lease_bus.send(lease_of(self.run), self.lease)
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a Python worker sets up once stays out of the process of the tests; reports come often."""
+    monkeypatch.setattr(logs, "to_stderr", lambda: None)
+    monkeypatch.setattr(interpreter, "tune", lambda: None)
+    monkeypatch.setattr(module, "REPORT_S", 0.1)
+
+
+def prepare(world: World) -> None:
+    """What a driver does before it starts Spark."""
+    topics = Topics(KafkaAccess(world.kafka.bootstrap_servers, world.name).admin())
+    topics.ensure([world.requests], world.dead_letters, retention_ms=3_600_000)
+
+
+@pytest.fixture(scope="module")
+def shared(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One world for all tests here: making topics takes longer than most of them."""
+    with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("world")) as world:
+        prepare(world)
+        yield world
+
+
+@pytest.fixture
+def driver(shared: World) -> Iterator[Driver]:
+    driver = Driver(shared)
+    yield driver
+    driver.close()
+
+
+def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver: Driver) -> None:
+    mine = driver.shards[:2]
+    driver.grant(*mine)
+    task = driver.start(*mine)
+    opened = driver.wait_open(*mine)
+    assert (opened["group"], opened["number"]) == (GROUP, 5)
+    assert opened["owned"] == [list(shard) for shard in mine]
+    assert opened["stuck"] == []
+    assert 0 <= opened["at_ms"] - opened["opened_ms"] < 2000
+
+    for shard in mine:
+        driver.take_in(shard, 0, 0)
+        driver.bus.send("soon", [*shard, 0])
+    bodies = sorted(message.value() or b"" for message in driver.wait_received(4))
+    assert [body[:2] for body in bodies] == [b"0-", b"0-", b"1-", b"1-"]
+    assert len(set(bodies)) == 4
+    driver.lease = {}
+    report = task.report()
+
+    assert (report["group"], report["number"], report["open"]) == (GROUP, 5, [])
+    assert report["opened_ms"] == opened["opened_ms"]
+    metrics = Metrics()
+    metrics.absorb(Report(*report["metrics"]), Report())
+    value = metrics.registry.get_sample_value
+    topic = driver.world.requests
+    assert value("blackbox_delivered_total", {"topic": topic}) == 4
+    assert value("blackbox_lateness_seconds_count") == 4
+    assert value("blackbox_recoveries_total", {"shard": str(mine[1])}) == 1
+    assert value("blackbox_shard_open", {"shard": str(mine[0])}) is None
+
+
+def test_reports_show_how_the_shards_stand(driver: Driver) -> None:
+    shard = driver.shards[3]
+    driver.grant(shard)
+    driver.start(shard)
+    driver.wait_open(shard)
+    driver.take_in(shard, 3600, 3600, 3600)
+    driver.bus.send("soon", [*shard, 0])
+
+    def pending() -> bool:
+        report = driver.heard()
+        gauges = Report(*report["metrics"]).gauges if report is not None else ()
+        return ["pending", [str(shard)], 3] in list(map(list, gauges))
+
+    until("a report shows three requests", pending, ANSWER_S)
+
+
+def test_a_message_that_intake_announces_does_not_wait_for_the_poll(driver: Driver) -> None:
+    shard = driver.shards[0]
+    driver.grant(shard)
+    driver.start(shard)
+    driver.wait_open(shard)
+    [due_ms] = driver.take_in(shard, 0.4)
+    driver.bus.send("soon", [*shard, due_ms])
+    driver.bus.send("soon", [*driver.shards[2], due_ms])  # which is another task's
+
+    [message] = driver.wait_received(1, timeout_s=5)
+    assert 0 <= message.timestamp()[1] - due_ms < 3000
+
+
+@pytest.fixture
+def polling(shared: World) -> Iterator[Driver]:
+    driver = Driver(shared, poll_interval_ms=50, wake_up=False)
+    yield driver
+    driver.close()
+
+
+def test_what_nobody_announces_is_found_by_the_poll(polling: Driver) -> None:
+    shard = polling.shards[0]
+    polling.grant(shard)
+    polling.start(shard)
+    polling.wait_open(shard)
+    polling.take_in(shard, 0)
+    polling.wait_received(1)
+
+
+def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
+    polling: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 60.0)
+    looks: list[float] = []
+    monkeypatch.setattr(Owners, "poll", lambda _: looks.append(time.monotonic()))
+    polling.grant()
+    polling.start()
+    until("twenty looks", lambda: len(looks) >= 20, ANSWER_S)
+    assert min(later - earlier for earlier, later in pairwise(looks)) >= 0.05
+
+
+def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
+    one, two, three = driver.shards[:3]
+    driver.grant(one, two)
+    driver.start(one, two)
+    driver.wait_open(one, two)
+
+    driver.grant(two, three)
+    report = driver.wait_open(two, three)
+    assert report["owned"] == [list(two), list(three)]
+    gauges = Report(*report["metrics"]).gauges
+    assert str(one) not in {label for _, labels, _ in gauges for label in labels}
+
+    driver.grant()
+    report = driver.wait_open()
+    assert report["owned"] == []
+    driver.take_in(two, 0)
+    driver.grant(two)
+    driver.wait_received(1)
+
+
+def test_a_shard_that_was_given_up_is_left_alone(driver: Driver) -> None:
+    shard = driver.shards[0]
+    driver.grant(shard)
+    driver.start(shard)
+    driver.wait_open(shard)
+    driver.grant()
+    driver.wait_open()
+    driver.take_in(shard, 0)
+    driver.bus.send("soon", [*shard, 0])
+    until("another report", driver.heard, ANSWER_S)
+    assert driver.received() == []
+
+    driver.grant(shard)
+    driver.wait_received(1)
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [{str(GROUP): [6, []]}, {"0": [9, []]}, {}],
+    ids=["a later window", "other groups only", "nothing"],
+)
+def test_a_task_that_was_given_up_for_lost_ends_at_once(
+    driver: Driver, lease: dict[str, Any]
+) -> None:
+    shard = driver.shards[0]
+    driver.grant(shard)
+    task = driver.start(shard)
+    driver.wait_open(shard)
+    driver.lease = lease
+    began = time.monotonic()
+    assert task.report()["open"] == []
+    assert time.monotonic() - began < 5
+
+
+def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
+    driver: Driver,
+) -> None:
+    shard = driver.shards[0]
+    driver.grant(driver.shards[1], number=4)
+    task = driver.start(shard)
+    driver.wait_open(shard)
+    driver.bus.send(lease_of("another"), {})
+    driver.bus.send(lease_of(driver.run + "0"), {})
+    for _ in range(5):
+        report = until("a report", driver.heard, ANSWER_S)
+        assert report["open"] == report["owned"] == [list(shard)]
+    assert task.is_alive()
+
+
+def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:
+    shard = driver.shards[0]
+    driver.grant(shard)
+    began = time.monotonic()
+    task = driver.start(shard, length_s=1.0)
+    driver.wait_open(shard)
+    report = task.report()
+    assert time.monotonic() - began >= 1.0
+    assert report["at_ms"] >= report["opened_ms"]
+
+
+def test_a_task_whose_driver_is_gone_ends(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ABANDONED_S", 0.5)
+    shard = driver.shards[0]
+    driver.grant(shard)
+    task = driver.start(shard)
+    driver.wait_open(shard)
+    driver.lease = None
+    task.report()
+
+
+def test_a_task_that_never_hears_of_its_driver_ends(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ABANDONED_S", 0.3)
+    driver.start(driver.shards[0]).report()
+
+
+def test_no_shard_is_opened_without_a_fresh_lease(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    shard = driver.shards[0]
+    receipts = driver.receipts(shard)
+    driver.start(shard)
+    for _ in range(2):
+        report = until("a report", driver.heard, ANSWER_S)
+        assert (report["owned"], report["open"], report["opened_ms"]) == ([list(shard)], [], None)
+    assert driver.receipts(shard) == receipts
+
+    monkeypatch.setattr(module, "FRESH_S", 3.0)
+    driver.grant(shard)
+    driver.wait_open(shard)
+
+
+def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.5)
+    shard = driver.shards[0]
+    driver.grant(shard)
+    driver.start(shard)
+    driver.wait_open(shard)
+    driver.lease = None  # as if the driver were gone, and the shard another one's
+
+    writer = Writer(shard, driver.access, exactly_once=True)
+    writer.open()
+    driver.take_in(shard, 0.6)  # due when the last lease is old
+    driver.bus.send("soon", [*shard, 0])
+    driver.wait_open()
+    writer.begin()
+    writer.commit(Receipt(at_ms=1, barrier=True))  # this owner is not fenced in its turn
+    assert driver.received() == []
+    writer.close()
+
+    driver.grant(shard)
+    driver.wait_open(shard)
+    driver.wait_received(1)
+
+
+@pytest.fixture
+def fragile(fragile_world: World) -> Iterator[Driver]:
+    prepare(fragile_world)
+    driver = Driver(fragile_world, poll_interval_ms=200)
+    yield driver
+    driver.close()
+
+
+def test_a_task_outlives_an_outage_of_redis(fragile: Driver, own_redis: EmbeddedRedis) -> None:
+    shard = fragile.shards[0]
+    fragile.grant(shard)
+    task = fragile.start(shard)
+    fragile.wait_open(shard)
+    fragile.take_in(shard, 0.8)
+    own_redis.kill()
+    assert fragile.heard() is None
+    own_redis.start()
+    fragile.wait_received(1)
+    fragile.wait_open(shard)
+    assert task.is_alive()
+
+
+def test_a_task_that_redis_never_answers_ends_with_its_window(
+    fragile: Driver, own_redis: EmbeddedRedis
+) -> None:
+    own_redis.kill()
+    task = fragile.start(fragile.shards[0], length_s=0.5)
+    report = task.report()
+    assert (report["open"], report["opened_ms"]) == ([], None)
+    own_redis.start()
+
+
+def test_a_task_leaves_no_connection_behind(fragile: Driver, own_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+
+        def connections() -> int:
+            return len(client.client_list())
+
+        fragile.grant(*fragile.shards)
+        until("the driver is connected", lambda: connections() == 3, ANSWER_S)
+        before = connections()
+        task = fragile.start(*fragile.shards)
+        fragile.wait_open(*fragile.shards)
+        assert connections() > before
+        fragile.lease = {}
+        task.report()
+        until("its connections are gone", lambda: connections() == before, ANSWER_S)
+
+
+def test_what_a_task_is_told_shows_no_secret() -> None:
+    settings = load(kafka_bootstrap_servers="k:1", redis_url="redis://:hunter2@r:1/0")
+    window = Window("run", settings, kafka(settings), 0, 1, frozenset(), 1.0)
+    assert "hunter2" not in repr(window)
