@@ -87,8 +87,10 @@ class DispatchWindows:
         self._stopping = Event()
         self._ears = Thread(target=self._listen, name="reports", daemon=True)
 
-    def start(self) -> None:
+    def start(self, groups: int) -> None:
+        """Let so many tasks begin to linger; they take shards when some are assigned."""
         self._ears.start()
+        self.assign((), groups)
 
     def assign(self, shards: Iterable[Shard], groups: int) -> None:
         """Spread these shards over so many groups; the tasks hear of it at once."""
@@ -99,7 +101,7 @@ class DispatchWindows:
             for number, group in self._groups.items():
                 group.shards = frozenset(s for s in self._shards if self._place(s) == number)
             for number in range(groups):
-                if number not in self._threads and self._groups[number].shards:
+                if number not in self._threads:
                     thread = Thread(
                         target=self._keep, args=(number,), name=f"window-{number}", daemon=True
                     )
@@ -113,7 +115,7 @@ class DispatchWindows:
             lease = {
                 str(number): [group.number, [list(shard) for shard in sorted(group.shards)]]
                 for number, group in self._groups.items()
-                if group.shards
+                if number < self._count
             }
         try:
             with self._bus_lock:
@@ -142,7 +144,7 @@ class DispatchWindows:
         """Let every task finish its ticks and end; cancel those that take longer."""
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
-        self.assign((), self._count)
+        self.assign((), 0)
         for number, thread in list(self._threads.items()):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
@@ -188,7 +190,7 @@ class DispatchWindows:
     def _next_window(self, number: int) -> Window | None:
         with self._lock:
             group = self._groups[number]
-            if not group.shards:
+            if number >= self._count:
                 return None
             self._number += 1
             group.number = self._number

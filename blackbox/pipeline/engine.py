@@ -100,7 +100,7 @@ class SparkEngine:
             self._windows = DispatchWindows(
                 self._session, settings, self._kafka, self._metrics, self._run
             )
-            self._windows.start()
+            self._windows.start(self._groups())
         if self._only != "dispatch":
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self._metrics, self._run,

@@ -30,8 +30,9 @@ BATCH_RECORDS = 200_000
 """Most records in a batch: about a second's work of a small machine."""
 
 LOOK_S = 0.1
-SETTLE_S = 3.0
-"""How long reading waits for the last shard: starting a query again costs about a second."""
+SETTLE_S = 0.3
+EARLIEST = -2
+"""The first offset kept, as Spark spells it."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
@@ -41,7 +42,7 @@ LONGEST_PAUSE_S = 10.0
 class IntakeStream:
     """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
 
-    A shard is read as soon as its index exists: dispatch makes it, when it opens the shard.
+    A batch waits for the index of a shard that has none: dispatch makes it when it opens the shard.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class IntakeStream:
         self._task = IntakeTask(run, settings, access)
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._wanted: frozenset[Shard] = frozenset()
+        self._assigned: frozenset[Shard] = frozenset()
         self._reading: frozenset[Shard] = frozenset()
         self._has_room = Event()
         self._has_room.set()
@@ -117,40 +119,25 @@ class IntakeStream:
                 self._reading = frozenset()
 
     def _read_until_changed(self) -> None:
-        labels = self._settled_labels()
-        if not labels:
+        while self._changed.is_set():  # shards come one by one, and a query takes a second to start
+            self._changed.clear()
+            self._changed.wait(SETTLE_S)
+        starts = self._starts()
+        if not starts:
             self._changed.wait(LOOK_S)
             return
-        query = self._start_query(labels)
+        query = self._start_query(starts)
         try:
-            while query.isActive and not self._stopping.is_set() and not self._is_other(labels):
+            while query.isActive and not self._stopping.is_set() and self._wanted == starts.keys():
                 self._changed.wait(LOOK_S)
-                self._changed.clear()
             failure = query.exception()
             if failure is not None:
                 raise failure
         finally:
             self._end(query)
 
-    def _is_other(self, labels: Mapping[Shard, int]) -> bool:
-        """Whether the shards to be read are no longer those that are read."""
-        if self._wanted >= labels.keys():
-            return len(self._wanted) > len(labels) and self._labels().keys() != labels.keys()
-        return True
-
-    def _settled_labels(self) -> dict[Shard, int]:
-        """Labels, as soon as every wanted shard has one, or those that have after a while."""
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            self._changed.clear()
-            labels = self._labels()
-            is_late = time.monotonic() > deadline
-            if labels.keys() == self._wanted or is_late or self._stopping.is_set():
-                return labels
-            self._changed.wait(LOOK_S)
-
-    def _labels(self) -> dict[Shard, int]:
-        """From where on to read each wanted shard whose index exists."""
+    def _starts(self) -> dict[Shard, int]:
+        """From where on to read each wanted shard; from its first request where no index exists."""
         found: dict[Shard, int] = {}
         for shard in self._wanted:
             try:
@@ -161,14 +148,14 @@ class IntakeStream:
             except ValueError as foreign:
                 logger.error("%s", foreign)
                 continue
-            if labels is not None:
-                found[shard] = labels.requests
+            found[shard] = labels.requests if labels is not None else EARLIEST
         return found
 
-    def _start_query(self, labels: Mapping[Shard, int]) -> StreamingQuery:
+    def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
         offsets: dict[str, dict[str, int]] = {}
-        for shard, label in sorted(labels.items()):
-            offsets.setdefault(shard.topic, {})[str(shard.partition)] = label
+        for shard, start in sorted(starts.items()):
+            offsets.setdefault(shard.topic, {})[str(shard.partition)] = start
+        self._assigned = frozenset(starts)
         assigned = {topic: [int(p) for p in places] for topic, places in offsets.items()}
         self._is_ending = False
         self._checkpoint = Path(tempfile.mkdtemp(prefix="blackbox-checkpoint-"))
@@ -190,8 +177,6 @@ class IntakeStream:
             .trigger(processingTime="0 seconds")
             .start()
         )
-        self._reading = frozenset(labels)
-        logger.info("reading %d shards", len(labels))
         return query
 
     def _run_batch(self, batch: DataFrame, number: int) -> None:
@@ -207,9 +192,16 @@ class IntakeStream:
                 done = [Stored.of(row) for row in batch.collect()]
                 self._account_for(done, time.monotonic() - began)
             if not any(stored.problem for stored in done):
+                self._reads()
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
+
+    def _reads(self) -> None:
+        """The first batch of a query has ended: it may be an empty one, but everything is warm."""
+        if not self._reading:
+            self._reading = self._assigned
+            logger.info("reading %d shards", len(self._reading))
 
     def _account_for(self, done: list[Stored], took_s: float) -> None:
         for stored in done:

@@ -212,11 +212,13 @@ class _RangesReader:
         for chunk in read_ranges(self._access, ranges):
             yield from _batches(chunk, with_positions=self._wanted.with_positions)
 
-    def _planned(self, start: Positions, end: Positions) -> list[Ranges]:
+    def _planned(
+        self, start: Positions, end: Positions, *, also_empty: bool = False
+    ) -> list[Ranges]:
         ranges = [
             Range(topic, partition, begin, stop)
             for (topic, partition), stop in end.items()
-            if (begin := start.get((topic, partition), stop)) < stop
+            if (begin := start.get((topic, partition), stop)) < stop or also_empty
         ]
         return packed(ranges, self._wanted.most_tasks)
 
@@ -262,7 +264,9 @@ class StreamReader(_RangesReader, DataSourceStreamReader, SupportsTriggerAvailab
         return spelled(self._planner.latest) if self._planner and self._planner.latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        return self._planned(unspelled(start), unspelled(end))
+        # The first batch of a query; its positions say from where it reads.
+        is_first = self._wanted.with_positions and start == end
+        return self._planned(unspelled(start), unspelled(end), also_empty=is_first)
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -283,6 +287,7 @@ class _Planner:
         self._wanted = wanted
         self._until: Positions | None = None
         self._look_s = -math.inf
+        self._is_first = wanted.with_positions
         self.latest: Positions = {}
 
     def begin(self) -> Positions:
@@ -291,7 +296,9 @@ class _Planner:
     def next(self, start: Positions, most: int | None) -> Positions:
         added = self._added(start)
         reachable = self._reachable(start)
-        if reachable == start and not added and self._until is None:
+        waits = self._until is None and not self._is_first
+        self._is_first = False
+        if reachable == start and not added and waits:
             if not self._ends.wait_for_news(start, NEWS_S):
                 return start
             reachable = self._reachable(start)
