@@ -109,8 +109,8 @@ class Field:
         except (URLError, OSError):
             return False
 
-    def write(self, count: int, due_ms: int) -> None:
-        """Requests that are all due at one instant; they appear in Kafka all at once."""
+    def write(self, count: int, **when: float) -> None:
+        """Requests with one due time or countdown; they appear in Kafka all at once."""
         producer = Producer(
             self._bootstrap
             | {
@@ -123,7 +123,7 @@ class Field:
         producer.init_transactions()
         producer.begin_transaction()
         for number in range(count):
-            producer.produce(self.requests, self._request(number, at=due_ms), headers=HEADERS)
+            producer.produce(self.requests, self._request(number, **when), headers=HEADERS)
         assert producer.flush(DEADLINE_S) == 0
         producer.commit_transaction()
 
@@ -224,8 +224,7 @@ def measure(
     with field.service() as service:
         figures.start_s = time.monotonic() - began
         say("warming up")
-        now_ms = int(time.time() * 1000)
-        field.write(WARM_UP, now_ms + 3000)
+        field.write(WARM_UP, countdown=3)
         wait("warm", lambda: field.stored(1))
         wait("delivered", lambda: field.pending() == 0)
         figures.memory_mb["idle"] = memory_mb(service)
@@ -238,7 +237,7 @@ def measure(
         say("intake")
         for count in (requests // 4, requests):
             before, at = cpu_s(service), time.monotonic()
-            field.write(count, int((time.time() + FAR_S) * 1000))
+            field.write(count, countdown=FAR_S)
             began = time.monotonic()
             wait("stored", lambda count=count: field.stored(count))  # type: ignore[misc]
             figures.intake = count / (time.monotonic() - began)
@@ -250,7 +249,7 @@ def measure(
         for count in (drained // 4, drained):
             start = field.ends()
             due_ms = int(time.time() * 1000) + int(count / 40) + 4000
-            field.write(count, due_ms)
+            field.write(count, at=due_ms)
             wait("stored", lambda count=count: field.stored(count))  # type: ignore[misc]
             if time.time() * 1000 > due_ms:
                 raise SystemExit("the requests were not stored before they were due")

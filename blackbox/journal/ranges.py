@@ -57,13 +57,17 @@ class Range(NamedTuple):
     end: int
 
 
+CHUNK_RECORDS = 4000
+CHUNK_BYTES = 8 << 20
+
+
 class Chunk(NamedTuple):
-    """Consecutive records of a range; a range without any has one chunk without any."""
+    """The records of a range from `start` to `end` - 1; a range without any has one such chunk."""
 
     range: Range
+    start: int
+    end: int
     messages: list[Message]
-    is_first: bool
-    is_last: bool
 
 
 class Ends:
@@ -185,15 +189,27 @@ def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]
     with _borrowed_consumer(access) as consumer:
         _turn_to(consumer, ranges[0])
         for number, wanted in enumerate(ranges):
-            reached, is_first = wanted.start, True
-            while is_first or reached < wanted.end:
+            start = reached = wanted.start
+            is_last = False
+            while not is_last:
                 messages, reached = _read_on(consumer, wanted, reached)
                 is_last = reached >= wanted.end
                 if is_last and number + 1 < len(ranges):
                     _turn_to(consumer, ranges[number + 1])  # it is fetched while this is worked on
                 if messages or is_last:
-                    yield Chunk(wanted, messages, is_first, is_last)
-                    is_first = False
+                    yield from _bounded(Chunk(wanted, start, reached, messages))
+                    start = reached
+
+
+def _bounded(chunk: Chunk) -> Iterator[Chunk]:
+    """The same in chunks of 4,000 records and about 8 MiB at most."""
+    start, first, size = chunk.start, 0, 0
+    for at, message in enumerate(chunk.messages):
+        size += len(message)
+        if at > first and (at - first == CHUNK_RECORDS or size > CHUNK_BYTES):
+            yield Chunk(chunk.range, start, _offset(message), chunk.messages[first:at])
+            start, first, size = _offset(message), at, len(message)
+    yield chunk._replace(start=start, messages=chunk.messages[first:]) if first else chunk
 
 
 _idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}

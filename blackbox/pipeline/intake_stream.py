@@ -167,17 +167,16 @@ class IntakeStream:
             .option("startingOffsets", orjson.dumps(offsets).decode())
             .option("maxOffsetsPerTrigger", BATCH_RECORDS)
             .option("tasks", self._tasks())
-            .option("positions", "true")
+            .option("ranges", "true")
             .load()
         )
-        query = (
+        return (
             records.mapInArrow(self._task, SCHEMA)
             .writeStream.foreachBatch(self._run_batch)
             .option("checkpointLocation", self._checkpoint.as_uri())
             .trigger(processingTime="0 seconds")
             .start()
         )
-        return query
 
     def _run_batch(self, batch: DataFrame, number: int) -> None:
         """Run a batch until every shard has all of it; the same batch again changes nothing."""

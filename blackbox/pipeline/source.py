@@ -73,8 +73,19 @@ SCHEMA = StructType(
         ),
     ]
 )
-POSITION = -1
-"""The `timestampType` of a row that is no record but says how far a partition was read."""
+RANGES = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("start", LongType()),
+        StructField("end", LongType()),
+    ]
+)
+"""With the option `ranges`: what is to be read, `start` to `end` - 1 of a partition, as one row.
+
+For a task that reads its ranges itself (`blackbox.journal.ranges`), where it uses them: records
+then need not pass through Spark, which costs more than all that intake does with them.
+"""
 
 NEWS_S = 0.5
 PARTITIONS_LOOK_S = 1.0
@@ -82,6 +93,7 @@ FIRST, LATEST = -2, -1
 """Offsets in `startingOffsets` and `endingOffsets` that stand for the two ends of a partition."""
 
 _ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
+_ARROW_RANGES = to_arrow_schema(RANGES)
 _TIMESTAMP = _ARROW.field("timestamp").type
 _HEADERS = _ARROW.field("headers").type
 _LAST_MS = (1 << 63) // 1000 - 1
@@ -106,8 +118,7 @@ class KafkaSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        Wanted.of(self.options)
-        return SCHEMA
+        return RANGES if Wanted.of(self.options).in_ranges else SCHEMA
 
     def reader(self, schema: StructType) -> TableReader:
         return TableReader(self.access, Wanted.of(self.options).for_table())
@@ -127,7 +138,7 @@ class Wanted:
     has_ending: bool = False
     most_offsets: int | None = None
     most_tasks: int | None = None
-    with_positions: bool = False
+    in_ranges: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Wanted:
@@ -149,7 +160,7 @@ class Wanted:
             has_ending="endingoffsets" in given,
             most_offsets=_count("maxOffsetsPerTrigger", given),
             most_tasks=_count("tasks", given),
-            with_positions=_flag("positions", given),
+            in_ranges=_flag("ranges", given),
         )
 
     def for_stream(self) -> Wanted:
@@ -206,11 +217,16 @@ class _RangesReader:
         self._wanted = wanted
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task as Arrow batches, with its positions if they are wanted."""
+        """The records of one task as Arrow batches."""
         _tune_once()
         ranges = partition.ranges if isinstance(partition, Ranges) else ()
+        if self._wanted.in_ranges:
+            if ranges:
+                yield _as_rows(ranges)
+            return
         for chunk in read_ranges(self._access, ranges):
-            yield from _batches(chunk, with_positions=self._wanted.with_positions)
+            if chunk.messages:
+                yield _batch(chunk)
 
     def _planned(
         self, start: Positions, end: Positions, *, also_empty: bool = False
@@ -264,8 +280,8 @@ class StreamReader(_RangesReader, DataSourceStreamReader, SupportsTriggerAvailab
         return spelled(self._planner.latest) if self._planner and self._planner.latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        # The first batch of a query; its positions say from where it reads.
-        is_first = self._wanted.with_positions and start == end
+        # The first batch of a query, which says from where it reads and makes everything warm.
+        is_first = self._wanted.in_ranges and start == end
         return self._planned(unspelled(start), unspelled(end), also_empty=is_first)
 
     def stop(self) -> None:
@@ -287,7 +303,7 @@ class _Planner:
         self._wanted = wanted
         self._until: Positions | None = None
         self._look_s = -math.inf
-        self._is_first = wanted.with_positions
+        self._is_first = wanted.in_ranges
         self.latest: Positions = {}
 
     def begin(self) -> Positions:
@@ -385,7 +401,7 @@ def _size(wanted: Range) -> int:
 
 _OPTIONS = (
     "subscribe", "assign", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "tasks",
-    "positions",
+    "ranges",
 )  # fmt: skip
 
 
@@ -468,15 +484,6 @@ def _flag(name: str, given: Mapping[str, str]) -> bool:
     return value.lower() == "true"
 
 
-def _batches(chunk: Chunk, *, with_positions: bool) -> Iterator[pa.RecordBatch]:
-    if with_positions and chunk.is_first:
-        yield _position(chunk.range, chunk.range.start)
-    if chunk.messages:
-        yield _batch(chunk)
-    if with_positions and chunk.is_last:
-        yield _position(chunk.range, chunk.range.end)
-
-
 def _batch(chunk: Chunk) -> pa.RecordBatch:
     """The records of a chunk as Arrow. Times beyond what Spark can hold become the last it can."""
     found, count = columns(chunk.messages), len(chunk.messages)
@@ -501,11 +508,9 @@ def _batch(chunk: Chunk) -> pa.RecordBatch:
     )
 
 
-def _position(at: Range, offset: int) -> pa.RecordBatch:
-    row = {
-        "topic": at.topic,
-        "partition": at.partition,
-        "offset": offset,
-        "timestampType": POSITION,
-    }
-    return pa.RecordBatch.from_pylist([row], schema=_ARROW)
+def _as_rows(ranges: Sequence[Range]) -> pa.RecordBatch:
+    columns = zip(*ranges, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(held, field.type) for held, field in zip(columns, _ARROW_RANGES, strict=True)],
+        schema=_ARROW_RANGES,
+    )

@@ -1,4 +1,4 @@
-"""One Spark task of intake: rows of the Kafka source enter the indexes of their shards."""
+"""One Spark task of intake: ranges that the Kafka source planned enter the indexes of their shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from blackbox import interpreter, logs
@@ -23,19 +22,16 @@ from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Parsed, Taken, parse
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.records import read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.plan import Batch
-from blackbox.request import Headers, Record, Shard
+from blackbox.request import Shard
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.pipeline.intake")
 
-CHUNK = 4000
-"""Records that enter an index at once."""
-
 CLOCK_S = 1.0
-POSITION = -1
-"""The timestampType of a row that is no record but says from where, or up to where, was read."""
 
 SCHEMA = (
     "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
@@ -128,8 +124,10 @@ class _Intakes:
         self._bus.close()
 
     def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed]]:
-        for shard, batch in batches(rows):
+        for chunk in read_ranges(self._access, _ranges(rows)):
             self._observe()
+            shard = Shard(chunk.range.topic, chunk.range.partition)
+            batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
             yield shard, parse(self._formats[shard.topic], batch, self._clock.latest_ms())
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
@@ -216,90 +214,8 @@ def _intakes(task: IntakeTask) -> _Intakes:
     return _kept
 
 
-def batches(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Batch]]:
-    """The records of each shard in journal order, at most 4,000 at once, framed by positions."""
-    start: int | None = None
-    records: list[Record] = []
-    for shard, part in _by_shard(rows):
-        for position, found in _between_positions(part):
-            records += found
-            while start is not None and len(records) > CHUNK:
-                end = records[CHUNK - 1].offset + 1
-                yield shard, Batch(start, end, records[:CHUNK])
-                start, records = end, records[CHUNK:]
-            if position is not None:
-                if start is not None and position > start:
-                    yield shard, Batch(start, position, records)
-                start, records = (position if start is None else None), []
-
-
-def _by_shard(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, pa.RecordBatch]]:
-    for batch in rows:
-        if not batch.num_rows:
-            continue
-        topics = batch.column("topic").dictionary_encode()
-        partitions = batch.column("partition").to_numpy()
-        names = topics.dictionary.to_pylist()
-        place = topics.indices.to_numpy().astype(np.int64) * (1 << 32) + partitions
-        changes = (np.flatnonzero(np.diff(place)) + 1).tolist()
-        for first, last in zip([0, *changes], [*changes, batch.num_rows], strict=True):
-            topic, partition = divmod(int(place[first]), 1 << 32)
-            yield Shard(names[topic], partition), batch.slice(first, last - first)
-
-
-def _between_positions(part: pa.RecordBatch) -> Iterator[tuple[int | None, list[Record]]]:
-    """Runs of records, each with the position that follows it, if one does."""
-    marks = np.flatnonzero(part.column("timestampType").to_numpy() == POSITION).tolist()
-    offsets = part.column("offset")
-    first = 0
-    for mark in marks:
-        yield offsets[mark].as_py(), _records(part.slice(first, mark - first))
-        first = mark + 1
-    if first < part.num_rows:
-        yield None, _records(part.slice(first))
-
-
-def _records(rows: pa.RecordBatch) -> list[Record]:
-    if not rows.num_rows:
-        return []
-    times_ms = rows.column("timestamp").cast(pa.int64()).to_numpy() // 1000
-    found = list(
-        map(
-            Record,
-            rows.column("offset").to_numpy().tolist(),
-            times_ms.tolist(),
-            _bytes(rows.column("key")),
-            _bytes(rows.column("value")),
-            _headers(rows.column("headers")),
-        )
-    )
-    return [_readable(record) for record in found] if _has_unreadable(rows) else found
-
-
-def _bytes(column: pa.Array) -> list[bytes | None]:
-    found: list[bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
-    return found
-
-
-def _headers(column: pa.Array) -> list[Headers]:
-    if column.null_count == len(column):
-        return [[] for _ in range(len(column))]
-    flat = column.flatten()
-    pairs = zip(_bytes(flat.field(0)), _bytes(flat.field(1)), strict=True)
-    lengths = column.value_lengths().fill_null(0).to_pylist()
-    return [list(islice(pairs, length)) for length in lengths]  # type: ignore[arg-type]
-
-
-def _has_unreadable(rows: pa.RecordBatch) -> bool:
-    return bool(rows.column("headers").flatten().field(0).null_count)
-
-
-def _readable(record: Record) -> Record:
-    """The source gives a record whose headers cannot be read one header: no name, and why."""
-    for name, why in record.headers:
-        if name is None:
-            return record._replace(headers=[], unreadable=(why or b"").decode())
-    return record
+def _ranges(rows: Iterator[pa.RecordBatch]) -> list[Range]:
+    return [Range(**row) for some in rows for row in some.to_pylist()]
 
 
 def _sum(one: Taken, other: Taken) -> Taken:
