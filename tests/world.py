@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,11 +15,13 @@ import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+import psutil
 import pytest
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -40,6 +41,7 @@ T = TypeVar("T")
 both_engines = pytest.mark.parametrize("engine", ["process", "spark"], indirect=True)
 """Runs a test that has a world once on each engine."""
 
+DAEMON = "blackbox.pipeline.daemon"
 SESSION_S = 1.5
 READY_S = 90.0
 PARTITIONS = 4
@@ -87,12 +89,13 @@ class Verdict:
 class ServiceProcess:
     """A blackbox service as an operator runs it: a process configured by its environment only."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, options: Sequence[str] = ()) -> None:
         self._port = free_port()
+        self._frozen: list[psutil.Process] = []
         self.log = log
         self._file = log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "blackbox", "run"],
+            [sys.executable, "-m", "blackbox", "run", *options],
             env=os.environ | environment | {"BLACKBOX_HTTP_PORT": str(self._port)},
             stdout=self._file,
             stderr=self._file,
@@ -134,10 +137,32 @@ class ServiceProcess:
         self.process.wait()
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        """Stop it and everything it started, as a host that is paused."""
+        self._frozen = self.family()
+        for process in self._frozen:
+            process.suspend()
 
     def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        for process in self._frozen:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    def family(self) -> list[psutil.Process]:
+        """The process, and all that it started."""
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.pid)
+            return [own, *own.children(recursive=True)]
+        return []
+
+    def python_workers(self) -> list[psutil.Process]:
+        """The Python workers of its Spark that are alive now."""
+        found = []
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                parent = process.parent()
+                if DAEMON in process.cmdline() and parent and DAEMON in parent.cmdline():
+                    found.append(process)
+        return found
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """SIGTERM, and the exit code."""
@@ -172,6 +197,7 @@ class World:
             {
                 "bootstrap.servers": kafka.bootstrap_servers,
                 "linger.ms": 5,
+                "topic.metadata.refresh.interval.ms": 1_000,
                 "message.max.bytes": LARGEST_BYTES,
             }
         )
@@ -217,10 +243,11 @@ class World:
         }
         return {f"BLACKBOX_{k.upper()}": str(v) for k, v in (variables | more).items()}
 
-    def start_service(self, **more: object) -> ServiceProcess:
-        """A service process, without waiting for it."""
+    def start_service(self, *, only: str | None = None, **more: object) -> ServiceProcess:
+        """A service process, without waiting for it; `only` one half of a Spark engine."""
         log = self.folder / f"service-{len(self.services)}.log"
-        service = ServiceProcess(self.environment(**more), log)
+        options = [] if only is None else ["--only", only]
+        service = ServiceProcess(self.environment(**more), log, options)
         self.services.append(service)
         return service
 

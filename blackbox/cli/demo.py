@@ -18,7 +18,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave it running afterwards, until Ctrl-C.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="Who runs the service's loops.")] = "process",
+    engine: Annotated[str, typer.Option(help="Who runs the verbs: spark or process.")] = "spark",
 ) -> None:
     """Start Kafka, Redis and blackbox, send requests, and prove what came out.
 

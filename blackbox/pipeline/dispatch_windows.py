@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import Any
 
 import orjson
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from blackbox.doubt import IndexLost
@@ -149,7 +151,8 @@ class DispatchWindows:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 logger.warning("dispatch group %d takes too long to end; cancelled", number)
-                self._session.sparkContext.cancelJobGroup(_job_group(number))
+                with suppress(Py4JError, OSError):
+                    self._session.sparkContext.cancelJobGroup(_job_group(number))
         self._ears.join(1.0)
         self._bus.close()
         self._listener.close()

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Literal
 
@@ -126,7 +127,8 @@ class SparkEngine:
             logger.warning("the batch of intake takes too long; given up, it is read again")
         self._membership.close()
         if self._session is not None:
-            self._session.stop()
+            with suppress(Py4JError, OSError):  # its JVM may be what ended
+                self._session.stop()
 
     def is_live(self) -> bool:
         """Something due was delivered within the last minute, or nothing was due."""

@@ -1,0 +1,97 @@
+"""What can go wrong on Spark only, and what only Spark has to take care of."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+from functools import partial
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from tests.world import World, until
+
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.parametrize("engine", ["spark"], indirect=True),
+    pytest.mark.timeout(900),
+]
+
+WORKER_KILLS = int(os.environ.get("BLACKBOX_TEST_WORKER_KILLS", "4"))
+
+
+@pytest.mark.fault
+def test_python_workers_killed_under_load_lose_and_double_nothing(world: World) -> None:
+    service = world.start_service().wait_ready()
+    dice = random.Random(5)
+    killed = 0
+    while killed < WORKER_KILLS:
+        world.ask(1500, within_s=3)
+        pause = threading.Event()
+        for _ in range(2):
+            pause.wait(dice.uniform(0.2, 1.2))
+            workers = until("Python workers are there", service.python_workers)
+            dice.choice(workers).kill()
+            killed += 1
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    until("every shard is open again", lambda: service.get("/readyz")[0] == 200)
+
+
+def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(200, within_s=1)
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for future in admin.create_partitions([NewPartitions(world.requests, 7)]).values():
+        future.result()
+
+    until("every new shard is open", lambda: service.metric("blackbox_shard_open") == 7)
+    until("and is being read", lambda: service.get("/readyz")[0] == 200)
+    for partition in range(7):
+        world.ask(50, within_s=1, partition=partition)
+
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    assert verdict.delivered == 550
+    receipts = admin.list_topics(f"{world.requests}.receipts").topics[f"{world.requests}.receipts"]
+    assert len(receipts.partitions) == 7
+
+
+def test_a_killed_driver_leaves_no_process_behind(world: World) -> None:
+    service = world.start_service().wait_ready()
+    family = service.family()
+    service.kill()
+    until("all are gone", lambda: not any(map(is_alive, family)))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
+    service = world.start_service().wait_ready()
+    [java] = [p for p in service.family() if p.name() == "java"]
+    java.kill()
+    until("the service has ended", partial(has_ended, service.process))
+    assert service.process.returncode == 1
+    assert "Spark" in service.log.read_text().splitlines()[-1]
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
+
+
+@pytest.mark.parametrize("half", ["intake", "dispatch"])
+def test_a_half_alone_is_not_enough_and_both_halves_together_are(world: World, half: str) -> None:
+    other = "dispatch" if half == "intake" else "intake"
+    world.start_service(only=half)
+    world.ask(100, within_s=0)
+    world.start_service(only=other).wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
