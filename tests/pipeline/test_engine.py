@@ -7,6 +7,7 @@ import random
 import subprocess
 import threading
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -58,6 +59,26 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
     assert verdict.delivered == 550
     receipts = admin.list_topics(f"{world.requests}.receipts").topics[f"{world.requests}.receipts"]
     assert len(receipts.partitions) == 7
+
+
+def test_windows_pass_their_shards_on_without_losing_time_or_doubling(
+    world: World, tmp_path: Path
+) -> None:
+    settings = tmp_path / "spark.properties"
+    settings.write_text("spark.blackbox.window.seconds=2\n")
+    service = world.start_service(spark_config=settings).wait_ready()
+    world.ask(500, within_s=1)
+    world.wait_delivered()
+
+    world.ask(6000, within_s=12)
+
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    name = "blackbox_window_handover_seconds"
+    count, sum_s = service.metric(f"{name}_count"), service.metric(f"{name}_sum")
+    print(f"{count:.0f} windows passed on, each in {sum_s / count * 1000:.0f} ms")
+    assert count > 6
+    assert sum_s / count < 2
 
 
 def test_a_killed_driver_leaves_no_process_behind(world: World) -> None:

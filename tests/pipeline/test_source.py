@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -22,15 +23,18 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from blackbox.doubt import JournalLost
+from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Range
+from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Ends, Range, read_ranges
+from blackbox.pipeline import source
 from blackbox.pipeline.source import (
     FORMAT,
-    POSITION,
+    RANGES,
     SCHEMA,
     StreamReader,
     TableReader,
@@ -71,6 +75,22 @@ class Topic:
         for value in values:
             write(self._producer, self.name, value, partition, **more)
         assert self._producer.flush(30) == 0
+
+    def write_at_once(self, *values: bytes) -> None:
+        """All in one compressed batch, which a consumer then has all at once."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "compression.type": "lz4",
+                "linger.ms": 60_000,
+                "batch.size": 64 << 20,
+                "batch.num.messages": 100_000,
+                "message.max.bytes": 64 << 20,
+            }
+        )
+        for value in values:
+            write(producer, self.name, value, 0)
+        assert producer.flush(30) == 0
 
     def transaction(self) -> Producer:
         """An open transaction of its own producer."""
@@ -117,12 +137,16 @@ class Topic:
         )
 
     def stream(self, **options: str) -> StreamReader:
-        source = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(StreamReader, source.streamReader(SCHEMA))
+        made = kafka_source(self.access)({"subscribe": self.name} | options)
+        return cast(StreamReader, made.streamReader(made.schema()))
 
     def table(self, **options: str) -> TableReader:
-        source = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(TableReader, source.reader(SCHEMA))
+        made = kafka_source(self.access)({"subscribe": self.name} | options)
+        return cast(TableReader, made.reader(made.schema()))
+
+    def chunks(self, *wanted: tuple[int, int]) -> list[Chunk]:
+        """What is read of these ranges of partition 0."""
+        return list(read_ranges(self.access, [Range(self.name, 0, *each) for each in wanted]))
 
     def at(self, *offsets: int) -> Offsets:
         """These offsets of the partitions 0, 1, …, as the stream spells them."""
@@ -332,8 +356,8 @@ def test_holes_of_compaction_are_passed_over(
     )
     for number in range(20):
         topic.write(f"a{number}", key="a")
-    time.sleep(0.1)  # the segment has to be older than segment.ms when the next record comes
-    topic.write("b", key="b")
+    later_ms = int(time.time() * 1000) + 1000  # by its time, the next record needs a new segment
+    topic.write("b", key="b", timestamp=later_ms)
 
     def compacted() -> list[Row] | None:
         found = rows(topic.table(), topic.table().partitions())
@@ -424,8 +448,8 @@ def test_a_stream_starts_where_it_is_told(make: Callable[..., Topic]) -> None:
 
 def test_only_assigned_partitions_are_read(make: Callable[..., Topic]) -> None:
     topic = make(3)
-    source = kafka_source(topic.access)({"assign": json.dumps({topic.name: [2, 0]})})
-    reader = source.streamReader(SCHEMA)
+    made = kafka_source(topic.access)({"assign": json.dumps({topic.name: [2, 0]})})
+    reader = made.streamReader(SCHEMA)
 
     assert reader.initialOffset() == {topic.name: {"0": 0, "2": 0}}
 
@@ -527,26 +551,183 @@ def test_what_is_available_now_is_fixed_when_the_query_starts(topic: Topic) -> N
     assert reader.reportLatestOffset() == topic.at(4)
 
 
-# Positions
+# Ranges that a task reads itself
 
 
-def test_markers_frame_every_range_also_one_without_records(make: Callable[..., Topic]) -> None:
-    topic = make(2)
+def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
+    make: Callable[..., Topic],
+) -> None:
+    topic = make(3)
     topic.commit("a", "b", partition=0)
-    topic.abort("no", "no", partition=1)
-    reader = topic.stream(positions="true", tasks="1")
+    topic.abort("no", "no", partition=2)
+    reader = topic.stream(ranges="true", tasks="1")
 
-    found = between(reader, topic.at(0, 0), topic.at(3, 3))
+    found = between(reader, topic.at(0, 0, 1), topic.at(2, 0, 3))
 
-    shown = [(r["partition"], r["offset"], r["timestampType"] == POSITION) for r in found]
-    by_partition = {n: [(o, m) for p, o, m in shown if p == n] for n in (0, 1)}
-    assert by_partition[0] == [(0, True), (0, False), (1, False), (3, True)]
-    assert by_partition[1] == [(0, True), (3, True)]
-    assert [p for p, _, _ in shown] in ([0] * 4 + [1] * 2, [1] * 2 + [0] * 4)
-    for row in found:
-        if row["timestampType"] == POSITION:
-            assert row["topic"] == topic.name
-            assert row["key"] is row["value"] is row["headers"] is row["timestamp"] is None
+    assert RANGES.simpleString() == "struct<topic:string,partition:int,start:bigint,end:bigint>"
+    assert found == [row_of(topic, 0, 0, 2), row_of(topic, 2, 1, 3)]
+    for options, schema in (({"ranges": "true"}, RANGES), ({"ranges": "false"}, SCHEMA)):
+        made = kafka_source(topic.access)({"subscribe": topic.name} | options)
+        assert made.schema() == schema
+
+
+def test_reading_the_ranges_gives_the_records_that_the_source_gives(
+    make: Callable[..., Topic],
+) -> None:
+    topic = make(3)
+    for number in range(3):
+        topic.commit(*(f"{number}:{n}" for n in range(5)), partition=number)
+        topic.abort("no", partition=number)
+    start, end = topic.at(1, 0, 8), topic.at(6, 8, 8)
+
+    planned = between(topic.stream(ranges="true", tasks="2"), start, end)
+    read = [m for c in read_ranges(topic.access, [Range(**r) for r in planned]) for m in c.messages]
+
+    assert sorted((m.partition(), m.offset(), m.value()) for m in read) == sorted(
+        (r["partition"], r["offset"], r["value"]) for r in between(topic.stream(), start, end)
+    )
+    assert len(read) == 4 + 5
+
+
+def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for_news(
+    make: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "NEWS_S", 60.0)
+    topic = make(2)
+    topic.abort("no", partition=1)
+    reader = topic.stream(ranges="true", startingOffsets="latest", maxOffsetsPerTrigger="10")
+    limit = reader.getDefaultReadLimit()
+    began_s = time.monotonic()
+
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, limit)
+
+    assert time.monotonic() - began_s < 30
+    assert start == first == topic.at(0, 2)
+    assert by_place(between(reader, start, first)) == [
+        row_of(topic, 0, 0, 0),
+        row_of(topic, 1, 2, 2),
+    ]
+    with ThreadPoolExecutor(1) as planning:
+        waiting = planning.submit(reader.latestOffset, first, limit)
+        topic.write("a")
+        second = waiting.result(30)
+    assert second == topic.at(1, 2)
+    assert between(reader, first, second) == [row_of(topic, 0, 0, 1)]
+
+    monkeypatch.setattr(source, "NEWS_S", 0.2)
+    began_s = time.monotonic()
+    assert reader.latestOffset(second, limit) == second
+    assert time.monotonic() - began_s >= 0.2
+
+
+def test_a_stream_of_records_plans_nothing_where_there_is_nothing(topic: Topic) -> None:
+    reader = topic.stream()
+
+    assert reader.latestOffset(topic.at(0), ALL) == topic.at(0)
+    assert reader.partitions(topic.at(0), topic.at(0)) == []
+
+
+def test_ranges_of_a_new_partition_start_at_its_first_offset(topic: Topic) -> None:
+    reader = topic.stream(ranges="true")
+
+    assert between(reader, topic.at(0), topic.at(0, 0)) == []
+    assert between(reader, topic.at(0, 0), topic.at(0, 4)) == [row_of(topic, 1, 0, 4)]
+
+
+def row_of(topic: Topic, partition: int, start: int, end: int) -> Row:
+    return Range(topic.name, partition, start, end)._asdict()
+
+
+def by_place(found: Sequence[Row]) -> list[Row]:
+    return sorted(found, key=lambda row: row["partition"])
+
+
+# Chunks
+
+
+def test_no_chunk_has_more_than_4000_records(topic: Topic) -> None:
+    topic.write_at_once(*(b"%d" % number for number in range(10_000)))
+
+    chunks = topic.chunks((7, 9_993))
+
+    assert_cover(chunks, 7, 9_993)
+    counts = [len(chunk.messages) for chunk in chunks]
+    assert max(counts) == CHUNK_RECORDS == 4000
+    assert [message.offset() for chunk in chunks for message in chunk.messages] == list(
+        range(7, 9_993)
+    )
+
+
+def test_no_chunk_has_more_than_8_mib_of_records(topic: Topic) -> None:
+    lengths = [900_000] * 25 + [1, 2, 3]
+    topic.write_at_once(*(b"x" * length for length in lengths))
+
+    chunks = topic.chunks((0, len(lengths)))
+
+    assert_cover(chunks, 0, len(lengths))
+    sizes = [sum(map(len, chunk.messages)) for chunk in chunks]
+    assert CHUNK_BYTES == 8 << 20
+    assert CHUNK_BYTES - 900_000 < max(sizes) <= CHUNK_BYTES
+    assert [len(message) for chunk in chunks for message in chunk.messages] == lengths
+
+
+def test_a_record_larger_than_a_chunk_is_a_chunk_of_its_own(make: Callable[..., Topic]) -> None:
+    topic = make(**{"max.message.bytes": str(64 << 20)})
+    lengths = [10, CHUNK_BYTES + 1, 20, CHUNK_BYTES, 0, 1]
+    topic.write_at_once(*(b"x" * length for length in lengths))
+
+    chunks = topic.chunks((0, 6))
+
+    assert_cover(chunks, 0, 6)
+    assert [[len(message) for message in chunk.messages] for chunk in chunks] == [
+        [10], [CHUNK_BYTES + 1], [20], [CHUNK_BYTES, 0], [1],
+    ]  # fmt: skip
+
+
+def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
+    topic.abort("no", "no")
+    topic.commit("a")
+
+    assert [chunk[1:] for chunk in topic.chunks((0, 3), (1, 2), (2, 2), (4, 5), (9, 9))] == [
+        (0, 3, []), (1, 2, []), (2, 2, []), (4, 5, []), (9, 9, []),
+    ]  # fmt: skip
+    assert topic.chunks() == []
+
+
+@pytest.mark.parametrize(("records", "size"), [(1, 100), (2, 100), (3, 5), (100, 4)])
+def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, records: int, size: int
+) -> None:
+    monkeypatch.setattr(ranges, "CHUNK_RECORDS", records)
+    monkeypatch.setattr(ranges, "CHUNK_BYTES", size)
+    topic.abort("no")  # offset 0; marker 1
+    topic.commit("a", "bb", "ccc")  # 2, 3, 4; marker 5
+    topic.write("", "f" * 9, None, "h")  # 6, 7, 8, 9
+    topic.abort("no")  # 10; marker 11
+    kept = [2, 3, 4, 6, 7, 8, 9]
+    wanted = [(start, end) for start in range(0, 12, 2) for end in range(start, 13)]
+
+    chunks = topic.chunks(*wanted)
+
+    for start, end in wanted:
+        own = [chunk for chunk in chunks if chunk.range == Range(topic.name, 0, start, end)]
+        assert_cover(own, start, end)
+        assert [message.offset() for chunk in own for message in chunk.messages] == [
+            offset for offset in kept if start <= offset < end
+        ]
+        for chunk in own:
+            assert len(chunk.messages) <= records
+            assert len(chunk.messages) == 1 or sum(map(len, chunk.messages)) <= size
+    assert list(dict.fromkeys(chunk.range[2:] for chunk in chunks)) == wanted
+
+
+def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
+    """Each chunk begins where the one before it ends, and holds nothing from elsewhere."""
+    assert (chunks[0].start, chunks[-1].end) == (start, end)
+    assert all(before.end == after.start for before, after in pairwise(chunks))
+    for chunk in chunks:
+        assert all(chunk.start <= (message.offset() or 0) < chunk.end for message in chunk.messages)
 
 
 # Tables
@@ -571,6 +752,10 @@ def test_a_table_is_read_between_the_offsets_asked_for(make: Callable[..., Topic
         read(endingOffsets=json.dumps({topic.name: {"0": 9}}))
     with pytest.raises(ValueError, match=r"/0: starts at 9, behind its end 3"):
         read(startingOffsets=json.dumps({topic.name: {"0": 9}}))
+    table = topic.table(startingOffsets=one, ranges="true")
+    assert by_place(rows(table, table.partitions())) == [
+        row_of(topic, 0, 1, 3), row_of(topic, 1, 0, 2),
+    ]  # fmt: skip
 
 
 # Options and secrets
@@ -593,7 +778,8 @@ def test_a_table_is_read_between_the_offsets_asked_for(make: Callable[..., Topic
         ({"subscribe": "a", "endingOffsets": "5"}, "endingOffsets=5"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger=0"),
         ({"subscribe": "a", "tasks": "many"}, "tasks=many"),
-        ({"subscribe": "a", "positions": "yes"}, "positions=yes"),
+        ({"subscribe": "a", "ranges": "yes"}, "ranges=yes"),
+        ({"subscribe": "a", "positions": "true"}, "positions=true"),
         ({"subscribe": "a", "kafka.bootstrap.servers": "b:9092"}, "kafka.bootstrap.servers="),
     ],
 )
@@ -604,15 +790,15 @@ def test_a_bad_option_is_named_with_its_value(options: dict[str, str], named: st
 
 
 def test_options_that_only_a_stream_or_only_a_table_has() -> None:
-    source = kafka_source(KafkaAccess("nowhere:1", "g"))
+    made = kafka_source(KafkaAccess("nowhere:1", "g"))
     for options in ({"endingOffsets": "latest"}, {"endingOffsets": '{"a":{"0":1}}'}):
         with pytest.raises(ValueError, match="endingOffsets"):
-            source({"subscribe": "a"} | options).streamReader(SCHEMA)
+            made({"subscribe": "a"} | options).streamReader(SCHEMA)
     for options in (
         {"maxOffsetsPerTrigger": "1"}, {"startingOffsets": "latest"}, {"endingOffsets": "earliest"},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(options))):
-            source({"subscribe": "a"} | options).reader(SCHEMA)
+            made({"subscribe": "a"} | options).reader(SCHEMA)
 
 
 def test_a_partition_that_is_not_read_cannot_be_given_an_offset(topic: Topic) -> None:
@@ -621,15 +807,15 @@ def test_a_partition_that_is_not_read_cannot_be_given_an_offset(topic: Topic) ->
 
 
 def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
-    source = kafka_source(topic.access)({"subscribe": topic.name})
+    made = kafka_source(topic.access)({"subscribe": topic.name})
     reader = topic.stream()
 
-    assert SECRET not in repr(source) + repr(reader) + repr(vars(reader)) + str(topic.access)
+    assert SECRET not in repr(made) + repr(reader) + repr(vars(reader)) + str(topic.access)
 
     def copy(what: Any) -> Any:
         return cloudpickle.loads(cloudpickle.dumps(what))  # type: ignore[no-untyped-call]
 
-    copied = copy(source)
+    copied = copy(made)
     assert copied.access.settings == {"sasl.password": SECRET}
     assert copy(reader).initialOffset() == topic.at(0)
 
@@ -660,7 +846,7 @@ def test_spark_reads_a_topic_as_a_table_without_showing_secrets(
     assert SECRET not in plan
 
 
-def test_spark_reads_all_that_is_available_once_and_ends(
+def test_spark_reads_what_is_available_goes_on_from_there_and_stops_on_lost_records(
     make: Callable[..., Topic], spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = make(4)
@@ -668,47 +854,63 @@ def test_spark_reads_all_that_is_available_once_and_ends(
         topic.commit(*(f"{number}:{n}" for n in range(100)), partition=number)
     spark.dataSource.register(kafka_source(topic.access))
     options = {"subscribe": topic.name, "maxOffsetsPerTrigger": "250", "tasks": "2"}
-    name = topic.name.replace(".", "_")
+    frame = spark.readStream.format(FORMAT).options(**options).load()
+    read: list[list[str]] = []
 
-    stream = spark.readStream.format(FORMAT).options(**options).load()
-    query = (
-        stream.writeStream.format("memory").queryName(name)
-        .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    )  # fmt: skip
-    assert query.awaitTermination(60)
+    def keep(batch: DataFrame, _: int) -> None:
+        read.append([row.value.decode() for row in batch.collect()])
 
-    found = sorted(row.value.decode() for row in spark.table(name).collect())
-    assert found == sorted(f"{number}:{n}" for number in range(4) for n in range(100))
-    progress = query.lastProgress
-    assert progress is not None
-    assert (progress["batchId"], progress["numInputRows"]) == (1, 400 - 4 * (250 // 4))
+    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", tmp_path.as_uri())
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert sorted(sum(read, [])) == sorted(f"{n}:{o}" for n in range(4) for o in range(100))
+    assert list(map(len, read)) == [4 * (250 // 4), 400 - 4 * (250 // 4)]
+
+    query = writer.trigger(processingTime="0 seconds").start()
+    topic.write("more", partition=3)
+    until("it goes on where it ended", lambda: going(query) and read[2:] == [["more"]])
+    topic.grow(5)
+    topic.write("new", partition=4)
+    until("the new partition is read", lambda: going(query) and read[3:] == [["new"]])
+
+    stranger = topic.transaction()
+    topic.write_in(stranger, "lost", "lost", partition=4)
+    topic.cut(3, partition=4)
+    stranger.commit_transaction(30)
+    until("the query has stopped", lambda: not query.isActive)
+    assert "retention.ms" in str(query.exception())
+    assert f"{topic.name}/4: offset 1 is wanted" in str(query.exception())
+    assert len(read) == 4
 
 
-def test_a_running_stream_picks_up_new_partitions_and_stops_on_lost_records(
-    topic: Topic, spark: SparkSession, tmp_path: Path
+def test_spark_runs_a_batch_for_empty_ranges_at_once(
+    make: Callable[..., Topic], spark: SparkSession
 ) -> None:
-    topic.write("a")
+    topic = make(2)
     spark.dataSource.register(kafka_source(topic.access))
-    name = topic.name.replace(".", "_")
+    options = {"subscribe": topic.name, "ranges": "true", "tasks": "2"}
+    frame = spark.readStream.format(FORMAT).options(**options).load()
+    read: list[list[Row]] = []
 
-    stream = spark.readStream.format(FORMAT).option("subscribe", topic.name).load()
-    query = (
-        stream.writeStream.format("memory").queryName(name)
-        .option("checkpointLocation", str(tmp_path)).start()
-    )  # fmt: skip
+    def keep(batch: DataFrame, _: int) -> None:
+        read.append(by_place([row.asDict() for row in batch.collect()]))
 
-    def found() -> list[bytes]:
-        return sorted(row.value for row in spark.table(name).collect())
+    query = frame.writeStream.foreachBatch(keep).trigger(processingTime="0 seconds").start()
+    until("the first batch", lambda: going(query) and read)
+    assert read == [[row_of(topic, 0, 0, 0), row_of(topic, 1, 0, 0)]]
+    topic.commit("a", "b", partition=1)
+    until("all is planned", lambda: going(query) and read[-1][-1]["end"] == 3)
+    with suppress(Exception):
+        query.stop()
 
-    until("the first record", lambda: found() == [b"a"])
-    topic.grow(2)
-    topic.write("b", partition=1)
-    until("the new partition's record", lambda: found() == [b"a", b"b"])
-    query.stop()
-    topic.write("lost", "kept", partition=1)
-    topic.cut(2, partition=1)
-    again = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-    until("the query has stopped", lambda: not again.isActive)
+    assert frame.schema == RANGES
+    [first, *others] = [row for batch in read[1:] for row in batch]
+    assert (first["partition"], first["start"]) == (1, 0)
+    assert all(before["end"] == after["start"] for before, after in pairwise([first, *others]))
 
-    assert "retention.ms" in str(again.exception())
-    assert f"{topic.name}/1: offset 1 is wanted" in str(again.exception())
+
+def going(query: StreamingQuery) -> bool:
+    """Fails with what ended the query, if something did."""
+    failure = query.exception()
+    if failure is not None:
+        raise failure
+    return True

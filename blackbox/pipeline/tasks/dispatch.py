@@ -51,7 +51,7 @@ def report_of(run: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a task is told: as which group, for how long, which shards at first.
+    """What a task is told: as which group, for how long at most, which shards at first.
 
     `number` grows with every window of a driver: a task that hears of a later one for its group
     was given up for lost, and ends. Spark's own second attempt at a task ends at once, with an
@@ -178,7 +178,7 @@ class _Stay:
 
     def _report(self) -> dict[str, Any]:
         is_open = self._owners.open_shards()
-        if self._opened_ms is None and is_open >= self._mine:
+        if self._opened_ms is None and self._mine and is_open >= self._mine:
             self._opened_ms = self._clock.earliest_ms()
         self._reported = is_open
         return {
