@@ -11,7 +11,7 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.embedded.process import GuardedProcess
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 120.0
 STOP_GRACE_S = 6.0
 RETRIES = 1
 """A target that does not exist becomes a dead letter after one more try, so that the demo ends."""

@@ -35,6 +35,8 @@ DEFAULTS = {
     "spark.log.level": "FATAL",
 }
 ON_THIS_MACHINE = {
+    # Records do not pass through the JVM: what it has to be is quick to start, and small.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.pyspark.python": sys.executable,

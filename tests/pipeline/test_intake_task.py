@@ -1,8 +1,9 @@
-"""What a task of intake does with the rows of the Kafka source; no Spark needed."""
+"""What a task of intake does with the ranges that were planned for it; no Spark needed."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -10,247 +11,44 @@ from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import Message
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import kafka
+from blackbox.doubt import JournalLost
 from blackbox.embedded import EmbeddedRedis
+from blackbox.entry import Entry, HeaderValues
 from blackbox.index.bus import Listener
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Taken
+from blackbox.journal import ranges
+from blackbox.journal.ranges import CHUNK_RECORDS, Range
 from blackbox.pipeline.tasks import intake as module
-from blackbox.pipeline.tasks.intake import CHUNK, POSITION, IntakeTask, Stored, batches
-from blackbox.plan import Batch, Labels
-from blackbox.request import Headers, Record, Shard
+from blackbox.pipeline.tasks.intake import IntakeTask, Stored
+from blackbox.plan import Labels
+from blackbox.request import Shard
 from blackbox.settings import load
-from tests.world import World, read_all
+from tests.raw_record import write_with_header
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
 
 ROWS = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
+    [("topic", pa.string()), ("partition", pa.int32()), ("start", pa.int64()), ("end", pa.int64())]
 )
-TB = Shard("TB", 0)
-OTHER = Shard("other", 7)
-NOW_MS = 1_700_000_000_000
 NOTHING = Taken(0, 0, 0, 0, None)
 
-Row = dict[str, Any]
 
-
-def mark(shard: Shard, offset: int) -> Row:
-    """From where, or up to where, was read."""
-    at = {"topic": shard.topic, "partition": shard.partition, "offset": offset}
-    return dict.fromkeys(ROWS.names) | at | {"timestampType": POSITION}
-
-
-def row(shard: Shard, record: Record) -> Row:
-    """A record as the source spells it."""
-    headers: list[Row] | None = [{"key": n, "value": v} for n, v in record.headers]
-    if record.unreadable is not None:
-        headers = [{"key": None, "value": record.unreadable.encode()}]
-    return mark(shard, record.offset) | {
-        "key": record.key,
-        "value": record.value,
-        "timestamp": record.timestamp_ms * 1000,
-        "timestampType": 0,
-        "headers": headers or None,
-    }
-
-
-def framed(shard: Shard, start: int, end: int, records: Sequence[Record]) -> list[Row]:
-    return [mark(shard, start), *(row(shard, one) for one in records), mark(shard, end)]
-
-
-def arrow(*rows: Row) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=ROWS)
-
-
-def record(offset: int, value: bytes | None = b"{}", headers: Headers | None = None) -> Record:
-    return Record(offset, NOW_MS + offset, None, value, headers or [])
-
-
-def found(*parts: pa.RecordBatch) -> list[tuple[Shard, Batch]]:
-    return list(batches(iter(parts)))
-
-
-class TestBatches:
-    """Rows become batches, as recovery would read them."""
-
-    def test_positions_frame_the_records_between_them(self) -> None:
-        records = [record(12), record(17)]
-        assert found(arrow(*framed(TB, 10, 20, records))) == [(TB, Batch(10, 20, records))]
-
-    def test_several_shards_share_an_arrow_batch(self) -> None:
-        same_topic, same_partition = Shard("TB", 1), Shard("other", 0)
-        shards = [TB, same_topic, same_partition, OTHER]
-        rows = [one for shard in shards for one in framed(shard, 0, 2, [record(0), record(1)])]
-        assert found(arrow(*rows)) == [
-            (shard, Batch(0, 2, [record(0), record(1)])) for shard in shards
-        ]
-
-    def test_a_range_goes_over_several_arrow_batches(self) -> None:
-        records = [record(offset) for offset in range(5)]
-        rows = framed(TB, 0, 9, records)
-        assert found(*(arrow(one) for one in rows)) == [(TB, Batch(0, 9, records))]
-
-    def test_the_end_of_one_range_and_the_start_of_the_next_share_an_arrow_batch(self) -> None:
-        rows = framed(TB, 3, 5, [record(3)]) + framed(OTHER, 4, 6, [record(5)])
-        assert found(arrow(*rows[:2]), arrow(*rows[2:5]), arrow(*rows[5:])) == [
-            (TB, Batch(3, 5, [record(3)])),
-            (OTHER, Batch(4, 6, [record(5)])),
-        ]
-
-    def test_arrow_batches_without_rows_say_nothing(self) -> None:
-        rows = framed(TB, 0, 1, [record(0)])
-        parts = [arrow(), arrow(rows[0]), arrow(), arrow(*rows[1:]), arrow()]
-        assert found(*parts) == [(TB, Batch(0, 1, [record(0)]))]
-
-    def test_a_range_of_gaps_moves_on_without_records(self) -> None:
-        assert found(arrow(*framed(TB, 5, 9, []))) == [(TB, Batch(5, 9, []))]
-
-    def test_an_empty_range_is_no_batch(self) -> None:
-        assert found(arrow(*framed(TB, 5, 5, []))) == []
-        assert found(arrow(mark(TB, 5)), arrow(mark(TB, 5))) == []
-
-    def test_nothing_is_no_batch(self) -> None:
-        assert found() == []
-
-    @pytest.mark.parametrize("more", [-1, 0, 1, CHUNK, CHUNK + 1])
-    def test_no_batch_has_more_than_4000_records(self, more: int) -> None:
-        count = CHUNK + more
-        records = [record(2 * number) for number in range(count)]
-        made = found(arrow(*framed(TB, 0, 2 * count + 10, records)))
-        assert [len(batch.records) for _, batch in made] == [
-            min(CHUNK, count - at) for at in range(0, count, CHUNK)
-        ]
-        assert [one for _, batch in made for one in batch.records] == records
-        assert [batch.start for _, batch in made] == [0, *(b.end for _, b in made[:-1])]
-        assert made[-1][1].end == 2 * count + 10
-
-    def test_a_large_range_is_given_out_while_it_is_still_being_read(self) -> None:
-        coming = iter([arrow(mark(TB, 0), *(row(TB, record(o)) for o in range(CHUNK + 1)))])
-        assert next(batches(coming))[1].end == CHUNK
-
-    def test_nothing_and_an_empty_value_are_told_apart(self) -> None:
-        asked = [
-            Record(0, NOW_MS, None, None, []),
-            Record(1, NOW_MS, b"", b"", []),
-            Record(2, NOW_MS, b"\x00\xff", b"\xff\n", []),
-        ]
-        [(_, batch)] = found(arrow(*framed(TB, 0, 3, asked)))
-        assert batch.records == asked
-
-    def test_headers_stay_with_their_record(self) -> None:
-        asked = [
-            record(0),
-            record(1, headers=[("a", b"1"), ("a", b"2"), ("", None), ("b", b"")]),
-            record(2),
-            record(3, headers=[("ü", b"\xff")]),
-        ]
-        rows = framed(TB, 0, 4, asked)
-        rows[3]["headers"] = []
-        [(_, batch)] = found(arrow(*rows))
-        assert batch.records == asked
-
-    def test_headers_that_cannot_be_read_make_the_record_unreadable(self) -> None:
-        asked = [
-            record(0, headers=[("a", b"1")]),
-            record(1)._replace(unreadable="a header name is not UTF-8: 'x'"),
-            record(2),
-        ]
-        [(_, batch)] = found(arrow(*framed(TB, 0, 3, asked)))
-        assert batch.records == asked
-
-    def test_times_before_1970_and_late_ones_are_kept(self) -> None:
-        asked = [
-            Record(offset, time_ms, None, b"{}", [])
-            for offset, time_ms in enumerate((-1, 0, 1, -86_400_001, (1 << 63) // 1000 - 1))
-        ]
-        [(_, batch)] = found(arrow(*framed(TB, 0, 5, asked)))
-        assert batch.records == asked
-
-
-blobs = st.none() | st.sampled_from([b"", b"x", b"\xff\x00"]) | st.binary(max_size=3)
-headers = st.lists(st.tuples(st.sampled_from(["", "a", "CALLER_SERVICE", "ü"]), blobs), max_size=3)
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> tuple[int, int, list[Record]]:
-    """A start, an end, and records between them with any gaps."""
-    start = draw(st.integers(0, 1 << 40))
-    offset = start
-    records: list[Record] = []
-    for gap in draw(st.lists(st.sampled_from([0, 0, 0, 1, 5]), max_size=12)):
-        offset += gap
-        one = Record(offset, draw(st.integers(0, 1 << 42)), draw(blobs), draw(blobs), draw(headers))
-        if draw(st.integers(0, 9)) == 0:
-            one = one._replace(headers=[], unreadable="a header name is not UTF-8")
-        records.append(one)
-        offset += 1
-    return start, offset + draw(st.sampled_from([0, 0, 1, 3])), records
-
-
-shards = st.builds(Shard, st.sampled_from(["TB", "TC", "T"]), st.sampled_from([0, 1, 2, 1_048_575]))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    asked=st.dictionaries(shards, ranges(), max_size=4),
-    chunk=st.integers(1, 5),
-    are_slices=st.booleans(),
-    data=st.data(),
-)
-def test_however_rows_are_cut_the_batches_of_a_shard_hold_all_of_its_range_in_order(
-    asked: dict[Shard, tuple[int, int, list[Record]]],
-    chunk: int,
-    are_slices: bool,
-    data: st.DataObject,
-) -> None:
-    rows = [one for shard, what in asked.items() for one in framed(shard, *what)]
-    places = st.lists(st.integers(0, len(rows)), max_size=8).map(sorted)
-    cuts = [0, *data.draw(places, label="cuts"), len(rows)]
-    whole = arrow(*rows)
-    parts = [
-        whole.slice(first, last - first) if are_slices else arrow(*rows[first:last])
-        for first, last in pairwise(cuts)
-    ]
-    with mock.patch.object(module, "CHUNK", chunk):
-        made = found(*parts)
-
-    order = list(dict.fromkeys(shard for shard, _ in made))
-    assert order == [shard for shard, (start, end, _) in asked.items() if start < end]
-    assert [shard for shard, _ in made] == sorted((s for s, _ in made), key=order.index)
-    for shard, (start, end, records) in asked.items():
-        own = [batch for one, batch in made if one == shard]
-        reached = start
-        for batch in own:
-            assert batch.start == reached < batch.end
-            assert all(batch.start <= one.offset < batch.end for one in batch.records)
-            assert len(batch.records) <= chunk
-            reached = batch.end
-        assert reached == end
-        assert [one for batch in own for one in batch.records] == records
-
-
-Run = Callable[..., dict[Shard, Stored]]
+def at(shard: Shard, start: int, end: int) -> Range:
+    return Range(shard.topic, shard.partition, start, end)
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +58,9 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(interpreter, "tune", lambda: None)
     yield
     forget()
+    for idle in ranges._idle_consumers.values():
+        while idle:
+            idle.pop().close()
 
 
 def forget() -> None:
@@ -269,25 +70,36 @@ def forget() -> None:
 
 
 class Place:
-    """A world whose request topic is read by tasks of one application."""
+    """A world whose request topics are read by tasks of one application."""
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.servers = world.kafka.bootstrap_servers
         self.shards = [Shard(world.requests, partition) for partition in range(4)]
         self.shard = self.shards[0]
+        self.stamped = Shard(f"{world.name}.TC", 0)
         self.settings = load(
-            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
+            kafka_bootstrap_servers=self.servers,
             redis_url=world.redis.url,
-            request_topics=f"{world.requests}:countdown",
+            request_topics=f"{world.requests}:countdown,{self.stamped.topic}:countdown",
             dead_letter_topic=world.dead_letters,
             group_id=world.name,
         )
         self.task = IntakeTask(uuid.uuid4().hex, self.settings, kafka(self.settings))
         self.client = redis.Redis.from_url(world.redis.url)
         self.inspector = Inspector.of(world.redis.url)
-        self._written: list[Message] = []
+        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._last = -1
+        self._ends = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "ends",
+                "isolation.level": "read_uncommitted",
+            }
+        )
 
     def close(self) -> None:
+        self._ends.close()
         self.client.close()
         self.inspector.close()
 
@@ -300,29 +112,43 @@ class Place:
             index.close()
         connections.disconnect()
 
-    def run(self, *parts: pa.RecordBatch) -> dict[Shard, Stored]:
-        """One task; what it says of each shard, in order."""
-        [answer] = self.task(iter(parts))
+    def run(self, *parts: Range | Sequence[Range]) -> dict[Shard, Stored]:
+        """One task, to which each part comes as one Arrow batch; what it says of each shard."""
+        listed = [[part] if isinstance(part, Range) else part for part in parts]
+        rows = [
+            pa.RecordBatch.from_pylist([one._asdict() for one in part], schema=ROWS)
+            for part in listed
+        ]
+        [answer] = pickle.loads(pickle.dumps(self.task))(iter(rows))
         done = [Stored.of(SimpleNamespace(**one)) for one in answer.to_pylist()]
         assert len({stored.shard for stored in done}) == len(done)
         return {stored.shard: stored for stored in done}
 
-    def request(self, offset: int, body: str = "hello", in_s: float = 3600, **more: str) -> Record:
-        asked = {"topic": self.world.targets[0], "message": body, "countdown": in_s}
-        return Record(offset, now_ms(), None, json.dumps(asked | more).encode(), [])
+    def request(self, body: str = "hello", in_s: float = 3600, **more: str) -> str:
+        return json.dumps(
+            {"topic": self.world.targets[0], "message": body, "countdown": in_s} | more
+        )
 
-    def write(self, count: int) -> None:
-        """Requests for the shard into Kafka, and as Kafka has them."""
-        for number in range(count):
-            asked = {"topic": self.world.targets[0], "message": f"m{number}", "countdown": 3600}
-            self.world.send_raw(json.dumps(asked), partition=0)
-        self.world.flush()
-        self._written = read_all(self.world.kafka.bootstrap_servers, self.world.requests)
+    def write(self, *values: str | bytes | None, shard: Shard | None = None, **more: Any) -> None:
+        self._write(self._producer, shard or self.shard, *values, **more)
 
-    def read(self, start: int, end: int) -> pa.RecordBatch:
-        """The rows of what was written there."""
-        mine = [message for message in self._written if start <= (message.offset() or 0) < end]
-        return arrow(*framed(self.shard, start, end, list(map(as_record, mine))))
+    def commit(self, *values: str, shard: Shard | None = None) -> None:
+        """Write in a transaction of their own: a marker follows them."""
+        producer = self._in_transaction(shard or self.shard, *values)
+        producer.commit_transaction(30)
+        self._wait_for_marker(shard or self.shard)
+
+    def abort(self, *values: str, shard: Shard | None = None) -> None:
+        producer = self._in_transaction(shard or self.shard, *values)
+        producer.abort_transaction(30)
+        self._wait_for_marker(shard or self.shard)
+
+    def cut(self, offset: int, shard: Shard) -> None:
+        """What retention does: everything below `offset` is gone."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        deleted = admin.delete_records([TopicPartition(shard.topic, shard.partition, offset)])
+        for future in deleted.values():
+            future.result(30)
 
     def labels(self, shard: Shard | None = None) -> Labels | None:
         return self.inspector.labels(shard or self.shard)
@@ -330,11 +156,14 @@ class Place:
     def pending(self, shard: Shard | None = None) -> int:
         return self.inspector.standing(shard or self.shard, now_ms()).pending
 
-    def body(self, offset: int) -> bytes | None:
+    def entry(self, offset: int) -> Entry:
         pending = self.inspector.look_up(self.shard, offset)
         assert pending is not None
         assert pending.entry is not None
-        return pending.entry.message
+        return pending.entry
+
+    def bodies(self, *offsets: int) -> list[bytes | None]:
+        return [self.entry(offset).message for offset in offsets]
 
     def held(self) -> dict[bytes, Any]:
         """All keys of the shard, as bytes that Redis can restore."""
@@ -348,12 +177,32 @@ class Place:
         for key, value in held.items():
             raw.restore(key, 0, value, replace=True)
 
+    def _wait_for_marker(self, shard: Shard) -> None:
+        """The broker writes it after it has answered; what is written next has to come behind it."""
+        end = TopicPartition(shard.topic, shard.partition)
+        until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
-def as_record(message: Message) -> Record:
-    headers: Any = message.headers() or []
-    offset = message.offset()
-    assert offset is not None
-    return Record(offset, message.timestamp()[1], message.key(), message.value(), headers)
+    def _in_transaction(self, shard: Shard, *values: str) -> Producer:
+        producer = Producer(
+            {"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex}
+        )
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        self._write(producer, shard, *values)
+        return producer
+
+    def _write(
+        self, producer: Producer, shard: Shard, *values: str | bytes | None, **more: Any
+    ) -> None:
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            self._last = message.offset() or 0
+
+        for value in values:
+            producer.produce(
+                shard.topic, value, partition=shard.partition, on_delivery=acknowledged, **more
+            )
+        assert producer.flush(30) == 0
 
 
 def now_ms() -> int:
@@ -375,164 +224,298 @@ def fragile(fragile_world: World) -> Iterator[Place]:
     place.close()
 
 
-def test_what_was_read_is_in_the_index_and_counted(place: Place) -> None:
-    place.begin(place.shard)
-    asked = [
-        place.request(2, "first", in_s=90, id="a"),
-        place.request(3, "second", in_s=60, id="b"),
-        place.request(5, "third", id="a"),
-        Record(6, now_ms(), None, b'{"cancel": true, "id": "b"}', []),
-        Record(7, now_ms(), b"k", b"no request", [("trace", b"1")]),
-        place.request(8)._replace(unreadable="a header name is not UTF-8"),
-        place.request(9, "last", in_s=600),
-    ]
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda records: monkeypatch.setattr(ranges, "CHUNK_RECORDS", records)
 
-    done = place.run(arrow(*framed(place.shard, 0, 12, asked)))
+
+def test_what_a_range_holds_is_in_the_index_and_counted(place: Place) -> None:
+    place.begin(place.shard)
+    place.abort(place.request("never"))  # offset 0; marker 1
+    place.commit(
+        place.request("first", 90, id="a"), place.request("second", 60, id="b")
+    )  # 2, 3; marker 4
+    place.write(place.request("third", id="a"), '{"cancel": true, "id": "b"}')  # 5, 6
+    place.write("no request")  # 7
+    write_with_header(place.servers, place.shard.topic, b"\xff\xfe", b"odd")  # 8
+    place.commit(place.request("last", 600))  # 9; marker 10
+
+    done = place.run(at(place.shard, 0, 11))
 
     stored = done[place.shard]
     assert replace(stored.taken, first_due_ms=None) == Taken(2, 2, 1, 1, None)
     assert stored.taken.first_due_ms is not None
     assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # what is invalid is due at once
-    assert (stored.label, stored.problem, stored.is_full) == (12, None, False)
-    assert place.labels() == Labels(12, 0)
+    assert (stored.label, stored.problem, stored.is_full) == (11, None, False)
+    assert place.labels() == Labels(11, 0)
     assert place.pending() == 4
-    assert (place.body(5), place.body(9), place.body(7)) == (b"third", b"last", b"no request")
-    unreadable = place.inspector.look_up(place.shard, 8)
-    assert unreadable is not None
-    assert unreadable.entry is not None
-    assert (unreadable.entry.reason, unreadable.entry.detail) == (
-        "bad-headers", "a header name is not UTF-8",
-    )  # fmt: skip
+    assert place.bodies(5, 9, 7) == [b"third", b"last", b"no request"]
 
 
-def test_the_same_batch_again_changes_nothing(place: Place) -> None:
+def test_a_record_whose_header_name_is_no_text_becomes_a_dead_letter_and_stops_nothing(
+    place: Place,
+) -> None:
     place.begin(place.shard)
-    rows = arrow(*framed(place.shard, 0, 3, [place.request(o, id="a") for o in range(3)]))
-    place.run(rows)
+    place.write(place.request("before"), headers=[("CALLER_SERVICE", b"one")])
+    write_with_header(place.servers, place.shard.topic, b"\xff\xfe", b"odd")
+    place.write(place.request("after"), headers=[("CALLER_SERVICE", b"two")])
+
+    done = place.run(at(place.shard, 0, 3))
+
+    assert (done[place.shard].taken.accepted, done[place.shard].taken.invalid) == (2, 1)
+    assert place.bodies(0, 1, 2) == [b"before", b"odd", b"after"]
+    odd = place.entry(1)
+    assert (odd.reason, odd.headers) == ("bad-headers", [])
+    assert (odd.detail or "").startswith("a header name is not UTF-8: ")
+    assert [place.entry(offset).caller for offset in (0, 2)] == ["one", "two"]
+
+
+def test_keys_values_and_headers_are_kept_as_they_are(place: Place) -> None:
+    place.begin(place.shard)
+    pairs = [("a", b"1"), ("a", b"\xff"), ("b", None), ("ü", b"")]
+    place.write(None, b"")
+    place.write(b"\xff\n", key=b"", headers=pairs)
+    place.write(b"x", key=b"\x00\xff")
+
+    done = place.run(at(place.shard, 0, 4))
+
+    assert done[place.shard].taken.invalid == 4
+    kept = [place.entry(offset) for offset in range(4)]
+    assert [entry.message for entry in kept] == [None, b"", b"\xff\n", b"x"]
+    assert [entry.key for entry in kept] == [None, None, b"", b"\x00\xff"]
+    assert [as_bytes(entry.headers) for entry in kept] == [[], [], pairs, []]
+
+
+def as_bytes(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
+    """What is text is stored as text."""
+    return [(name, v.encode() if isinstance(v, str) else v) for name, v in headers]
+
+
+def test_the_label_reaches_the_end_of_a_range_whatever_it_ends_with(place: Place) -> None:
+    place.begin(place.shard)
+    place.commit(place.request(), place.request())  # offsets 0, 1; marker 2
+    place.abort(place.request(), place.request())  # 3, 4; marker 5
+    place.commit(place.request())  # 6; marker 7
+    accepted = 0
+
+    for start, end, count in ((0, 2, 2), (2, 3, 0), (3, 4, 0), (4, 6, 0), (6, 8, 1)):
+        done = place.run(at(place.shard, start, end))
+        accepted += count
+        assert (done[place.shard].problem, done[place.shard].taken.accepted) == (None, count)
+        assert done[place.shard].label == end
+        assert place.labels() == Labels(end, 0)
+        assert place.pending() == accepted
+
+
+def test_the_same_range_again_changes_nothing(place: Place) -> None:
+    place.begin(place.shard)
+    place.commit(*(place.request(id="a") for _ in range(3)))
+    place.write("no request", '{"cancel": true, "id": "a"}', place.request())
+    whole = at(place.shard, 0, 7)
+    place.run(whole)
     before = place.held()
 
-    again = place.run(rows)
+    again = place.run(whole)
     forget()
-    in_another_process = place.run(rows)
+    in_another_process = place.run(whole)
 
     assert again == in_another_process
-    assert again[place.shard] == Stored(place.shard, NOTHING, 3)
+    assert again[place.shard] == Stored(place.shard, NOTHING, 7)
+    assert place.run(at(place.shard, 1, 3))[place.shard] == Stored(place.shard, NOTHING, 7)
     assert place.held() == before
 
 
-def test_a_batch_that_overlaps_what_is_stored_adds_only_the_rest(place: Place) -> None:
+def test_a_range_that_overlaps_what_is_stored_adds_only_the_rest(place: Place) -> None:
     place.begin(place.shard)
-    asked = [place.request(offset) for offset in range(6)]
-    place.run(arrow(*framed(place.shard, 0, 4, asked[:4])))
-    done = place.run(arrow(*framed(place.shard, 2, 6, asked[2:])))
+    place.write(*(place.request(f"m{number}") for number in range(6)))
+    place.run(at(place.shard, 0, 4))
+    done = place.run(at(place.shard, 2, 6))
     assert done[place.shard].taken.accepted == 2
     assert (place.pending(), place.labels()) == (6, Labels(6, 0))
 
 
-def test_many_shards_and_many_chunks_are_stored_in_one_task(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_however_a_journal_is_cut_into_ranges_the_index_is_the_same(
+    place: Place, small_chunks: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 10)
-    place.begin(*place.shards)
-    rows: list[Row] = []
-    for count, shard in enumerate(place.shards):
-        asked = [place.request(o, f"{count}-{o}", id=f"i{o % 7}") for o in range(count * 15)]
-        rows += framed(shard, 0, 50, asked)
+    place.commit(*(place.request(f"m{n}", id=f"i{n % 2}") for n in range(4)))  # 0 to 3; marker 4
+    place.abort(place.request("never", id="i0"))  # 5; marker 6
+    place.write('{"cancel": true, "id": "i1"}', "no request", None, place.request())  # 7 to 10
+    place.commit(place.request("last", id="i0"))  # 11; marker 12
+    begun = whole = None
 
-    done = place.run(*(arrow(*rows[at : at + 8]) for at in range(0, len(rows), 8)))
+    for cuts in ([0, 13], range(14), [0, 3, 5, 8, 13], [0, 0, 6, 6, 12, 13, 13]):
+        for records in (CHUNK_RECORDS, 1, 2):
+            small_chunks(records)
+            if begun is None:
+                place.begin(place.shard)
+                begun = place.held()
+            place.go_back_to(begun)
+            parts = [at(place.shard, start, end) for start, end in pairwise(cuts)]
+            done = place.run(parts)
+            assert (done[place.shard].problem, done[place.shard].label) == (None, 13)
+            whole = whole or place.held()
+            assert place.held() == whole, (cuts, records)
+    assert place.labels() == Labels(13, 0)
+    assert place.pending() == 4
+
+
+def test_many_shards_and_many_chunks_are_stored_in_one_task(
+    place: Place, small_chunks: Callable[[int], None]
+) -> None:
+    small_chunks(10)
+    place.begin(*place.shards)
+    for count, shard in enumerate(place.shards):
+        place.write(
+            *(place.request(f"{count}-{n}", id=f"i{n % 7}") for n in range(count * 15)), shard=shard
+        )
+    asked = [at(shard, 0, count * 15) for count, shard in enumerate(place.shards)]
+
+    done = place.run(asked[:1], [], asked[1:3], asked[3:])
 
     assert list(done) == place.shards
     for count, shard in enumerate(place.shards):
-        assert (done[shard].label, done[shard].problem) == (50, None)
-        assert place.labels(shard) == Labels(50, 0)
+        assert (done[shard].label, done[shard].problem) == (count * 15, None)
+        assert place.labels(shard) == Labels(count * 15, 0)
         assert place.pending(shard) == min(7, count * 15)  # the latest request under each id
         taken = done[shard].taken
         assert taken.accepted <= count * 15 == place.pending(shard) + taken.replaced
 
 
-def test_a_task_without_rows_says_nothing(place: Place) -> None:
+def test_a_range_of_more_records_than_a_chunk_holds_is_stored_whole(place: Place) -> None:
+    count = 2 * CHUNK_RECORDS + 500
+    place.begin(place.shard)
+    place.write(*(place.request(f"m{number}") for number in range(count)))
+
+    done = place.run(at(place.shard, 0, count))
+
+    assert done[place.shard].taken.accepted == place.pending() == count
+    assert place.labels() == Labels(count, 0)
+    assert place.bodies(0, CHUNK_RECORDS, count - 1) == [b"m0", b"m4000", b"m8499"]
+
+
+def test_the_ranges_of_a_shard_are_counted_together(place: Place) -> None:
+    place.begin(place.shard)
+    place.write(place.request(in_s=60), "no request", place.request(in_s=30))
+
+    done = place.run([at(place.shard, 0, 1)], [at(place.shard, 1, 2), at(place.shard, 2, 3)])
+
+    first_ms = place.entry(1).due_ms
+    assert done == {place.shard: Stored(place.shard, Taken(2, 1, 0, 0, first_ms), 3)}
+
+
+def test_a_task_without_ranges_says_nothing(place: Place) -> None:
     assert place.run() == {}
-    assert place.run(arrow(*framed(place.shard, 7, 7, []))) == {}
+    assert place.run([]) == {}
+
+
+def test_an_empty_range_says_how_far_its_shard_is_and_changes_nothing(place: Place) -> None:
+    place.begin(place.shard, requests=7)
+    before = place.held()
+    done = place.run(at(place.shard, 7, 7), at(place.shards[1], 0, 0))
+    assert done == {
+        place.shard: Stored(place.shard, NOTHING, 7),
+        place.shards[1]: Stored(place.shards[1], NOTHING, 0, empty(place.shards[1])),
+    }
+    assert place.held() == before
+
+
+def empty(shard: Shard) -> str:
+    return f"{shard}: the index is empty; dispatch begins it anew"
 
 
 def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -> None:
     place.begin(place.shard)
-    place.write(30)
-    place.run(place.read(0, 10))
+    place.write(*(place.request(f"m{number}") for number in range(30)))
+    place.run(at(place.shard, 0, 10))
     then = place.held()
-    place.run(place.read(10, 20))
+    place.run(at(place.shard, 10, 20))
     expected = place.held().keys()
     place.go_back_to(then)
     assert place.labels() == Labels(10, 0)
 
-    done = place.run(place.read(20, 30))
+    done = place.run(at(place.shard, 20, 30))
 
     assert done[place.shard].taken.accepted == 20
     assert (done[place.shard].label, done[place.shard].problem) == (30, None)
     assert place.labels() == Labels(30, 0)
     assert place.pending() == 30
-    assert [place.body(offset) for offset in (0, 15, 29)] == [b"m0", b"m15", b"m29"]
+    assert place.bodies(0, 15, 29) == [b"m0", b"m15", b"m29"]
     assert place.held().keys() > expected
 
 
+@pytest.mark.parametrize("end", [8, 9])
+def test_a_range_beyond_the_label_heals_whatever_lies_between(place: Place, end: int) -> None:
+    place.begin(place.shard)
+    place.commit(place.request("a"))  # offset 0; marker 1
+    place.abort(place.request("never"))  # 2; marker 3
+    write_with_header(place.servers, place.shard.topic, b"\xff\xfe", b"odd")  # 4
+    place.commit(place.request("b"), place.request("c"))  # 5, 6; marker 7
+    place.write(place.request("d"))  # 8
+
+    done = place.run(at(place.shard, 8, end))
+
+    taken = done[place.shard].taken
+    assert (taken.accepted, taken.invalid) == (end - 5, 1)
+    assert (done[place.shard].label, done[place.shard].problem) == (end, None)
+    assert place.labels() == Labels(end, 0)
+    assert place.bodies(0, 4, 5, 6) == [b"a", b"odd", b"b", b"c"]
+    assert place.run(at(place.shard, 0, end))[place.shard] == Stored(place.shard, NOTHING, end)
+
+
 def test_an_index_that_is_empty_is_a_problem_that_dispatch_ends(place: Place) -> None:
-    done = place.run(
-        arrow(*framed(place.shard, 4, 5, [place.request(4)])),
-        arrow(*framed(place.shards[1], 0, 1, [place.request(0)])),
-    )
     for shard in place.shards[:2]:
-        assert done[shard].taken == NOTHING
-        assert not done[shard].is_full
-        assert done[shard].problem == f"{shard}: the index is empty; dispatch begins it anew"
+        place.write(place.request(), shard=shard)
+    asked = [at(shard, 0, 1) for shard in place.shards[:2]]
+    done = place.run(asked)
+    for shard in place.shards[:2]:
+        assert done[shard] == Stored(shard, NOTHING, 0, empty(shard))
     assert place.held() == {}
 
     place.begin(*place.shards[:2])
-    done = place.run(arrow(*framed(place.shards[1], 0, 1, [place.request(0)])))
-    assert done[place.shards[1]].problem is None
+    done = place.run(asked)
+    assert [done[shard].problem for shard in place.shards[:2]] == [None, None]
+    assert [place.pending(shard) for shard in place.shards[:2]] == [1, 1]
 
 
 def test_one_shard_with_a_problem_keeps_no_other_from_its_requests(place: Place) -> None:
     lost, fine = place.shards[:2]
     place.begin(fine)
-    done = place.run(
-        arrow(*framed(lost, 0, 2, [place.request(0), place.request(1)])),
-        arrow(*framed(fine, 0, 1, [place.request(0)])),
-    )
-    assert done[lost].problem is not None
+    for shard in (lost, fine):
+        place.write(place.request(), shard=shard)
+    done = place.run(at(lost, 0, 1), at(fine, 0, 1))
+    assert done[lost].problem == empty(lost)
     assert (done[fine].problem, place.pending(fine)) == (None, 1)
 
 
-def test_later_batches_of_a_shard_with_a_problem_are_left_alone(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_later_chunks_of_a_shard_with_a_problem_are_left_alone(
+    place: Place, small_chunks: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 2)
-    asked = [place.request(offset) for offset in range(7)]
-    done = place.run(arrow(*framed(place.shard, 0, 7, asked)))
-    assert done[place.shard] == Stored(
-        place.shard, NOTHING, 0, f"{place.shard}: the index is empty; dispatch begins it anew"
-    )
+    small_chunks(2)
+    place.write(*(place.request() for _ in range(7)))
+    done = place.run(at(place.shard, 0, 7))
+    assert done == {place.shard: Stored(place.shard, NOTHING, 0, empty(place.shard))}
+    assert place.held() == {}
 
 
-def test_a_redis_that_is_away_is_a_problem_and_the_next_batch_reads_what_is_missing(
+def test_a_redis_that_is_away_is_a_problem_and_the_next_range_brings_what_is_missing(
     fragile: Place, own_redis: EmbeddedRedis
 ) -> None:
     fragile.begin(fragile.shard)
-    fragile.write(9)
-    first, second, third = (fragile.read(at, at + 3) for at in (0, 3, 6))
+    fragile.write(*(fragile.request() for _ in range(9)))
+    first, second, third = (at(fragile.shard, start, start + 3) for start in (0, 3, 6))
     fragile.run(first)
 
     own_redis.kill()
     for _ in range(2):
         done = fragile.run(second)
-        assert done[fragile.shard].taken == NOTHING
+        assert (done[fragile.shard].taken, done[fragile.shard].label) == (NOTHING, 3)
         assert "Redis" in (done[fragile.shard].problem or "")
         assert not done[fragile.shard].is_full
     own_redis.start()
 
     done = fragile.run(third)
-    label = fragile.labels()
     assert done[fragile.shard].problem is None
-    assert label == Labels(9, 0)
+    assert fragile.labels() == Labels(9, 0)
     assert fragile.pending() == 9
 
 
@@ -540,11 +523,11 @@ def test_a_connection_that_ended_while_it_was_kept_is_no_problem(
     fragile: Place, own_redis: EmbeddedRedis
 ) -> None:
     fragile.begin(fragile.shard)
-    fragile.run(arrow(*framed(fragile.shard, 0, 1, [fragile.request(0)])))
+    fragile.write(*(fragile.request() for _ in range(3)))
+    fragile.run(at(fragile.shard, 0, 1))
     fragile.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
 
-    asked = [fragile.request(offset) for offset in range(1, 3)]
-    done = fragile.run(arrow(*framed(fragile.shard, 1, 3, asked)))
+    done = fragile.run(at(fragile.shard, 1, 3))
 
     assert done[fragile.shard].problem is None
     assert done[fragile.shard].taken.accepted == 2
@@ -553,12 +536,12 @@ def test_a_connection_that_ended_while_it_was_kept_is_no_problem(
 
 def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
     fragile.begin(fragile.shard)
-    fragile.write(6)
-    first, second, both = fragile.read(0, 3), fragile.read(3, 6), fragile.read(0, 6)
+    fragile.write(*(fragile.request() for _ in range(6)))
+    first, second, both = (at(fragile.shard, *ends) for ends in ((0, 3), (3, 6), (0, 6)))
     fragile.client.config_set("maxmemory", 1)
 
-    for rows in (first, second, both):
-        done = fragile.run(rows)
+    for wanted in (first, second, both):
+        done = fragile.run(wanted)
         assert done[fragile.shard].is_full
         assert done[fragile.shard].taken == NOTHING
         assert "Redis has no memory left" in (done[fragile.shard].problem or "")
@@ -570,22 +553,22 @@ def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
     assert fragile.labels() == Labels(6, 0)
 
 
-def test_rows_that_end_in_a_failure_fail_the_task_and_not_the_one_after_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CHUNK", 2)
-    place.begin(place.shard)
-    rows = framed(place.shard, 0, 9, [place.request(offset) for offset in range(9)])
+def test_a_range_that_retention_cut_fails_the_task_and_not_the_one_after_it(place: Place) -> None:
+    fine, cut = place.shards[:2]
+    place.begin(fine, cut)
+    for shard in (fine, cut):
+        place.write(*(place.request() for _ in range(4)), shard=shard)
+    place.cut(2, cut)
 
-    def failing() -> Iterator[pa.RecordBatch]:
-        yield arrow(*rows[:6])
-        raise OSError("the source failed")
+    with pytest.raises(JournalLost, match=rf"{cut.topic}/1: offset 1 is wanted, .*retention\.ms"):
+        place.run(at(fine, 0, 3), at(cut, 1, 4))
+    assert (place.labels(fine), place.labels(cut)) == (Labels(3, 0), Labels(0, 0))
 
-    with pytest.raises(OSError, match="the source failed"):
-        list(place.task(failing()))
-
-    done = place.run(arrow(*rows))
-    assert (done[place.shard].problem, place.labels(), place.pending()) == (None, Labels(9, 0), 9)
+    done = place.run(at(fine, 0, 4), at(cut, 2, 4))
+    assert (done[fine].problem, done[fine].taken.accepted) == (None, 1)
+    assert place.labels(fine) == Labels(4, 0)
+    assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never jumps over what is gone
+    assert place.labels(cut) == Labels(0, 0)
 
 
 @pytest.fixture
@@ -601,12 +584,12 @@ def test_a_message_due_before_dispatch_looks_again_is_announced(
     place: Place, soon: Listener
 ) -> None:
     place.begin(*place.shards)
-    rows = [
-        *framed(place.shards[0], 0, 2, [place.request(0), place.request(1, in_s=0.5)]),
-        *framed(place.shards[1], 0, 1, [place.request(0, in_s=30)]),
-        *framed(place.shards[3], 0, 1, [place.request(0, in_s=0)]),
-    ]
-    done = place.run(arrow(*rows))
+    place.write(place.request(), place.request(in_s=0.5), shard=place.shards[0])
+    place.write(place.request(in_s=30), shard=place.shards[1])
+    place.write(place.request(in_s=0), shard=place.shards[3])
+    done = place.run(
+        at(place.shards[0], 0, 2), at(place.shards[1], 0, 1), at(place.shards[3], 0, 1)
+    )
     heard = [soon.next(5), soon.next(5), soon.next(0.1)]
     assert heard == [
         ("soon", [place.world.requests, 0, done[place.shards[0]].taken.first_due_ms]),
@@ -617,10 +600,8 @@ def test_a_message_due_before_dispatch_looks_again_is_announced(
 
 def test_what_a_task_read_again_from_kafka_is_announced_too(place: Place, soon: Listener) -> None:
     place.begin(place.shard)
-    soon_due = {"topic": place.world.targets[0], "message": "x", "countdown": 0}
-    place.world.send_raw(json.dumps(soon_due), partition=0)
-    place.write(1)
-    place.run(place.read(1, 2))
+    place.write(place.request(in_s=0), place.request())
+    place.run(at(place.shard, 1, 2))
     note = soon.next(5)
     assert note is not None
     assert note[1][:2] == [place.world.requests, 0]
@@ -628,22 +609,25 @@ def test_what_a_task_read_again_from_kafka_is_announced_too(place: Place, soon: 
 
 def test_a_worker_keeps_its_connections_from_task_to_task_of_one_application(place: Place) -> None:
     place.begin(place.shard)
-    place.run(arrow(*framed(place.shard, 0, 1, [place.request(0)])))
+    place.write(*(place.request() for _ in range(3)))
+    place.run(at(place.shard, 0, 1))
     kept = module._kept
-    place.run(arrow(*framed(place.shard, 1, 2, [place.request(1)])))
+    place.run(at(place.shard, 1, 2))
     assert module._kept is kept
+    assert [len(idle) for idle in ranges._idle_consumers.values() if idle] == [1]
 
     place.task = replace(place.task, run="another")
-    done = place.run(arrow(*framed(place.shard, 2, 3, [place.request(2)])))
+    done = place.run(at(place.shard, 2, 3))
     assert module._kept is not kept
     assert done[place.shard].problem is None
 
 
 def test_a_record_of_the_future_counts_as_written_now(place: Place) -> None:
-    place.begin(place.shard)
-    future = place.request(0, in_s=60)._replace(timestamp_ms=now_ms() + 3_600_000)
-    began = time.time() * 1000
-    done = place.run(arrow(*framed(place.shard, 0, 1, [future])))
-    first_ms = done[place.shard].taken.first_due_ms
+    place.world.create(NewTopic(place.stamped.topic, 1))
+    place.begin(place.stamped)
+    place.write(place.request(in_s=60), shard=place.stamped, timestamp=now_ms() + 1_800_000)
+    began_ms = time.time() * 1000
+    done = place.run(at(place.stamped, 0, 1))
+    first_ms = done[place.stamped].taken.first_due_ms
     assert first_ms is not None
-    assert 0 <= first_ms - began - 60_000 < 5000
+    assert 0 <= first_ms - began_ms - 60_000 < 5000

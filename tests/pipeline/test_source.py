@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -24,10 +26,11 @@ from confluent_kafka.admin import (
 )
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
 
 from blackbox.doubt import JournalLost
+from blackbox.embedded import EmbeddedStack
 from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Ends, Range, read_ranges
@@ -43,7 +46,7 @@ from blackbox.pipeline.source import (
     packed,
 )
 from tests.raw_record import write_with_header
-from tests.world import World, until
+from tests.world import until
 
 pytestmark = pytest.mark.service
 
@@ -57,14 +60,24 @@ Offsets = dict[str, dict[str, int]]
 class Topic:
     """A topic of the test's own, and ways to write to it and to read it back."""
 
-    def __init__(self, world: World, partitions: int = 1, **config: str) -> None:
-        self.name = f"{world.name}.source{len(TOPICS)}"
-        TOPICS.append(self.name)
-        self.servers = world.kafka.bootstrap_servers
+    def __init__(self, servers: str, partitions: int = 1, **config: str) -> None:
+        self.name = f"source.{uuid.uuid4().hex[:8]}"
+        self.servers = servers
         self.admin = AdminClient({"bootstrap.servers": self.servers})
-        world.create(NewTopic(self.name, partitions, config=config))
+        for future in self.admin.create_topics(
+            [NewTopic(self.name, partitions, config=config)]
+        ).values():
+            future.result(30)
         until("the topic is known", lambda: self.name in self.admin.list_topics().topics)
         self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._last = -1
+        self._ends = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "ends",
+                "isolation.level": "read_uncommitted",
+            }
+        )
 
     @property
     def access(self) -> KafkaAccess:
@@ -103,19 +116,29 @@ class Topic:
 
     def write_in(self, producer: Producer, *values: str, partition: int = 0) -> None:
         for value in values:
-            write(producer, self.name, value, partition)
+            write(producer, self.name, value, partition, self._wrote)
         assert producer.flush(30) == 0
+
+    def _wrote(self, message: Message) -> None:
+        self._last = message.offset() or 0
 
     def commit(self, *values: str, partition: int = 0) -> None:
         """Write in a transaction of their own: a marker follows them."""
         producer = self.transaction()
         self.write_in(producer, *values, partition=partition)
         producer.commit_transaction(30)
+        self._wait_for_marker(partition)
 
     def abort(self, *values: str, partition: int = 0) -> None:
         producer = self.transaction()
         self.write_in(producer, *values, partition=partition)
         producer.abort_transaction(30)
+        self._wait_for_marker(partition)
+
+    def _wait_for_marker(self, partition: int) -> None:
+        """The broker writes it after it has answered; what is written next has to come behind it."""
+        end = TopicPartition(self.name, partition)
+        until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
     def cut(self, offset: int, partition: int = 0) -> None:
         """What retention does: everything below `offset` is gone."""
@@ -138,11 +161,11 @@ class Topic:
 
     def stream(self, **options: str) -> StreamReader:
         made = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(StreamReader, made.streamReader(made.schema()))
+        return cast(StreamReader, made.streamReader(SCHEMA))
 
     def table(self, **options: str) -> TableReader:
         made = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(TableReader, made.reader(made.schema()))
+        return cast(TableReader, made.reader(SCHEMA))
 
     def chunks(self, *wanted: tuple[int, int]) -> list[Chunk]:
         """What is read of these ranges of partition 0."""
@@ -153,14 +176,17 @@ class Topic:
         return {self.name: {str(number): offset for number, offset in enumerate(offsets)}}
 
 
-TOPICS: list[str] = []
-
-
 def write(
-    producer: Producer, topic: str, value: str | bytes | None, partition: int, **more: Any
+    producer: Producer,
+    topic: str,
+    value: str | bytes | None,
+    partition: int,
+    wrote: Callable[[Message], None] = lambda _: None,
+    **more: Any,
 ) -> None:
-    def acknowledged(error: KafkaError | None, _: Message) -> None:
+    def acknowledged(error: KafkaError | None, message: Message) -> None:
         assert error is None, error
+        wrote(message)
 
     producer.produce(topic, value, partition=partition, on_delivery=acknowledged, **more)
 
@@ -178,13 +204,13 @@ def values(found: Sequence[Row]) -> list[str]:
 
 
 @pytest.fixture
-def topic(world: World) -> Topic:
-    return Topic(world)
+def topic(stack: EmbeddedStack) -> Topic:
+    return Topic(stack.kafka.bootstrap_servers)
 
 
 @pytest.fixture
-def make(world: World) -> Callable[..., Topic]:
-    return lambda *args, **kwargs: Topic(world, *args, **kwargs)
+def make(stack: EmbeddedStack) -> Callable[..., Topic]:
+    return partial(Topic, stack.kafka.bootstrap_servers)
 
 
 # What a row is
@@ -374,9 +400,9 @@ def test_holes_of_compaction_are_passed_over(
 
 
 @pytest.fixture
-def quick_cleaner(world: World) -> Iterator[None]:
+def quick_cleaner(stack: EmbeddedStack) -> Iterator[None]:
     """A broker that looks for something to compact all the time, instead of every 15 s."""
-    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap_servers})
     [broker] = admin.list_topics(timeout=10).brokers
 
     def change(operation: AlterConfigOpType) -> None:
@@ -695,12 +721,9 @@ def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
     assert topic.chunks() == []
 
 
-@pytest.mark.parametrize(("records", "size"), [(1, 100), (2, 100), (3, 5), (100, 4)])
 def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch, records: int, size: int
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "CHUNK_RECORDS", records)
-    monkeypatch.setattr(ranges, "CHUNK_BYTES", size)
     topic.abort("no")  # offset 0; marker 1
     topic.commit("a", "bb", "ccc")  # 2, 3, 4; marker 5
     topic.write("", "f" * 9, None, "h")  # 6, 7, 8, 9
@@ -708,18 +731,20 @@ def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
     kept = [2, 3, 4, 6, 7, 8, 9]
     wanted = [(start, end) for start in range(0, 12, 2) for end in range(start, 13)]
 
-    chunks = topic.chunks(*wanted)
-
-    for start, end in wanted:
-        own = [chunk for chunk in chunks if chunk.range == Range(topic.name, 0, start, end)]
-        assert_cover(own, start, end)
-        assert [message.offset() for chunk in own for message in chunk.messages] == [
-            offset for offset in kept if start <= offset < end
-        ]
-        for chunk in own:
+    for records, size in ((1, 100), (2, 100), (3, 5), (100, 4)):
+        monkeypatch.setattr(ranges, "CHUNK_RECORDS", records)
+        monkeypatch.setattr(ranges, "CHUNK_BYTES", size)
+        chunks = topic.chunks(*wanted)
+        for start, end in wanted:
+            own = [chunk for chunk in chunks if chunk.range == Range(topic.name, 0, start, end)]
+            assert_cover(own, start, end)
+            assert [message.offset() for chunk in own for message in chunk.messages] == [
+                offset for offset in kept if start <= offset < end
+            ]
+        for chunk in chunks:
             assert len(chunk.messages) <= records
             assert len(chunk.messages) == 1 or sum(map(len, chunk.messages)) <= size
-    assert list(dict.fromkeys(chunk.range[2:] for chunk in chunks)) == wanted
+        assert list(dict.fromkeys(chunk.range[2:] for chunk in chunks)) == wanted
 
 
 def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
@@ -858,11 +883,15 @@ def test_spark_reads_what_is_available_goes_on_from_there_and_stops_on_lost_reco
     read: list[list[str]] = []
 
     def keep(batch: DataFrame, _: int) -> None:
-        read.append([row.value.decode() for row in batch.collect()])
+        found = [row.value.decode() for row in batch.collect()]
+        if found:  # a batch may only say that there is a new partition
+            read.append(found)
 
     writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", tmp_path.as_uri())
     assert writer.trigger(availableNow=True).start().awaitTermination(60)
-    assert sorted(sum(read, [])) == sorted(f"{n}:{o}" for n in range(4) for o in range(100))
+    assert sorted(value for batch in read for value in batch) == sorted(
+        f"{number}:{n}" for number in range(4) for n in range(100)
+    )
     assert list(map(len, read)) == [4 * (250 // 4), 400 - 4 * (250 // 4)]
 
     query = writer.trigger(processingTime="0 seconds").start()
