@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 HELM_VERSION := v3.22.0
 
-.PHONY: help install demo test faults check format bench helm constraints clean
+.PHONY: help install demo test faults check format bench engines helm constraints clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,10 +25,10 @@ demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 test: install  ## All tests, on real servers that they start themselves
 	$(BIN)/python -m pytest
 
-faults: install  ## The fault and load tests at full length (about 7 minutes)
-	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 \
+faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
+	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 \
 	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
-	$(BIN)/python -m pytest tests/service -m "fault or service" -s -k "kill or frozen or redis or wake_up or pending"
+	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or wake_up or pending"
 
 check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
@@ -42,6 +42,9 @@ format: install  ## Format and mend what can be mended
 
 bench: install  ## Intake and drain beside the raw work and beside the usual loop
 	$(BIN)/python -m bench
+
+engines: install  ## Both engines side by side, as services (about 12 minutes)
+	$(BIN)/python -m bench.engines
 
 helm:  ## The helm that the chart's tests use, if none is on PATH
 	@command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)

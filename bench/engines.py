@@ -236,7 +236,7 @@ def measure(
 
         say("intake")
         for count in (requests // 4, requests):
-            before, at = cpu_s(service), time.monotonic()
+            before = cpu_s(service)
             field.write(count, countdown=FAR_S)
             began = time.monotonic()
             wait("stored", lambda count=count: field.stored(count))  # type: ignore[misc]

@@ -252,12 +252,19 @@ class World:
         return service
 
     def ask(
-        self, count: int, *, within_s: float, size: int = 100, partition: int | None = None
+        self,
+        count: int,
+        *,
+        within_s: float,
+        from_s: float = 0.0,
+        size: int = 100,
+        partition: int | None = None,
     ) -> None:
-        """Send requests whose due times are spread evenly over `within_s`; they are then in TB."""
+        """Send requests with countdowns spread evenly over `from_s` to `within_s`; they are then in TB."""
         first = len(self.asked)
         for number in range(first, first + count):
-            countdown_ms = int(within_s * 1000 * (number * 7919 % count) / count)
+            share = (number * 7919 % count) / count
+            countdown_ms = int(1000 * (from_s + share * (within_s - from_s)))
             body = f"{number:07d}".ljust(size, ".")
             target = self.targets[number % len(self.targets)]
             request = {"topic": target, "message": body, "countdown": countdown_ms / 1000}

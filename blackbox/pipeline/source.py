@@ -361,7 +361,7 @@ def packed(ranges: Sequence[Range], most_tasks: int | None) -> list[Ranges]:
     for wanted in sorted(ranges, key=_size, reverse=True):
         lightest = sizes.index(min(sizes))
         tasks[lightest].append(wanted)
-        sizes[lightest] += _size(wanted)
+        sizes[lightest] += max(1, _size(wanted))
     return [Ranges(tuple(task)) for task in sorted(tasks, key=lambda t: sum(map(_size, t)))[::-1]]
 
 

@@ -12,7 +12,7 @@ from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engin
 
 pytestmark = [pytest.mark.service, both_engines]
 
-KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "6"))
+KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "3"))
 FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "2"))
 
 

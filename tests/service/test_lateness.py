@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 
-import psutil
 import pytest
 
-from tests.world import World, both_engines, until
+from tests.world import ServiceProcess, World, both_engines, until
 
 pytestmark = [pytest.mark.service, both_engines]
 
@@ -17,28 +17,36 @@ REQUESTS = int(os.environ.get("BLACKBOX_TEST_REQUESTS", "6000"))
 PENDING = int(os.environ.get("BLACKBOX_TEST_PENDING", "100000"))
 IDLE_S = float(os.environ.get("BLACKBOX_TEST_IDLE_S", "5"))
 
+SHORTEST_S = {"process": 0.0, "spark": 2.0}
+"""Countdowns shorter than intake takes are late by what it takes: on Spark, by about half a second."""
+
+P99_MS = {"process": 250, "spark": 750}
+IDLE_PERCENT = {"process": 5, "spark": 20}
+
 
 @pytest.mark.timeout(600)
-def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World) -> None:
+def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine: str) -> None:
+    from_s = SHORTEST_S[engine]
     world.start_service().wait_ready()
-    world.ask(WARM_UP, within_s=2, size=200)
+    world.ask(WARM_UP, within_s=from_s + 2, from_s=from_s, size=200)
     world.wait_delivered()
     for _ in range(max(1, REQUESTS // 20_000)):
         count = min(REQUESTS, 20_000)
-        world.ask(count, within_s=count / PER_SECOND, size=200)
+        world.ask(count, within_s=from_s + count / PER_SECOND, from_s=from_s, size=200)
         world.wait_delivered()
     verdict = world.verdict(late_from=WARM_UP)
     assert verdict.is_exact, verdict
     print(f"lateness p50 {verdict.late_at(0.5)} ms, p99 {verdict.late_at(0.99)} ms, max {verdict.late_ms[-1]} ms")  # fmt: skip
-    assert verdict.late_at(0.99) <= 250
+    assert verdict.late_at(0.99) <= P99_MS[engine]
 
 
 @pytest.mark.timeout(600)
 def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
-    world: World,
+    world: World, engine: str
 ) -> None:
+    from_s, count = SHORTEST_S[engine], min(REQUESTS, 20_000)
     world.start_service(wake_up="false", poll_interval_ms=1000).wait_ready()
-    world.ask(min(REQUESTS, 20_000), within_s=min(REQUESTS, 20_000) / PER_SECOND, size=200)
+    world.ask(count, within_s=from_s + count / PER_SECOND, from_s=from_s, size=200)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
     print(f"lateness p50 {verdict.late_at(0.5)} ms, p99 {verdict.late_at(0.99)} ms")
@@ -46,7 +54,9 @@ def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
 
 
 @pytest.mark.timeout(900)
-def test_many_pending_and_nothing_due_costs_next_to_nothing(fragile_world: World) -> None:
+def test_many_pending_and_nothing_due_costs_next_to_nothing(
+    fragile_world: World, engine: str
+) -> None:
     service = fragile_world.start_service().wait_ready()
     for _ in range(0, PENDING, 50_000):
         count = min(PENDING, 50_000)
@@ -56,8 +66,16 @@ def test_many_pending_and_nothing_due_costs_next_to_nothing(fragile_world: World
             )
         fragile_world.flush()
     until("all are pending", lambda: service.metric("blackbox_pending") >= PENDING, 300)
-    process = psutil.Process(service.pid)
-    process.cpu_percent()
-    share = process.cpu_percent(interval=IDLE_S)
+    before_s = cpu_s(service)
+    threading.Event().wait(IDLE_S)
+    share = (cpu_s(service) - before_s) / IDLE_S * 100
     print(f"{share:.2f} % of a core with {PENDING} pending")
-    assert share < 5
+    assert share < IDLE_PERCENT[engine]
+
+
+def cpu_s(service: ServiceProcess) -> float:
+    """Processor time of the service and everything it started, also what has ended."""
+    return sum(
+        times.user + times.system + times.children_user + times.children_system
+        for times in (process.cpu_times() for process in service.family())
+    )
