@@ -164,9 +164,9 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
 
 def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
     client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
-    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'1'"):
+    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'2'"):
         inspector.standing(SHARD, NOW_MS)
-    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'1'"):
+    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'2'"):
         inspector.labels(SHARD)
 
 
