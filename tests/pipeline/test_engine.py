@@ -97,8 +97,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
     service = world.start_service().wait_ready()
-    [java] = [p for p in service.family() if p.name() == "java"]
-    java.kill()
+    jvm = next(process for process in service.family() if process.name() == "java")
+    jvm.kill()
     until("the service has ended", partial(has_ended, service.process))
     assert service.process.returncode == 1
     assert "Spark" in service.log.read_text().splitlines()[-1]
