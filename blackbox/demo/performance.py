@@ -75,7 +75,7 @@ class Demo:
             service = DemoService(stack, engine=self.engine)
             ending.callback(service.stop)
             service.wait_ready()
-            say(f"blackbox on the {self.engine} engine at {service.http}, all shards open")
+            say(f"blackbox on {self.engine} at {service.http}, all shards open")
         return service
 
     def _watch(
