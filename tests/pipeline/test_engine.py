@@ -97,11 +97,18 @@ def is_alive(process: psutil.Process) -> bool:
 
 def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
     service = world.start_service().wait_ready()
-    jvm = next(process for process in service.family() if process.name() == "java")
+    jvm = next(filter(is_java, service.family()))
     jvm.kill()
     until("the service has ended", partial(has_ended, service.process))
     assert service.process.returncode == 1
     assert "Spark" in service.log.read_text().splitlines()[-1]
+
+
+def is_java(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "java"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
