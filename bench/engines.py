@@ -38,6 +38,7 @@ LATENESS_S = 20
 IDLE_S = 30
 DEADLINE_S = 240.0
 FAR_S = 86_400
+FORGOTTEN_AT_ONCE = 5_000
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ class Field:
         for number in range(count):
             producer.produce(self.requests, self._request(number, **when), headers=HEADERS)
         assert producer.flush(DEADLINE_S) == 0
+        os.sync()  # writing the load to disk is not the engine's work
         producer.commit_transaction()
 
     def write_paced(self, per_second: int, seconds: float) -> int:
@@ -159,7 +161,10 @@ class Field:
     def forget(self) -> None:
         """Remove everything pending, as cancelling it all would."""
         for partition in range(self.partitions):
-            self._redis.unlink(f"blackbox:{{{self.requests}-{partition}}}:due")
+            prefix = f"blackbox:{{{self.requests}-{partition}}}:"
+            pop: Any = self._redis.zpopmin
+            while popped := pop(f"{prefix}due", FORGOTTEN_AT_ONCE):
+                self._redis.unlink(*(f"{prefix}msg:{member.decode()}" for member, _ in popped))
 
     def read_back(self, start: dict[int, int]) -> list[tuple[int, int]]:
         """(due, delivered) in epoch ms of every delivered message since these offsets."""

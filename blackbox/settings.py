@@ -130,6 +130,9 @@ class Settings(BaseSettings):
     spark_config: Path | None = Field(
         None, description=".properties file with settings of Spark; wins over defaults"
     )
+    ledger: str | None = Field(
+        None, description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x"
+    )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
 

@@ -29,6 +29,7 @@ SETTINGS = {
     "daemonize": "no",
     "appendonly": "yes",
     "appendfsync": "everysec",
+    "auto-aof-rewrite-min-size": "512mb",
     "save": EMPTY,
     "maxmemory": "4gb",
     "maxmemory-policy": "noeviction",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blackbox.request import Shard
 
 SKIP_SEGMENT = 1 << 16
@@ -35,3 +37,13 @@ def set_ex_template(keys: Keys) -> bytes:
         len(key) + 16,
         key,
     )
+
+
+def zadd(keys: Keys, scored: Sequence[tuple[int, int]]) -> bytes:
+    """A packed `ZADD <due> <score> <member> …` for (due time in epoch ms, offset)."""
+    pairs = [
+        b"$%d\r\n%b\r\n$16\r\n%016x\r\n" % (len(score), score, offset)
+        for score, offset in ((b"%d" % due_ms, offset) for due_ms, offset in scored)
+    ]
+    start = b"*%d\r\n$4\r\nZADD\r\n$%d\r\n%b\r\n"
+    return start % (2 + 2 * len(pairs), len(keys.due), keys.due) + b"".join(pairs)

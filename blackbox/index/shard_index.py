@@ -23,7 +23,7 @@ from blackbox import entry as entries
 from blackbox.doubt import Doubt, IndexFull, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.connection import Session, pack
-from blackbox.index.keys import SKIP_SEGMENT, Keys, set_ex_template
+from blackbox.index.keys import SKIP_SEGMENT, Keys, set_ex_template, zadd
 from blackbox.index.when_full import in_one_script
 from blackbox.plan import Due, Labels, Plan, View
 from blackbox.request import Shard, member
@@ -248,8 +248,7 @@ class ShardIndex:
 
     def _zadd(self, scored: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         for chunk in _chunks(scored):
-            flat = [part for due_ms, offset in chunk for part in (due_ms, b"%016x" % offset)]
-            yield pack("ZADD", self._keys.due, *flat)
+            yield zadd(self._keys, chunk)
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in _chunks(offsets):

@@ -39,6 +39,7 @@ OTHER_DEFAULTS = {
     "http_host": "0.0.0.0",
     "spark_master": "local[4]",
     "spark_config": "",
+    "ledger": "",
 }
 # What the schema says beside or instead of the settings' own rule.
 OTHER_RULES: dict[str, dict[str, Any]] = {

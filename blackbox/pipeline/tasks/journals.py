@@ -1,0 +1,190 @@
+"""Spark tasks that read a range of a journal each, as rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from blackbox import interpreter
+from blackbox.connect import formats
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Chunk, Range, read_ranges
+from blackbox.journal.records import read_records
+from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.receipt import Places, Receipt, decode
+from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.settings import Settings
+
+REQUESTS = (
+    "topic string, partition int, offset long, timestamp_ms long, kind string, target string, "
+    "due_ms long, expires_ms long, caller string, caller_id string, reason string, detail string"
+)
+"""`kind` is request, cancel or invalid; an invalid one is due when it was written."""
+
+RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key: string, value: binary>>"
+
+OUTCOMES = (
+    "topic string, partition int, receipt long, at_ms long, outcome string, offset long, "
+    "to_topic string, to_partition int, to_offset long"
+)
+"""`offset` of the request in `topic`/`partition`, told by the receipt at the offset `receipt`.
+
+`outcome` is delivered, dead, expired, invalid, void or gone (then `to_offset` is where that ends).
+"""
+
+_REQUESTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("kind", pa.string()),
+        ("target", pa.string()),
+        ("due_ms", pa.int64()),
+        ("expires_ms", pa.int64()),
+        ("caller", pa.string()),
+        ("caller_id", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_RECORDS = pa.schema(
+    [*_REQUESTS, ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
+)
+_OUTCOMES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("receipt", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("outcome", pa.string()),
+        ("offset", pa.int64()),
+        ("to_topic", pa.string()),
+        ("to_partition", pa.int32()),
+        ("to_offset", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Reads the ranges of a request topic whose numbers are its rows; `whole` keeps the records."""
+
+    settings: Settings
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+    whole: bool
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        contracts = formats(self.settings)
+        latest_ms = time.time_ns() // 1_000_000
+        for chunk in _chunks(self.access, self.ranges, rows):
+            read = contracts[chunk.range.topic].parse
+            records = read_records(chunk.messages)
+            asked = [(record, _asked(read, record, latest_ms)) for record in records]
+            yield _request_rows(chunk.range, asked, self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRows:
+    """Reads the ranges of receipts whose numbers are its rows.
+
+    Raises ValueError, naming the place, for a record that is no receipt.
+    """
+
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for chunk in _chunks(self.access, self.ranges, rows):
+            told = [row for message in chunk.messages for row in _told(chunk.range, message)]
+            yield _outcome_rows(chunk.range, told)
+
+
+def _chunks(
+    access: KafkaAccess, ranges: tuple[Range, ...], rows: Iterator[pa.RecordBatch]
+) -> Iterator[Chunk]:
+    _tune_once()
+    mine = [ranges[number] for some in rows for number in some.column("id").to_pylist()]
+    return (chunk for chunk in read_ranges(access, mine) if chunk.messages)
+
+
+_tune_once = cache(interpreter.tune)
+
+
+def _asked(read: Any, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+    if record.unreadable is not None:
+        return Invalid(Reason.BAD_HEADERS, record.unreadable)
+    asked: Request | Cancel | Invalid = read(record, latest_ms)
+    return asked
+
+
+def _columns_of(record: Record, asked: Request | Cancel | Invalid) -> tuple[Any, ...]:
+    at = (record.offset, record.timestamp_ms)
+    if isinstance(asked, Request):
+        target, _, due_ms, _, _, caller, caller_id, expires_ms = asked
+        return (*at, "request", target, due_ms, expires_ms, caller, caller_id, None, None)
+    if isinstance(asked, Cancel):
+        return (*at, "cancel", None, None, None, None, asked.caller_id, None, None)
+    due_ms = record.timestamp_ms
+    return (*at, "invalid", None, due_ms, None, None, None, str(asked.reason), asked.detail)
+
+
+def _request_rows(
+    range_: Range, asked: list[tuple[Record, Request | Cancel | Invalid]], whole: bool
+) -> pa.RecordBatch:
+    columns = zip(*(_columns_of(*one) for one in asked), strict=True)
+    where = [[range_.topic] * len(asked), [range_.partition] * len(asked)]
+    if not whole:
+        return _batch([*where, *columns], _REQUESTS)
+    keys = [record.key for record, _ in asked]
+    values = [record.value for record, _ in asked]
+    headers = [[{"key": k, "value": v} for k, v in record.headers] for record, _ in asked]
+    return _batch([*where, *columns, keys, values, headers], _RECORDS)
+
+
+def _told(range_: Range, message: Any) -> Iterator[tuple[Any, ...]]:
+    try:
+        receipt = decode(message.value())
+    except ValueError as error:
+        at = f"{range_.topic}/{range_.partition}@{message.offset()}"
+        raise ValueError(f"{at}: {error}") from None
+    for outcome, offset, place in _outcomes(receipt):
+        yield (message.offset(), receipt.at_ms, outcome, offset, *place)
+
+
+def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]]]:
+    for offset, place in _places(receipt.delivered):
+        yield "delivered", offset, place
+    letters = dict(_places(receipt.letters))
+    nowhere = (None, None, None)
+    for outcome in ("dead", "expired", "invalid", "void"):
+        for offset in getattr(receipt, outcome):
+            yield outcome, offset, nowhere if outcome == "void" else letters.get(offset, nowhere)
+    if receipt.gone:
+        first, end = receipt.gone
+        yield "gone", first, (None, None, end)
+
+
+def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    for at, pairs in places.items():
+        topic, _, partition = at.rpartition("/")
+        for offset, there in pairs:
+            yield offset, (topic, int(partition), there)
+
+
+def _outcome_rows(range_: Range, told: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    topic = range_.topic.removesuffix(RECEIPTS_SUFFIX)
+    columns = zip(*told, strict=True) if told else [[] for _ in range(len(_OUTCOMES) - 2)]
+    return _batch([[topic] * len(told), [range_.partition] * len(told), *columns], _OUTCOMES)
+
+
+def _batch(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [pa.array(held, field.type) for held, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
