@@ -1,0 +1,62 @@
+"""What the commands that run on Spark share: a session, and a bar of its tasks while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from blackbox.cli.failures import FAILED, ended
+from blackbox.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK_S = 0.2
+
+
+@contextmanager
+def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
+    """A Spark session for one command; what it does is shown on stderr, `doing` beside it."""
+    try:
+        from blackbox.pipeline.session import start_session
+    except ImportError as missing:
+        raise ended(
+            f"{missing.name} is not installed; this command runs on Spark: "
+            "pip install 'blackbox[spark]'",
+            FAILED,
+        ) from None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        shown = bar.add_task(f"{doing}: starting Spark", total=None)
+        session = start_session(settings.spark_master, settings.spark_settings())
+        over = Event()
+        bar.update(shown, description=doing)
+        follower = Thread(target=_follow, args=(session, bar, shown, over), daemon=True)
+        follower.start()
+        try:
+            yield session
+        finally:
+            over.set()
+            follower.join()
+            session.stop()
+
+
+def _follow(session: SparkSession, bar: Progress, shown: Any, over: Event) -> None:
+    """Tasks done, of all that Spark has planned so far."""
+    tracker = session.sparkContext.statusTracker()
+    stages: dict[int, tuple[int, int]] = {}
+    while not over.wait(LOOK_S):
+        for stage in tracker.getActiveStageIds():
+            if (found := tracker.getStageInfo(stage)) is not None:
+                stages[stage] = found.numCompletedTasks, found.numTasks
+        for stage, (_, count) in stages.items():
+            if (found := tracker.getStageInfo(stage)) is None or not found.numActiveTasks:
+                done = count if found is None else found.numCompletedTasks
+                stages[stage] = done, count
+        total = sum(count for _, count in stages.values())
+        bar.update(shown, completed=sum(done for done, _ in stages.values()), total=total or None)
