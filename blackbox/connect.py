@@ -7,7 +7,7 @@ from functools import partial
 
 from blackbox.formats import Format, make_format
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.topics import is_own_topic
+from blackbox.journal.topics import OwnTopics, is_own_topic
 from blackbox.settings import Settings, SettingsError
 
 
@@ -26,6 +26,16 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
             "wanted: settings of librdkafka, one name=value a line"
         ) from None
     return access
+
+
+def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
+    """The topics of this deployment, to be created and grown."""
+    return OwnTopics(
+        access.admin(),
+        list(settings.topics),
+        settings.dead_letter_topic,
+        retention_ms=settings.retention_ms,
+    )
 
 
 def formats(settings: Settings) -> dict[str, Format]:

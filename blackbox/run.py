@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tenacity import (
     RetryCallState,
@@ -22,11 +22,9 @@ from blackbox.check import Finding, findings
 from blackbox.doubt import Doubt
 from blackbox.metrics import Metrics
 from blackbox.service import Service
-from blackbox.settings import Settings
+from blackbox.settings import Half, Settings
 
 logger = logging.getLogger("blackbox.run")
-
-Half = Literal["intake", "dispatch"]
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0

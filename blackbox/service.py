@@ -10,12 +10,12 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from blackbox import interpreter
 from blackbox.clock import Clock
-from blackbox.connect import formats, kafka
+from blackbox.connect import formats, kafka, own_topics
 from blackbox.doubt import Doubt, IndexFull
 from blackbox.intake import Parsed, parse
 from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
 from blackbox.owners import Owners
 from blackbox.request import Shard
@@ -38,7 +38,7 @@ class Service:
         self._metrics = metrics
         self._clock = Clock()
         self._kafka = kafka(settings)
-        self._topics = Topics(self._kafka.admin())
+        self._topics = own_topics(settings, self._kafka)
         self._formats = formats(settings)
         self._reader = RequestReader(self._kafka, most_records=INTAKE_RECORDS, gather_s=GATHER_S)
         self._watch = Watch(
@@ -70,14 +70,12 @@ class Service:
         settings = self._settings
         interpreter.tune()
         self._watch.observe_clock()
-        self._topics.ensure(
-            list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
-        )
+        self._topics.ensure()
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
-        self._scheduler.add_job(self._grow_receipts, "interval", seconds=10, id="grow")
+        self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
         self._intake.start()
         self._membership.start()
@@ -161,11 +159,3 @@ class Service:
                 if (labels := owner.labels) is not None
             }
         )
-
-    def _grow_receipts(self) -> None:
-        try:
-            self._topics.grow_receipts(
-                list(self._settings.topics), retention_ms=self._settings.retention_ms
-            )
-        except Doubt as reason:
-            logger.warning("%s; trying again in 10 s", reason)

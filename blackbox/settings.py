@@ -17,6 +17,7 @@ from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.request import is_topic_name
 
 FORMATS = ("countdown",)
+Half = Literal["intake", "dispatch"]
 _PLACE = r"[^\s:/,]+:\d+"
 _MASTER = re.compile(
     rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
@@ -131,7 +132,8 @@ class Settings(BaseSettings):
         None, description=".properties file with settings of Spark; wins over defaults"
     )
     ledger: str | None = Field(
-        None, description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x"
+        None,
+        description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x",
     )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")

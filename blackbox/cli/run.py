@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,8 @@ from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.java import find_java
 from blackbox.pipeline.failures import in_one_line
-from blackbox.settings import Settings, load
+from blackbox.settings import Half, Settings, load
 
-Half = Literal["intake", "dispatch"]
 SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
 OF_SPARK = ("py4j.", "pyspark.", "blackbox.pipeline.")
 

@@ -22,6 +22,8 @@ from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt
 logger = logging.getLogger("blackbox.journal")
 
 RECEIPTS_SUFFIX = ".receipts"
+GROW_S = 10
+"""Between two looks at whether a request topic got more partitions."""
 
 
 def receipts_topic(request_topic: str) -> str:
@@ -58,7 +60,7 @@ _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class Topics:
-    """Creates and grows what is ours, and answers questions about the rest."""
+    """What the brokers say of topics; raises JournalLost when they do not answer."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
@@ -79,43 +81,6 @@ class Topics:
                 if topic.error is None and topic.topic is not None:
                     found[topic.topic] = len(topic.partitions)
         return found
-
-    def ensure(
-        self,
-        request_topics: Sequence[str],
-        dead_letter_topic: str,
-        *,
-        retention_ms: int,
-        partitions: int = 4,
-    ) -> None:
-        """Create what is missing of ours, and grow receipts to the partitions of their requests.
-
-        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
-        """
-        counts = self.partitions([*request_topics, dead_letter_topic])
-        ours = {"retention.ms": str(retention_ms), "cleanup.policy": "delete"}
-        for topic in request_topics:
-            if topic not in counts:
-                self._create(topic, partitions, ours | {"message.timestamp.type": "LogAppendTime"})
-        if dead_letter_topic not in counts:
-            self._create(dead_letter_topic, 1, ours)
-        for topic in request_topics:
-            self._ensure_receipts(topic, counts.get(topic, partitions), retention_ms)
-
-    def grow_receipts(self, request_topics: Sequence[str], *, retention_ms: int) -> None:
-        """Give the receipts as many partitions as their request topics have by now."""
-        for topic, count in self.partitions(request_topics).items():
-            self._ensure_receipts(topic, count, retention_ms)
-
-    def _ensure_receipts(self, topic: str, wanted: int, retention_ms: int) -> None:
-        name = receipts_topic(topic)
-        have = self.partitions([name]).get(name, 0)
-        if have == 0:
-            kept_ms = self._at_least_as_long_as(topic, retention_ms)
-            self._create(name, wanted, {"retention.ms": str(kept_ms), "cleanup.policy": "delete"})
-        elif have < wanted:
-            logger.info("%s has %d partitions and %s %d: adding", topic, wanted, name, have)
-            self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """What the brokers tell of these topics, without those that do not exist.
@@ -152,13 +117,64 @@ class Topics:
                 found[resource.name] = _why_untold(error, resource.name)
         return found
 
-    def _at_least_as_long_as(self, topic: str, retention_ms: int) -> int:
-        """The longer of a retention and this topic's own; -1 is for ever."""
-        described = self.describe([topic]).get(topic)
+
+class OwnTopics:
+    """The topics of one deployment: makes what is missing, and grows receipts with their requests."""
+
+    def __init__(
+        self,
+        admin: AdminClient,
+        request_topics: Sequence[str],
+        dead_letter_topic: str,
+        *,
+        retention_ms: int,
+    ) -> None:
+        self._admin = admin
+        self._topics = Topics(admin)
+        self._request_topics = request_topics
+        self._dead_letter_topic = dead_letter_topic
+        self._retention_ms = retention_ms
+
+    def ensure(self, partitions: int = 4) -> None:
+        """Create what is missing, and grow receipts. Raises JournalLost when that cannot be done.
+
+        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
+        """
+        counts = self._topics.partitions([*self._request_topics, self._dead_letter_topic])
+        ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
+        for topic in self._request_topics:
+            if topic not in counts:
+                self._create(topic, partitions, ours | {"message.timestamp.type": "LogAppendTime"})
+        if self._dead_letter_topic not in counts:
+            self._create(self._dead_letter_topic, 1, ours)
+        for topic in self._request_topics:
+            self._ensure_receipts(topic, counts.get(topic, partitions))
+
+    def grow_receipts(self) -> None:
+        """Give the receipts as many partitions as their request topics have by now."""
+        try:
+            for topic, count in self._topics.partitions(self._request_topics).items():
+                self._ensure_receipts(topic, count)
+        except JournalLost as reason:
+            logger.warning("%s; trying again in %d s", reason, GROW_S)
+
+    def _ensure_receipts(self, topic: str, wanted: int) -> None:
+        name = receipts_topic(topic)
+        have = self._topics.partitions([name]).get(name, 0)
+        if have == 0:
+            kept_ms = self._at_least_as_long_as(topic)
+            self._create(name, wanted, {"retention.ms": str(kept_ms), "cleanup.policy": "delete"})
+        elif have < wanted:
+            logger.info("%s has %d partitions and %s %d: adding", topic, wanted, name, have)
+            self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
+
+    def _at_least_as_long_as(self, topic: str) -> int:
+        """The longer of our retention and this topic's own; -1 is for ever."""
+        described = self._topics.describe([topic]).get(topic)
         settings = described.settings if described is not None else None
         if not isinstance(settings, TopicSettings):
-            return retention_ms
-        return -1 if settings.retention_ms < 0 else max(settings.retention_ms, retention_ms)
+            return self._retention_ms
+        return -1 if settings.retention_ms < 0 else max(settings.retention_ms, self._retention_ms)
 
     def _create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         logger.info("creating the topic %s with %d partitions", name, partitions)

@@ -8,31 +8,28 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Literal
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from blackbox.clock import Clock
-from blackbox.connect import kafka
-from blackbox.doubt import Doubt, IndexLost
+from blackbox.connect import kafka, own_topics
+from blackbox.doubt import IndexLost
 from blackbox.index.inspector import Inspector
 from blackbox.journal.membership import Membership
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
 from blackbox.pipeline.dispatch_windows import DispatchWindows
 from blackbox.pipeline.intake_stream import IntakeStream
 from blackbox.pipeline.session import start_session
 from blackbox.request import Shard
-from blackbox.settings import Settings
+from blackbox.settings import Half, Settings
 from blackbox.watch import Watch
 
 logger = logging.getLogger("blackbox.pipeline")
 
 STOP_S = 3.5
-
-Half = Literal["intake", "dispatch"]
 
 
 class EngineFailed(Exception):
@@ -61,7 +58,7 @@ class SparkEngine:
         self._run = uuid.uuid4().hex[:12]
         self._clock = Clock()
         self._kafka = kafka(settings)
-        self._topics = Topics(self._kafka.admin())
+        self._topics = own_topics(settings, self._kafka)
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._watch = Watch(settings, metrics, self._clock, pause=self._pause, resume=self._resume)
         self._shards: set[Shard] = set()
@@ -87,9 +84,7 @@ class SparkEngine:
         Redis is away."""
         settings = self._settings
         self._watch.observe_clock()
-        self._topics.ensure(
-            list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
-        )
+        self._topics.ensure()
         began = time.monotonic()
         self._session = start_session(settings.spark_master, settings.spark_settings())
         logger.info(
@@ -110,7 +105,7 @@ class SparkEngine:
             self._stream.start()
         self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
-        self._scheduler.add_job(self._grow_receipts, "interval", seconds=10, id="grow")
+        self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
         self._membership.start()
 
@@ -222,11 +217,3 @@ class SparkEngine:
     def _resume(self) -> None:
         if self._stream is not None:
             self._stream.resume()
-
-    def _grow_receipts(self) -> None:
-        try:
-            self._topics.grow_receipts(
-                list(self._settings.topics), retention_ms=self._settings.retention_ms
-            )
-        except Doubt as reason:
-            logger.warning("%s; trying again in 10 s", reason)

@@ -29,7 +29,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import OwnTopics
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics, Report
 from blackbox.owners import Owners
@@ -211,8 +211,8 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepare(world: World) -> None:
     """What a driver does before it starts Spark."""
-    topics = Topics(KafkaAccess(world.kafka.bootstrap_servers, world.name).admin())
-    topics.ensure([world.requests], world.dead_letters, retention_ms=3_600_000)
+    admin = KafkaAccess(world.kafka.bootstrap_servers, world.name).admin()
+    OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=3_600_000).ensure()
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from redis import Redis
 
 from blackbox import check
 from blackbox.check import Finding, Kind, findings
+from blackbox.connect import kafka, own_topics
 from blackbox.doubt import IndexLost, JournalLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.ports import free_port
@@ -105,9 +106,7 @@ def ensure(settings: Settings) -> None:
     """What a start does to the topics."""
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
     ours = [*settings.topics, settings.dead_letter_topic]
-    Topics(admin).ensure(
-        list(settings.topics), settings.dead_letter_topic, retention_ms=settings.retention_ms
-    )
+    own_topics(settings, kafka(settings)).ensure()
     wait_for(admin, [*ours, receipts_topic(ours[0])])
 
 

@@ -29,7 +29,7 @@ ONLY_IN = {
     "redis": {"index"},
     "hiredis": {"index"},
     "confluent_kafka": {"journal", "client", "demo", "embedded.kafka"},
-    "pyspark": {"pipeline", "embedded.jars"},
+    "pyspark": {"pipeline", "cli.batch", "embedded.jars"},
     "py4j": {"pipeline"},
     "pyarrow": {"pipeline"},
     "pandas": set(),
