@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -55,42 +55,55 @@ class RunningDemo:
         return [*processes, *self.folder.iterdir()]
 
 
+StartDemo = Callable[..., RunningDemo]
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def demo(tmp_path: Path) -> Iterator[StartDemo]:
+    """Starts a demo; one that a failing test leaves running is ended."""
     folder = tmp_path / "demo"
     folder.mkdir()
-    return folder
+    started: list[RunningDemo] = []
+
+    def start(*arguments: str) -> RunningDemo:
+        started.append(RunningDemo(folder, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait(30)
 
 
-def test_the_demo_ends_with_a_good_verdict_and_leaves_nothing_behind(folder: Path) -> None:
-    demo = RunningDemo(folder, "--requests", "300", "--seconds", "2")
-    assert demo.process.wait(90) == 0, demo.said
-    assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in demo.said
-    assert "4 dead letters, as expected" in demo.said
-    assert "sent 300" in demo.said
-    assert "first delivery" in demo.said
-    assert demo.left_behind() == []
+def test_the_demo_ends_with_a_good_verdict_and_leaves_nothing_behind(demo: StartDemo) -> None:
+    running = demo("--requests", "300", "--seconds", "2")
+    assert running.process.wait(90) == 0, running.said
+    assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in running.said
+    assert "4 dead letters, as expected" in running.said
+    assert "sent 300" in running.said
+    assert "first delivery" in running.said
+    assert running.left_behind() == []
 
 
 @pytest.mark.parametrize("moment", ["starting Kafka", "starting blackbox", "all shards open"])
-def test_ctrl_c_ends_the_demo_cleanly_at_any_time(folder: Path, moment: str) -> None:
-    demo = RunningDemo(folder, "--requests", "300", "--seconds", "60")
-    demo.says(moment)
-    demo.process.send_signal(signal.SIGINT)
-    assert demo.process.wait(30) == 130, demo.said
-    assert "Interrupted; nothing is left running." in demo.said
-    assert "Traceback" not in demo.said
-    assert demo.left_behind() == []
+def test_ctrl_c_ends_the_demo_cleanly_at_any_time(demo: StartDemo, moment: str) -> None:
+    running = demo("--requests", "300", "--seconds", "60")
+    running.says(moment)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 130, running.said
+    assert "Interrupted; nothing is left running." in running.said
+    assert "Traceback" not in running.said
+    assert running.left_behind() == []
 
 
-def test_a_demo_that_is_kept_shows_its_addresses_until_ctrl_c(folder: Path) -> None:
-    demo = RunningDemo(folder, "--requests", "50", "--seconds", "1", "--keep")
-    demo.says("Ctrl-C ends it")
-    assert "export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:" in demo.said
-    assert demo.process.poll() is None
-    demo.process.send_signal(signal.SIGINT)
-    assert demo.process.wait(30) == 0, demo.said
-    assert demo.left_behind() == []
+def test_a_demo_that_is_kept_shows_its_addresses_until_ctrl_c(demo: StartDemo) -> None:
+    running = demo("--requests", "50", "--seconds", "1", "--keep", "--engine", "process")
+    running.says("Ctrl-C ends it")
+    assert "export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:" in running.said
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0, running.said
+    assert running.left_behind() == []
 
 
 def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
