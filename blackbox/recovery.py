@@ -48,14 +48,19 @@ class Writer(Protocol):
     def commit(self, receipt: Receipt) -> int: ...
 
 
-class Journal(Protocol):
+class Receipts(Protocol):
+    """What a barrier needs of the journals."""
+
+    def receipt_bounds(self) -> Bounds: ...
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
+    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
+
+
+class Journal(Receipts, Protocol):
     """What recovery needs of the journals."""
 
     def request_bounds(self) -> Bounds: ...
-    def receipt_bounds(self) -> Bounds: ...
-    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
-    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,9 @@ class Recovery:
         self.confirm()  # 1
         self.writer.open()
         labels, gone = self._start()
-        label, void = self._barrier(labels, gone)  # 2, 3
+        label, void = commit_barrier(  # 2, 3
+            self.shard, self.journal, self.writer, self.now_ms, labels.receipts, gone
+        )
         applied = self._apply_receipts(labels.receipts, label)  # 4
         self._catch_up()  # 5
         return Recovered(applied, void, gone[1] - gone[0] if gone else 0)
@@ -133,39 +140,6 @@ class Recovery:
                 f"{{{self.shard}}}:*, and start it: old receipts would end new requests"
             )
 
-    def _barrier(self, labels: Labels, gone: tuple[int, int] | None) -> tuple[int, int]:
-        start = labels.receipts
-        void = 0
-        for attempt in range(ROUNDS):
-            bounds = self.journal.receipt_bounds()
-            end = bounds.end
-            tail = self._tail(max(start, bounds.start), end)
-            newest = tail[-1:] if attempt == 0 else tail
-            missing = self.journal.missing([r for _, r in newest if not r.barrier])
-            if missing:
-                logger.warning(
-                    "%s: the last receipt names %d messages that are not there; they stay pending",
-                    self.shard, len(missing),
-                )  # fmt: skip
-            void += len(missing)
-            barrier = Receipt(at_ms=self.now_ms(), void=missing, barrier=True, gone=gone)
-            self.writer.begin()
-            label = self.writer.commit(barrier)
-            start = end
-            if [at for at, _ in self.journal.receipts(end, label)] == [label - 1]:
-                return label, void
-        raise Doubt(f"{self.shard}: other owners kept writing receipts; starting over")
-
-    def _tail(self, start: int, end: int) -> list[tuple[int, Receipt]]:
-        """The last receipts; further back where there are none, as aborted ones leave only gaps."""
-        length = TAIL
-        while True:
-            first = max(start, end - length)
-            tail = list(self.journal.receipts(first, end))
-            if tail or first == start:
-                return tail
-            length *= 10
-
     def _apply_receipts(self, start: int, label: int) -> int:
         count = 0
         start = max(start, self.journal.receipt_bounds().start)
@@ -186,6 +160,52 @@ class Recovery:
                 self.apply(batch)
         except IndexFull as full:
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+
+
+def commit_barrier(
+    shard: Shard,
+    journal: Receipts,
+    writer: Writer,
+    now_ms: Callable[[], int],
+    start: int,
+    gone: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """The label that a new owner's barrier reaches, and how many outcomes it voids.
+
+    The owner knows the receipts below `start`, and has opened its writer. Raises a Doubt when
+    others keep writing receipts.
+    """
+    void = 0
+    for attempt in range(ROUNDS):
+        bounds = journal.receipt_bounds()
+        end = bounds.end
+        tail = _tail(journal, max(start, bounds.start), end)
+        newest = tail[-1:] if attempt == 0 else tail
+        missing = journal.missing([r for _, r in newest if not r.barrier])
+        if missing:
+            logger.warning(
+                "%s: the last receipt names %d messages that are not there; they stay pending",
+                shard, len(missing),
+            )  # fmt: skip
+        void += len(missing)
+        barrier = Receipt(at_ms=now_ms(), void=missing, barrier=True, gone=gone)
+        writer.begin()
+        label = writer.commit(barrier)
+        start = end
+        if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
+            return label, void
+    raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
+
+
+def _tail(journal: Receipts, start: int, end: int) -> list[tuple[int, Receipt]]:
+    """The last receipts; further back where there are none, as aborted ones leave only gaps."""
+    length = TAIL
+    while True:
+        first = max(start, end - length)
+        tail = list(journal.receipts(first, end))
+        if tail or first == start:
+            return tail
+        length *= 10
 
 
 def _chunked(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, list[int]]]:

@@ -8,9 +8,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from blackbox.cli.audit import audit
 from blackbox.cli.check import check
 from blackbox.cli.demo import demo
 from blackbox.cli.failures import explained
+from blackbox.cli.ledger import ledger
+from blackbox.cli.load import load
+from blackbox.cli.restore import restore
 from blackbox.cli.run import run
 from blackbox.cli.send import cancel, send
 from blackbox.cli.show import show
@@ -32,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, demo, send, cancel, show, status, check):
+for command in (run, demo, send, cancel, show, status, check, load, ledger, restore, audit):
     app.command()(command)
 
 

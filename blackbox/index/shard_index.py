@@ -36,7 +36,65 @@ _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 
 
-class ShardIndex:
+class PackedIndex:
+    """A shard's keys over one connection: what is read and written there, packed."""
+
+    def __init__(self, shard: Shard, connections: redis.ConnectionPool, *, grace_s: int) -> None:
+        self._keys = Keys(shard)
+        self._set_ex = set_ex_template(self._keys)
+        self._grace_s = grace_s
+        self._session = Session(connections)
+        self.shard = shard
+
+    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        expires_s = b"%d" % (left_s + self._grace_s)
+        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
+
+    def _zadd(self, scored: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        for chunk in _chunks(scored):
+            yield zadd(self._keys, chunk)
+
+    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
+        for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
+            flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
+            yield pack("HSET", self._keys.ids, *flat)
+        for freed in _chunks([c for c, offset in holders.items() if offset is None]):
+            yield pack("HDEL", self._keys.ids, *freed)
+
+    def _empty(self) -> bytes:
+        """Without the payloads: those that are asked for again are written again, others expire."""
+        return pack("UNLINK", self._keys.due, self._keys.ids, self._keys.state, self._keys.receipts)
+
+    def _read_labels(self, *more: bytes) -> list[bytes]:
+        return [
+            pack("HMGET", self._keys.state, "format", "requests", *more),
+            pack("GET", self._keys.receipts),
+        ]
+
+    def _write_requests(self, label: int, *more: bytes | int) -> bytes:
+        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
+
+    def _write_receipts(self, label: int) -> bytes:
+        return pack("SET", self._keys.receipts, label)
+
+    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
+        version, requests = state[:2]
+        if version == FORMAT and requests is not None and receipts is not None:
+            return Labels(int(requests), int(receipts))
+        if version not in (None, FORMAT):
+            raise ValueError(
+                f"{self._keys.state.decode()} has format {version!r}; this version reads {FORMAT!r}: "
+                "run the version that wrote it, or delete the shard's keys to rebuild them from Kafka"
+            )
+        return None  # there is none, or it is being emptied between the two reads
+
+    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
+        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
+        return replies is not None and _checked(replies) is not None
+
+
+class ShardIndex(PackedIndex):
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
@@ -45,12 +103,8 @@ class ShardIndex:
     """
 
     def __init__(self, shard: Shard, connections: redis.ConnectionPool, *, grace_s: int) -> None:
-        self._keys = Keys(shard)
-        self._set_ex = set_ex_template(self._keys)
-        self._grace_s = grace_s
-        self._session = Session(connections)
+        super().__init__(shard, connections, grace_s=grace_s)
         self._lock = RLock()
-        self.shard = shard
         self.labels = Labels(-1, -1)
         self.removed = 0
 
@@ -63,12 +117,16 @@ class ShardIndex:
             return found
 
     def begin(self, labels: Labels) -> None:
-        """Give an empty index its first labels. Raises LabelsMoved if it has some already."""
+        """Give an empty index its first labels, in one MULTI with the end of whatever is left there.
+
+        A restore that was interrupted leaves entries; those beyond the label would be delivered
+        again and again. Raises LabelsMoved if there are labels already.
+        """
         with self._lock:
             watch = pack("WATCH", self._keys.state, self._keys.receipts)
             found = self._labels(*self._session.run([watch, *self._read_labels()], 3)[1:])
             first = (self._write_requests(labels.requests), self._write_receipts(labels.receipts))
-            if found is not None or not self._exec(first):
+            if found is not None or not self._exec((self._empty(), *first)):
                 raise LabelsMoved(f"{self.shard}: expected an empty index, found {found}")
             self.labels = labels
 
@@ -241,27 +299,11 @@ class ShardIndex:
         ]
         return [*commands, *self._zadd([(at_ms, offset) for offset, (at_ms, _) in kept.items()])]
 
-    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
-        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
-        expires_s = b"%d" % (left_s + self._grace_s)
-        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
-
-    def _zadd(self, scored: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        for chunk in _chunks(scored):
-            yield zadd(self._keys, chunk)
-
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in _chunks(offsets):
             names = [member(offset) for offset in chunk]
             yield pack("ZREM", self._keys.due, *names)
             yield pack("UNLINK", *(self._keys.message(name) for name in names))
-
-    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
-        for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
-            flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
-            yield pack("HSET", self._keys.ids, *flat)
-        for freed in _chunks([c for c, offset in holders.items() if offset is None]):
-            yield pack("HDEL", self._keys.ids, *freed)
 
     def _holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
         held: dict[str, int] = {}
@@ -316,29 +358,6 @@ class ShardIndex:
             self.removed += 1  # another process took requests in: there may be cancels among them
             self.labels = self.labels._replace(requests=requests)
 
-    def _read_labels(self, *more: bytes) -> list[bytes]:
-        return [
-            pack("HMGET", self._keys.state, "format", "requests", *more),
-            pack("GET", self._keys.receipts),
-        ]
-
-    def _write_requests(self, label: int, *more: bytes | int) -> bytes:
-        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
-
-    def _write_receipts(self, label: int) -> bytes:
-        return pack("SET", self._keys.receipts, label)
-
-    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
-        version, requests = state[:2]
-        if version == FORMAT and requests is not None and receipts is not None:
-            return Labels(int(requests), int(receipts))
-        if version not in (None, FORMAT):
-            raise ValueError(
-                f"{self._keys.state.decode()} has format {version!r}; this version reads {FORMAT!r}: "
-                "run the version that wrote it, or delete the shard's keys to rebuild them from Kafka"
-            )
-        return None  # there is none, or it is being emptied between the two reads
-
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
         labels = self._read_labels(b"largest")
@@ -349,10 +368,6 @@ class ShardIndex:
             self._check(self._labels(state, label))
             if (state, label) == (state_after, label_after):
                 return [state, *replies]
-
-    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
-        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
-        return replies is not None and _checked(replies) is not None
 
     def _exec_even_if_full(self, commands: Sequence[bytes], seen: Labels) -> bool:
         try:

@@ -81,6 +81,45 @@ def test_the_next_owner_sees_the_labels_of_the_last(open_index: Opener) -> None:
     assert (following.load(), following.labels) == (Labels(7, 3), Labels(7, 3))
 
 
+def half_restored(client: redis.Redis) -> None:
+    """What a restore leaves that ended in its middle: entries and no labels."""
+    client.hset(PREFIX + "state", "restore", "its run")
+    client.zadd(PREFIX + "due", {member(0).decode(): NOW_MS, member(7).decode(): NOW_MS})
+    client.hset(PREFIX + "ids", "order-7", member(7).decode())
+    for offset in (0, 7):
+        client.set(PREFIX + f"msg:{member(offset).decode()}", entries.encode(entry()))
+
+
+def test_an_index_that_is_begun_holds_nothing_of_what_was_there(
+    open_index: Opener, client: redis.Redis
+) -> None:
+    half_restored(client)
+
+    index = open_index()
+    index.begin(Labels(0, 0))
+
+    found = held(client)
+    assert (found.labels, found.due, found.holders) == (Labels(0, 0), [], {})
+    assert client.hget(PREFIX + "state", "restore") is None
+
+
+def test_a_leftover_entry_beyond_the_label_is_not_delivered_again_and_again(
+    open_index: Opener, client: redis.Redis
+) -> None:
+    half_restored(client)
+    index = open_index()
+    index.begin(Labels(0, 0))
+    store(index, 0, 5, {0: entry()})  # the rest is still in Kafka
+
+    delivered = []
+    for receipts in (2, 4):
+        now = [offset for offset, _ in index.due(NOW_MS, 10).entries]
+        index.settle(dict.fromkeys(now), receipts)
+        delivered += now
+
+    assert delivered == [0]
+
+
 def test_an_index_is_begun_only_once(index: ShardIndex, open_index: Opener) -> None:
     with pytest.raises(LabelsMoved, match="expected an empty index, found"):
         open_index().begin(Labels(5, 5))

@@ -1,0 +1,123 @@
+"""`blackbox audit`: has every request exactly one fate?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from blackbox import logs
+from blackbox.cli.batch import spark
+from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.settings import Settings, load
+
+if TYPE_CHECKING:
+    from blackbox.pipeline.audit.audit import Verdict
+
+SHOWN = 50
+
+
+def audit(
+    targets: Annotated[
+        bool, typer.Option("--targets", help="Also read back what the target topics hold.")
+    ] = False,
+    late_bound: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="What is later than this is an exception."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    parquet: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write the tables fates and exceptions there."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report for people.")
+    ] = None,
+) -> None:
+    """Compare requests, receipts, Redis and targets, and name what does not agree; reads only.
+
+    Runs beside the live service. Ends with 0 when every request is accounted for, else with 1.
+    """
+    settings = load()
+    logs.silent()
+    if html is not None and not html.absolute().parent.is_dir():
+        raise BadUsage(f"--html {html}: there is no folder {html.absolute().parent}; create it")
+    verdict = _audit(settings, targets, late_bound, parquet, html)
+    if json:
+        typer.echo(orjson.dumps(_as_json(verdict), option=orjson.OPT_NON_STR_KEYS))
+    else:
+        _print(verdict)
+    if not verdict.is_clean:
+        raise typer.Exit(FAILED)
+
+
+def _audit(
+    settings: Settings,
+    targets: bool,
+    late_s: float | None,
+    parquet: str | None,
+    html: Path | None,
+) -> Verdict:
+    with spark(settings, "auditing") as session:
+        from blackbox.pipeline.audit.audit import audited
+        from blackbox.pipeline.audit.report import page
+
+        with audited(session, settings, targets=targets, late_s=late_s) as found:
+            if not found.verdict.shards:
+                raise ended(_nothing_there(settings), FAILED)
+            if html is not None:
+                html.write_text(page(found.verdict), encoding="utf-8")
+            if parquet is not None:
+                found.write(parquet)
+            return found.verdict
+
+
+def _nothing_there(settings: Settings) -> str:
+    topics = ", ".join(settings.topics)
+    servers = settings.kafka_bootstrap_servers
+    return f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing"
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    found = asdict(verdict) | {"verdict": "clean" if verdict.is_clean else "exceptions"}
+    for name in ("due", "asked", "delivered"):
+        series = getattr(verdict, name)
+        found[name] = series and series._asdict()
+    late = verdict.lateness
+    found["lateness"] = late and {
+        name: getattr(late, name) for name in ("p50_ms", "p99_ms", "longest_ms")
+    }
+    found["exceptions"] = [one._asdict() for one in verdict.exceptions]
+    for name in ("callers", "targets"):
+        found[name] = {key or "": counts for key, counts in found[name].items()}
+    return found
+
+
+def _print(verdict: Verdict) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    states = [f"{count:,} {state}" for state, count in verdict.states.items() if count]
+    console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))
+    if verdict.unknown:
+        console.print(Text(f"{verdict.unknown:,} not judged: the journals do not keep them"))
+    if verdict.is_clean:
+        console.print(Text("clean: every request is accounted for", style="bold green"))
+        return
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in verdict.by_kind.items())
+    console.print(Text(f"{verdict.found:,} exceptions: {kinds}", style="bold red"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("kind", "request", "caller", "detail"):
+        table.add_column(name, overflow="fold")
+    for one in verdict.exceptions[:SHOWN]:
+        place = f"{one.topic}/{one.partition}@{one.offset}"
+        table.add_row(*map(Text, (one.kind, place, one.caller or "", one.detail)))
+    console.print(table)
+    if verdict.found > SHOWN:
+        console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

@@ -1,0 +1,160 @@
+"""`blackbox ledger`: keep the journals as Parquet tables, further back than Kafka does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from blackbox import logs
+from blackbox.cli.batch import spark
+from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.connect import kafka
+from blackbox.settings import Settings, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from blackbox.pipeline.ledger.extend import Done
+
+Where = Annotated[str | None, typer.Option("--path", help="The ledger; default: BLACKBOX_LEDGER.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Only read every row and compare it with the manifest.")
+]
+AcceptGap = Annotated[
+    bool,
+    typer.Option(
+        "--accept-gap", help="Go on behind offsets that Kafka removed before they were read."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def ledger(
+    path: Where = None,
+    verify: Verify = False,
+    accept_gap: AcceptGap = False,
+    json: AsJson = False,
+) -> None:
+    """Add what is new in the journals to Parquet tables, for audit and restore."""
+    settings = load()
+    logs.silent()
+    place = path or settings.ledger
+    if not place:
+        raise BadUsage(
+            "where is the ledger? set BLACKBOX_LEDGER or --path to a folder, or a path of Hadoop "
+            "such as s3a://bucket/ledger"
+        )
+    if verify and accept_gap:
+        raise BadUsage("--verify changes nothing, and --accept-gap is for a run that does: use one")
+    if verify:
+        _verify(settings, place, json)
+    else:
+        _extend(settings, place, accept_gap, json)
+
+
+def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> None:
+    access = kafka(settings, logs.QUIET)
+    with _session(settings, "reading the journals") as session:
+        from blackbox.pipeline.ledger.extend import extend
+
+        done = extend(session, settings, access, place, accept_gap=accept_gap)
+    if json:
+        typer.echo(orjson.dumps(_as_json(done)))
+    else:
+        _print_tables(done)
+
+
+def _verify(settings: Settings, place: str, json: bool) -> None:
+    with _session(settings, "reading the ledger") as session:
+        from blackbox.pipeline.ledger.ledger import Ledger
+
+        verdict = Ledger.verify(session, place)
+    if json:
+        typer.echo(orjson.dumps(asdict(verdict)))
+    else:
+        for problem in verdict.problems:
+            typer.echo(problem)
+        if not verdict.problems:
+            typer.echo(
+                f"All well: {verdict.rows:,} rows in {verdict.files:,} files, each as written."
+            )
+        if verdict.leftovers:
+            typer.echo(
+                f"{verdict.leftovers} files belong to no manifest, as a run leaves them that was "
+                "killed: no reader sees them, a later run removes them."
+            )
+    if verdict.problems:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _session(settings: Settings, doing: str) -> Iterator[SparkSession]:
+    """A session whose LedgerError ends the command, once the bar is gone."""
+    problem = None
+    with spark(settings, doing) as session:
+        from blackbox.pipeline.ledger.manifest import LedgerError
+
+        try:
+            yield session
+        except LedgerError as error:
+            problem = str(error)
+    if problem is not None:
+        raise ended(problem, FAILED)
+
+
+def _as_json(done: Done) -> dict[str, Any]:
+    return {
+        "path": done.path,
+        "manifest": done.manifest.number,
+        "steps": done.steps,
+        "seconds": round(done.seconds, 3),
+        "tables": {table: asdict(one) for table, one in done.tables.items()},
+        "journals": [
+            {
+                "table": table,
+                "shard": str(shard),
+                "start": covered.start,
+                "end": covered.end,
+                "gaps": [list(gap) for gap in covered.gaps],
+            }
+            for (table, shard), covered in sorted(
+                done.manifest.journals.items(), key=lambda j: j[0]
+            )
+        ],
+    }
+
+
+def _print_tables(done: Done) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from blackbox.pipeline.ledger.manifest import Journal
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):
+        table.add_column(name, justify="left" if name == "table" else "right")
+    for name, one in done.tables.items():
+        compacted = f"{one.compacted:,} into {one.compacted_into:,}" if one.compacted else "-"
+        numbers = (one.rows_added, one.rows, one.days, one.files, one.bytes)
+        table.add_row(name, *(f"{number:,}" for number in numbers), compacted)
+    shards = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("shard", "requests", "receipts", "gaps"):
+        shards.add_column(name, justify="left" if name == "shard" else "right")
+    journals = done.manifest.journals
+    for shard in sorted({journal.shard for journal in journals}):
+        both = [journals[j] for j in (Journal("requests", shard), Journal("outcomes", shard))]
+        lost = sum(gap.end - gap.start for covered in both for gap in covered.gaps)
+        spans = (f"{covered.start:,} to {covered.end:,}" for covered in both)
+        shards.add_row(str(shard), *spans, f"{lost:,}" if lost else "-")
+    console = Console()
+    console.print(table, shards)
+    console.print(
+        f"{done.path}: manifest {done.manifest.number}, {done.steps} steps, {done.seconds:.1f} s",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip

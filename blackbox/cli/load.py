@@ -1,0 +1,286 @@
+"""`blackbox load`: millions of requests from files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import orjson
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from blackbox import logs
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.connect import kafka
+from blackbox.doubt import Doubt
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.loading import largest_record
+from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.settings import Settings
+from blackbox.settings import load as read_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from blackbox.pipeline.load import BadRow, File, Load, Verdict
+
+LOOK_S = 0.5
+SHOWN_CHARS = 400
+
+
+class Loaded(NamedTuple):
+    """What a command did. `seconds` were spent on sending, or with --dry-run on judging."""
+
+    files: int
+    rows: int
+    sent: int
+    already: int
+    seconds: float = 0.0
+    rows_per_s: int = 0
+    judged_s: float = 0.0
+    dry_run: bool = False
+
+
+def load(
+    file: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
+    request_topic: Annotated[
+        str | None, typer.Option(help="The request topic; the first of BLACKBOX_REQUEST_TOPICS.")
+    ] = None,
+    caller: Annotated[
+        str | None, typer.Option(help="Who asks, for the rows without a caller of their own.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="parquet, csv or jsonl; else the name's ending says it.")
+    ] = None,
+    rate: Annotated[int | None, typer.Option(help="Most rows per second.", min=1)] = None,
+    again: Annotated[
+        str | None, typer.Option(help="Load the same once more, under a name of this time.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only judge the rows.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Send the requests that files hold, each exactly once; a load that was cut off goes on.
+
+    Nothing is sent when a row is bad. docs/load.md has the columns.
+    """
+    settings = read_settings()
+    logs.silent()
+    topic = _topic(request_topic, settings)
+    kind = _kind(format)
+    options = (topic, _utf8("--caller", caller), _utf8("--again", again))
+    access = kafka(settings, logs.QUIET)
+    try:
+        from blackbox.pipeline.load import Load, NotLoaded, UnusableFile, find_files, read_files
+    except ImportError as missing:
+        raise ended(
+            f"{missing.name} is not installed; this command runs on Spark: "
+            "pip install 'blackbox[spark]'",
+            FAILED,
+        ) from None
+    try:
+        found = find_files(file, kind)
+        most_bytes = _most_bytes(access, topic)
+        with _Bar() as bar:
+            bar.shows("reading", sum(os.path.getsize(path) for path, _ in found))
+            files = read_files(found, options, bar.advance)
+            loading = Load(settings, access, topic, caller, files)
+            if loading.is_finished and not dry_run:
+                done = Loaded(len(files), loading.rows_in, 0, loading.rows_in)
+            else:
+                done = _judge_and_send(
+                    loading, settings, files, most_bytes, rate, dry_run, json, bar
+                )
+    except UnusableFile as error:
+        raise ended(printable(str(error)), FAILED) from None
+    except (NotLoaded, Doubt) as error:
+        remedy = "the same command again goes on where this one stopped"
+        raise ended(f"{printable(str(error))}; {remedy}", FAILED) from None
+    if json:
+        typer.echo(orjson.dumps(done._asdict()))
+    else:
+        _print(done)
+
+
+def _judge_and_send(
+    loading: Load,
+    settings: Settings,
+    files: Sequence[File],
+    most_bytes: int,
+    rate: int | None,
+    dry_run: bool,
+    json: bool,
+    bar: _Bar,
+) -> Loaded:
+    bar.shows("starting Spark", None)
+    with _spark(settings) as session:
+        bar.shows("judging, in pieces", loading.pieces)
+        begun_s = time.monotonic()
+        with bar.following(_tasks_done(session)):
+            verdict = loading.check(session, most_bytes, whole=dry_run)
+        if verdict.bad:
+            bar.stop()
+            raise _refused(verdict, loading.rows_in, json=json)
+        judged_s = time.monotonic() - begun_s
+        rows, before = sum(verdict.rows.values()), loading.rows_in
+        if dry_run:
+            per_s = round(rows / judged_s)
+            return Loaded(len(files), rows, 0, before, judged_s, per_s, judged_s, True)
+        bar.shows("sending", rows)
+        begun_s = time.monotonic()
+        with bar.following(loading.ask):
+            loading.send(session, verdict.rows, rate)
+        took_s = time.monotonic() - begun_s
+        sent = loading.rows_in - before
+        return Loaded(len(files), rows, sent, before, took_s, round(sent / took_s), judged_s)
+
+
+@contextmanager
+def _spark(settings: Settings) -> Iterator[SparkSession]:
+    from blackbox.pipeline.session import start_session
+
+    session = start_session(settings.spark_master, settings.spark_settings())
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _tasks_done(session: SparkSession) -> Callable[[], int]:
+    tracker = session.sparkContext.statusTracker()
+    done: dict[int, int] = {}
+
+    def count() -> int:
+        for stage in tracker.getActiveStageIds():
+            if (found := tracker.getStageInfo(stage)) is not None:
+                done[stage] = found.numCompletedTasks
+        return sum(done.values())
+
+    return count
+
+
+class _Bar:
+    """What the command does now, on stderr, and how much of it is done."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self._shown = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def shows(self, doing: str, total: int | None) -> None:
+        self._progress.reset(self._shown, description=doing, total=total, completed=0)
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._shown, count)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def following(self, look: Callable[[], int]) -> Iterator[None]:
+        """Show what `look` finds twice a second."""
+        over = Event()
+
+        def follow() -> None:
+            while not over.wait(LOOK_S):
+                try:
+                    self._progress.update(self._shown, completed=look())
+                except Doubt:
+                    continue
+
+        follower = Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+            over.set()
+            self._progress.update(self._shown, completed=look())
+        finally:
+            over.set()
+            follower.join()
+
+
+def _topic(asked: str | None, settings: Settings) -> str:
+    topics = list(settings.topics)
+    if asked is not None and asked not in topics:
+        raise BadUsage(
+            f"--request-topic {asked!r}: BLACKBOX_REQUEST_TOPICS has {', '.join(topics)}"
+        )
+    return asked or topics[0]
+
+
+def _kind(asked: str | None) -> str | None:
+    if asked not in (None, "parquet", "csv", "jsonl"):
+        raise BadUsage(f"--format {asked!r}: wanted: parquet, csv or jsonl")
+    return asked
+
+
+def _utf8(option: str, text: str | None) -> str | None:
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise BadUsage(f"{option} is not UTF-8; type UTF-8") from None
+    return text
+
+
+def _most_bytes(access: KafkaAccess, topic: str) -> int:
+    described = Topics(access.admin()).describe([topic]).get(topic)
+    if described is None:
+        raise ended(
+            f"the request topic {topic!r} is not on {access.bootstrap_servers}; "
+            "start blackbox once to have it created, or name another topic",
+            FAILED,
+        )
+    told = described.settings
+    return largest_record(
+        access, told.max_message_bytes if isinstance(told, TopicSettings) else None
+    )
+
+
+def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
+    if json:
+        rows = [one._asdict() | {"path": printable(one.path)} for one in verdict.first]
+        typer.echo(orjson.dumps({"bad": verdict.bad, "bad_rows": rows}))
+    more = verdict.bad - len(verdict.first)
+    lines = [_line(one) for one in verdict.first]
+    lines += [f"… and {more:,} more"] if more else []
+    before = f" ({rows_in:,} rows are in from before)" if rows_in else ""
+    lines += [f"{verdict.bad:,} bad rows; nothing was sent{before}"]
+    return ended("\n".join(lines), REFUSED)
+
+
+def _line(bad: BadRow) -> str:
+    unit = "row" if bad.kind == "parquet" else "line"
+    return printable(f"{bad.path}, {unit} {bad.number}: {bad.reason}: {bad.detail}")
+
+
+def printable(text: str) -> str:
+    """The same on one line, of bounded length, without what a terminal would obey."""
+    shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+
+
+def _print(done: Loaded) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("files", "rows", "sent now", "already there", "seconds", "rows/s"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        *(f"{count:,}" for count in done[:4]), f"{done.seconds:.1f}", f"{done.rows_per_s:,}"
+    )
+    Console().print(table)
+    if done.dry_run:
+        typer.echo("every row is good; nothing was sent (--dry-run)")
+    elif not done.sent:
+        typer.echo("this load is complete already; --again NAME sends it once more")

@@ -1,0 +1,235 @@
+"""Rows of files on their way into a request topic: in transactions that also say how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.request import Headers
+
+OPEN_ATTEMPTS = 5
+OPEN_ATTEMPT_S = 6.0
+SETTLE_S = 20.0
+ASK_S = 0.2
+
+LAYOUT = "1"
+"""How files are cut into pieces. The numbers of another layout mean other rows."""
+
+LARGEST_BYTES = 1_000_000
+"""The client's own default of `message.max.bytes`."""
+
+RECORD_BYTES = 120
+HEADER_BYTES = 12
+"""More than Kafka adds to a record that is a batch of its own, and to each header."""
+
+
+class Mark(NamedTuple):
+    """How many rows of a piece are in the topic, of all that it has."""
+
+    rows: int
+    total: int
+
+
+def piece_name(access: KafkaAccess, fingerprint: str, number: int) -> str:
+    """The consumer group and the transactional id of one piece of one load."""
+    return f"{access.group_id}.load.{fingerprint}.{number}"
+
+
+def largest_record(access: KafkaAccess, topic_max_bytes: int | None) -> int:
+    """The most bytes that client and topic take; see `record_bytes`."""
+    own = int(access.settings.get("message.max.bytes", LARGEST_BYTES))
+    return min(own, topic_max_bytes or own)
+
+
+def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
+    """About what a record takes in a batch of its own, rather more than less."""
+    names = sum(len(name) + len(held or b"") + HEADER_BYTES for name, held in headers)
+    return len(value) + 3 * len(key or "") + names + RECORD_BYTES
+
+
+class Marks:
+    """How far pieces are, as committed. Not safe for use from two threads at once."""
+
+    def __init__(self, access: KafkaAccess, topic: str) -> None:
+        self._admin: AdminClient = access.admin()
+        self._topic = topic
+
+    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, Mark]:
+        """The marks of those of these pieces that were begun. Raises JournalLost.
+
+        A commit that just succeeded may not be seen yet; with `settled` it is waited for, 20 s at
+        most, as is any transaction under way.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        found: dict[str, Mark] = {}
+        left = list(names)
+        while True:
+            is_last = time.monotonic() > deadline
+            left = self._ask(left, found, settled=settled and not is_last, is_last=is_last)
+            if not left:
+                return found
+            time.sleep(ASK_S)
+
+    def _ask(
+        self, names: Sequence[str], found: dict[str, Mark], *, settled: bool, is_last: bool
+    ) -> list[str]:
+        """Ask about all at once; returns those to be asked again."""
+        answers = {
+            name: self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(name, [TopicPartition(self._topic, 0)])],
+                require_stable=settled,
+                request_timeout=REQUEST_TIMEOUT_S,
+            )[name]
+            for name in names
+        }
+        again = []
+        for name, answer in answers.items():
+            try:
+                [at] = answer.result().topic_partitions
+                if at.error is not None:
+                    raise KafkaException(at.error)
+                if (mark := _mark(name, at)) is not None:
+                    found[name] = mark
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                    continue
+                if is_last or not (cause.retriable() or cause.code() in _PASSING):
+                    raise doubt(error, f"{name}: cannot ask how far it is") from None
+                again.append(name)
+        return again
+
+
+_PASSING = (
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+)
+
+
+def _mark(name: str, at: TopicPartition) -> Mark | None:
+    if at.offset < 0:
+        return None
+    layout, _, total = (at.metadata or "").partition("/")
+    if layout != LAYOUT:
+        raise JournalLost(
+            f"{name} was begun by a blackbox that counts otherwise ({at.metadata!r}); "
+            "end it with the version that began it"
+        )
+    return Mark(at.offset, int(total))
+
+
+class PieceWriter:
+    """Sends the rows of one piece, each exactly once however often it is begun.
+
+    1. `open` fences everyone who had this piece, settles what they left open, and only then reads
+       how many rows are in;
+    2. `send` writes the next rows and their number in one transaction.
+    Unusable after its first doubt. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str, name: str, total: int) -> None:
+        self._name = name
+        self._topic = topic
+        self._mark = f"{LAYOUT}/{total}"
+        gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
+        self._producer: Producer = replace(access, settings=gathered).producer(name)
+        self._consumer: Consumer = access.in_group(name).consumer()
+        self._failed: KafkaError | None = None
+
+    def open(self) -> int:
+        """Returns how many rows are in. Raises JournalLost without brokers for 30 s."""
+        for attempt in range(1, OPEN_ATTEMPTS + 1):
+            try:
+                self._producer.init_transactions(OPEN_ATTEMPT_S)
+                break
+            except KafkaException as error:
+                if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
+                    raise doubt(error, f"{self._name}: cannot open the transactional id") from None
+        try:
+            [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)
+            if at.error is not None:
+                raise KafkaException(at.error)
+        except KafkaException as error:
+            raise doubt(error, f"{self._name}: cannot ask how far it is") from None
+        mark = _mark(self._name, at)
+        return mark.rows if mark is not None else 0
+
+    def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
+        """Write the next rows; with them, `rows_in` are in. All or, with a Doubt, perhaps none."""
+        at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
+        try:
+            self._producer.begin_transaction()
+            for key, value, headers in rows:
+                self._produce(key, value, headers)
+            whose = self._consumer.consumer_group_metadata()
+            self._patiently(
+                lambda left_s: self._producer.send_offsets_to_transaction([at], whose, left_s)
+            )
+            self._patiently(self._producer.commit_transaction)  # flushes first
+        except (KafkaException, SystemError) as error:
+            # a fatal error that comes while reports are served has the other as its cause
+            cause = error if isinstance(error, KafkaException) else error.__cause__
+            if not isinstance(cause, KafkaException):
+                raise
+            refused = f" ({self._failed.str()})" if self._failed is not None else ""
+            raise doubt(cause, f"{self._name}: the outcome is unknown{refused}") from None
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction stays for the next to open the piece to settle."""
+        self._consumer.close()
+        self._producer.purge()
+        with suppress(KafkaException, SystemError):  # a fenced one says so once more
+            self._producer.flush(0)
+        del self._producer
+
+    def _produce(self, key: str | None, value: bytes, headers: Headers) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic,
+                    value,
+                    key,
+                    -1,
+                    self._report,
+                    None,
+                    0,
+                    headers or None,  # type: ignore[arg-type]
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def _patiently(self, call: Callable[[float], object]) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                call(SETTLE_S / 4)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed = error

@@ -1,0 +1,338 @@
+"""What became of each request, and what is wrong with it: steps of the audit, table to table."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_, or_
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql.functions import (
+    array,
+    array_compact,
+    broadcast,
+    coalesce,
+    col,
+    concat,
+    count,
+    explode,
+    greatest,
+    hex,
+    lead,
+    lit,
+    lower,
+    lpad,
+    shiftright,
+    struct,
+    timestamp_millis,
+    when,
+)
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
+
+from blackbox.pipeline.journals import PLACE, SHARD, settled
+
+ASKED = [*PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id"]
+"""What of a request's record is needed to judge it."""
+
+MARKS = (
+    "topic string, partition int, id_prefix string, first long, gap_start long, gap_end long, "
+    "end long, requests_low long, requests_high long, receipts_low long, receipts_high long, "
+    "steady boolean, told_from_ms long"
+)
+"""Of each shard: what is kept, from `first` to `end` - 1 without the gap; between which values
+its labels were while the index was read, and whether they did not go back; since when all receipts
+are kept (null: from the first one on)."""
+
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
+"""What target topics hold, from `kept_from` to `kept_to` - 1."""
+
+FATE = [
+    "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
+    "to_topic", "to_partition", "to_offset", "ended_by",
+]  # fmt: skip
+FINDING = ["kind", *PLACE, "id", "caller", "detail"]
+
+STATES = (
+    "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",
+    "unknown",
+)  # fmt: skip
+
+
+def fates(
+    asked: DataFrame,
+    outcomes: DataFrame,
+    held: DataFrame,
+    marks: DataFrame,
+    found: DataFrame | None = None,
+    spans: DataFrame | None = None,
+) -> DataFrame:
+    """One row for each offset that a journal, the index or a target names, with all they say of it.
+
+    `asked` has the columns ASKED, `held` those of an index; `found` and `spans` come together.
+    """
+    told = _told(outcomes)
+    if spans is not None:
+        told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
+    rows = asked.join(_ended(asked).hint("merge"), PLACE, "left")
+    rows = rows.join(told, PLACE, "full").join(_index(held), PLACE, "full")
+    if found is not None:
+        rows = rows.join(_copies(found), PLACE, "full")
+    rows = rows.join(broadcast(marks), SHARD, "inner")
+    return _with_state(rows.withColumn("id", _id()))
+
+
+def requests(fates: DataFrame) -> DataFrame:
+    """The fates of requests only: without cancels, and without offsets that hold none."""
+    return fates.where(col("kind").isin("request", "invalid"))
+
+
+def exceptions(
+    fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
+) -> DataFrame:
+    """What is wrong, one row each. `late_ms` is how late is too late at `now_ms`; None: nothing."""
+    rules = _rules()
+    if late_ms is not None:
+        rules["late"] = _late(now_ms, late_ms)
+    if targets:
+        _add_target_rules(rules)
+    faults = array(
+        *(
+            when(broken, struct(lit(kind).alias("kind"), detail.alias("detail")))
+            for kind, (broken, detail) in rules.items()
+        )
+    )
+    rows = fates.withColumn("fault", explode(array_compact(faults)))
+    return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
+
+
+def is_known() -> Column:
+    """Whether the journals still keep this offset of the request topic."""
+    in_gap = (col("offset") >= col("gap_start")) & (col("offset") < col("gap_end"))
+    return (col("offset") >= col("first")) & ~in_gap
+
+
+def lateness() -> Column:
+    """Delivered after it was due, or was asked for if that is later, in ms."""
+    since = greatest(col("due_ms"), col("timestamp_ms"))
+    return greatest(col("outcome_ms") - since, lit(0))
+
+
+def _ended(asked: DataFrame) -> DataFrame:
+    """For requests made under a caller id, the next record under it: what ends them."""
+    later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
+    named = asked.where(col("caller_id").isNotNull())
+    following = named.select(
+        *PLACE,
+        lead("offset").over(later).alias("ended_by"),
+        lead("kind").over(later).alias("ended_as"),
+    )
+    return following.where(col("ended_by").isNotNull())
+
+
+def _told(outcomes: DataFrame) -> DataFrame:
+    """The first outcome of each request, how many there are, and the last."""
+    place = struct("to_topic", "to_partition", "to_offset")
+    first = struct("receipt", "outcome", "at_ms", place.alias("to"))
+    last = struct("receipt", "outcome", place.alias("to"))
+    grouped = (
+        settled(outcomes)
+        .groupBy(PLACE)
+        .agg(
+            count(lit(1)).alias("outcomes"),
+            smallest(first).alias("told"),
+            largest(last).alias("again"),
+        )
+    )
+    return grouped.select(
+        *PLACE,
+        "outcomes",
+        "told.receipt",
+        "told.outcome",
+        col("told.at_ms").alias("outcome_ms"),
+        "told.to.*",
+        "again",
+    )
+
+
+def _index(held: DataFrame) -> DataFrame:
+    """Each entry and each payload once."""
+    return held.groupBy(PLACE).agg(
+        largest("entry").alias("entry"), largest("payload").alias("payload")
+    )
+
+
+def _copies(found: DataFrame) -> DataFrame:
+    """How often targets hold each message, where, and by how much the earliest was early."""
+    place = struct("at_topic", "at_partition", "at_offset")
+    return found.groupBy(PLACE).agg(
+        count(lit(1)).alias("copies"),
+        smallest(place).alias("one"),
+        largest(place).alias("other"),
+        largest("early_ms").alias("early_ms"),
+    )
+
+
+def _with_state(rows: DataFrame) -> DataFrame:
+    is_ended = col("ended_by") < col("requests_high")
+    in_doubt = ~_in_index() & (col("due_ms") < col("told_from_ms"))
+    state = (
+        when(col("outcome").isNotNull(), col("outcome"))
+        .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
+        .when(is_ended, lit("replaced"))
+        .when(col("offset") >= col("requests_high"), lit("unread"))
+        .when(in_doubt, lit("unknown"))
+        .otherwise(lit("pending"))
+    )
+    is_request = col("kind").isin("request", "invalid")
+    return rows.withColumn("state", when(is_request, state))
+
+
+def _rules() -> dict[str, tuple[Column, Column]]:
+    """By kind, when a row breaks the rule, and what to say then."""
+    pending_throughout = (
+        col("kind").isin("request", "invalid")
+        & (col("offset") < col("requests_low"))
+        & (col("receipt").isNull() | (col("receipt") >= col("receipts_high")))
+        & (col("ended_by").isNull() | (col("ended_by") >= col("requests_high")))
+        & (col("state") != lit("unknown"))
+    )
+    was_told = col("receipt") < col("receipts_low")
+    was_ended = col("ended_by") < col("requests_low")
+    never_asked = (col("offset") < col("requests_low")) & (
+        col("kind").isNull() | (col("kind") == lit("cancel"))
+    )
+    not_read = (col("offset") >= col("requests_high")) & col("steady")
+    over_throughout = _any(was_told, was_ended, never_asked, not_read)
+    entry, payload = _is(col("entry")), _is(col("payload"))
+    return {
+        "lost": (
+            is_known() & pending_throughout & ~entry,
+            _text(
+                "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
+                "not in the index",
+            ),
+        ),
+        "orphan-entry": (is_known() & entry & over_throughout, _why_orphan()),
+        "no-payload": (is_known() & entry & ~payload, lit("its entry is there, its payload not")),
+        "orphan-payload": (~entry & payload, lit("its payload is there, its entry not")),
+        "duplicated": (
+            is_known() & (col("outcomes") > lit(1)),
+            _text(
+                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_topic"),
+                ", last ", col("again.outcome"), _at("again.to.to_topic"),
+            ),
+        ),
+        "no-request": (
+            is_known()
+            & col("receipt").isNotNull()
+            & (col("offset") < col("end"))
+            & (col("kind").isNull() | (col("kind") == lit("cancel"))),
+            _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_topic")),
+        ),
+        "early": (
+            (col("outcome") == lit("delivered"))
+            & (col("outcome_ms") < col("due_ms"))
+            & (col("timestamp_ms") <= col("outcome_ms")),
+            _text("delivered ", col("due_ms") - col("outcome_ms"), " ms before it was due"),
+        ),
+    }  # fmt: skip
+
+
+def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
+    since = greatest(col("due_ms"), col("timestamp_ms"))
+    delivered = (col("outcome") == lit("delivered")) & (lateness() > late_ms)
+    overdue = (col("state") == lit("pending")) & (lit(now_ms) - since > late_ms)
+    by_ms = when(delivered, lateness()).otherwise(lit(now_ms) - since)
+    what = when(delivered, lit("delivered ")).otherwise(lit("still pending "))
+    return delivered | overdue, _text(what, by_ms, " ms after it was due")
+
+
+def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
+    """Rules on what the target topics really hold; they extend some of the others."""
+    several = col("copies") > lit(1)
+    twice, said_twice = rules["duplicated"]
+    copies = _text(
+        "targets hold it ", col("copies"), " times: ", _place("one"), " to ", _place("other")
+    )
+    rules["duplicated"] = (
+        twice | (is_known() & several),
+        when(several, copies).otherwise(said_twice),
+    )
+    early, said_early = rules["early"]
+    stamped = col("early_ms") > lit(0)
+    rules["early"] = (
+        early | stamped,
+        when(stamped, _text("in its target ", col("early_ms"), " ms before it was due")).otherwise(
+            said_early
+        ),
+    )
+    delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
+    is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    same = reduce(
+        and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
+    )  # fmt: skip
+    rules["not-there"] = (
+        delivered & is_kept & ~_any(several, same),
+        _text("told to be", _at("to_topic"), ", which holds something else or nothing"),
+    )
+    is_told = (
+        _is(delivered & same)
+        | (col("outcomes") > lit(1))
+        | (col("told_from_ms").isNotNull() & (col("due_ms") < col("told_from_ms")))
+    )
+    rules["unaccounted"] = (
+        is_known() & (col("copies") == lit(1)) & ~_is(is_told),
+        _text(_place("one"), " holds it, and no receipt says so"),
+    )
+
+
+def _why_orphan() -> Column:
+    return (
+        when(col("outcome").isNotNull(), _text("in the index, but ", col("outcome")))
+        .when(col("kind").isNull(), lit("in the index, but no such request"))
+        .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
+        .when(col("state") == lit("unread"), lit("in the index, but above its label"))
+        .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
+    )
+
+
+def _in_index() -> Column:
+    return _is(col("entry"))
+
+
+def _is(condition: Column) -> Column:
+    """A condition on what may be missing, which then does not hold."""
+    return coalesce(condition, lit(False))
+
+
+def _any(*conditions: Column) -> Column:
+    return reduce(or_, map(_is, conditions))
+
+
+def _text(*parts: Column | str) -> Column:
+    """A sentence; what is missing in it reads as nothing."""
+    columns = [lit(part) if isinstance(part, str) else part.cast("string") for part in parts]
+    return concat(*(coalesce(column, lit("")) for column in columns))
+
+
+def _at(topic: str) -> Column:
+    """` at orders/3@17`, or nothing where there is no place."""
+    before = topic.removesuffix("to_topic")
+    names = (f"{before}to_topic", f"{before}to_partition", f"{before}to_offset")
+    where, partition, offset = (col(name).cast("string") for name in names)
+    return coalesce(concat(lit(" at "), where, lit("/"), partition, lit("@"), offset), lit(""))
+
+
+def _place(name: str) -> Column:
+    where, partition, offset = (
+        col(f"{name}.at_{part}").cast("string") for part in ("topic", "partition", "offset")
+    )
+    return concat(where, lit("/"), partition, lit("@"), offset)
+
+
+def _id() -> Column:
+    """`blackbox.request.request_id` of the row's place."""
+    high = shiftright(col("offset"), 48).bitwiseOR(lit(0x8000))
+    low = col("offset").bitwiseAND(lit(0xFFFF_FFFF_FFFF))
+    digits = (lower(lpad(hex(part), size, "0")) for part, size in ((high, 4), (low, 12)))
+    return concat(col("id_prefix"), next(digits), lit("-"), next(digits))

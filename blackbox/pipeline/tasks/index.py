@@ -1,0 +1,76 @@
+"""Spark tasks that read whole indexes, a shard each, and the key space beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from blackbox.index.dump import Dump
+from blackbox.request import Shard
+from blackbox.settings import Settings
+
+HELD = "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean"
+"""What an index has of a request: its entry, its payload, or one without the other."""
+
+_HELD = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("entry", pa.bool_()),
+        ("payload", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Reads the shards whose numbers are its rows; one number more stands for orphaned payloads."""
+
+    settings: Settings
+    shards: tuple[Shard, ...]
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for some in rows for number in some.column("id").to_pylist()]
+        dump = Dump(self.settings.redis_url.get_secret_value())
+        for number in numbers:
+            if number == len(self.shards):
+                yield from _orphans(dump, self.shards)
+            else:
+                yield from _entries(dump, self.shards[number])
+        dump.close()
+
+
+def _entries(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
+    for held in dump.entries(shard):
+        there = [True] * len(held)
+        yield _batch(
+            [shard] * len(held),
+            [one.offset for one in held],
+            [one.at_ms for one in held],
+            there,
+            [one.has_payload for one in held],
+        )
+
+
+def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
+    for found in dump.orphans(shards):
+        count = len(found)
+        yield _batch(
+            [shard for shard, _ in found],
+            [offset for _, offset in found],
+            [None] * count,
+            [False] * count,
+            [True] * count,
+        )
+
+
+def _batch(shards: Sequence[Shard], *columns: Sequence[object]) -> pa.RecordBatch:
+    where = [[shard.topic for shard in shards], [shard.partition for shard in shards]]
+    arrays = [
+        pa.array(held, field.type) for held, field in zip([*where, *columns], _HELD, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_HELD)

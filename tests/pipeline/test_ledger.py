@@ -1,0 +1,716 @@
+"""The ledger beside the journals themselves, on a real broker: equal, exactly once, or a clear no."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
+
+from blackbox import logs
+from blackbox.cli import app
+from blackbox.connect import kafka
+from blackbox.embedded import EmbeddedStack
+from blackbox.pipeline.journals import Journals, Kept, Span
+from blackbox.pipeline.ledger import manifest as manifests
+from blackbox.pipeline.ledger.extend import Done, Limits, extend
+from blackbox.pipeline.ledger.files import Files
+from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, newest
+from blackbox.pipeline.ledger.manifest import Journal
+from blackbox.receipt import Receipt, encode
+from blackbox.request import Shard
+from blackbox.settings import load
+from tests.pipeline.cluster import kill_tree
+from tests.raw_record import write_with_header
+from tests.world import World, read_all, until
+
+pytestmark = pytest.mark.service
+
+KILLS = int(os.environ.get("BLACKBOX_TEST_LEDGER_KILLS", "2"))
+NOON_MS = 1_767_268_800_000
+"""2026-01-01T12:00Z."""
+DAY_MS = 86_400_000
+FOR_EVER = {"retention.ms": "-1"}
+SMALL = Limits(step=7)
+AT_ONCE = Limits(step=1_000_000)
+
+
+class Books:
+    """A request topic of its own, whose records are written at times of the test's choice."""
+
+    def __init__(self, world: World, spark: SparkSession, name: str = "books") -> None:
+        self.spark = spark
+        self.servers = world.kafka.bootstrap_servers
+        self.topic = f"{world.name}.{name}"
+        self.receipts_topic = f"{self.topic}.receipts"
+        self.environment = world.environment(request_topics=f"{self.topic}:countdown")
+        self.settings = load(
+            kafka_bootstrap_servers=self.servers,
+            request_topics=f"{self.topic}:countdown",
+            dead_letter_topic=world.dead_letters,
+            group_id=world.name,
+        )
+        self.access = kafka(self.settings, logs.QUIET)
+        self._admin = AdminClient({"bootstrap.servers": self.servers})
+        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+
+    def create(self, partitions: int = 2) -> Books:
+        new = [
+            NewTopic(name, partitions, config=FOR_EVER)
+            for name in (self.topic, self.receipts_topic)
+        ]
+        for future in self._admin.create_topics(new).values():
+            future.result(30)
+        self._wait_for(partitions)
+        return self
+
+    def delete(self) -> None:
+        for future in self._admin.delete_topics([self.topic, self.receipts_topic]).values():
+            future.result(30)
+
+        def are_gone() -> bool:
+            known = self._admin.list_topics(timeout=10).topics
+            return self.topic not in known and self.receipts_topic not in known
+
+        until("the topics are gone", are_gone)
+
+    def add_partition(self, count: int) -> None:
+        wanted = [NewPartitions(name, count) for name in (self.topic, self.receipts_topic)]
+        for future in self._admin.create_partitions(wanted).values():
+            future.result(30)
+        self._wait_for(count)
+
+    def _wait_for(self, partitions: int) -> None:
+        for name in (self.topic, self.receipts_topic):
+
+            def are_there(name: str = name) -> bool:
+                known = self._admin.list_topics(name, timeout=10).topics[name]
+                return len(known.partitions) == partitions
+
+            until("the broker tells of the partitions", are_there)
+
+    def cut(self, topic: str, partition: int, offset: int) -> None:
+        """What retention does: everything below `offset` is gone."""
+        deleted = self._admin.delete_records([TopicPartition(topic, partition, offset)])
+        for future in deleted.values():
+            future.result(30)
+
+    def ask(self, count: int, partition: int = 0, at_ms: int = NOON_MS) -> None:
+        """Write requests, a second apart."""
+        for number in range(count):
+            self.write(body(f"m{number}"), partition, at_ms + number * 1000)
+        self.flush()
+
+    def write(self, value: bytes | None, partition: int = 0, at_ms: int = NOON_MS) -> None:
+        headers: list[tuple[str, str | bytes | None]] = [("CALLER_SERVICE", b"tests"), ("n", None)]
+        self._producer.produce(
+            self.topic, value, b"\x00k", partition, timestamp=at_ms, headers=headers
+        )
+
+    def tell(self, receipt: Receipt, partition: int = 0) -> None:
+        self._producer.produce(self.receipts_topic, encode(receipt), partition=partition)
+        self.flush()
+
+    def in_transaction(self, count: int, partition: int = 0, *, is_committed: bool) -> None:
+        """Requests of a transaction; a marker, which is no record, follows them."""
+        producer = self.access.producer(f"{self.topic}.{os.urandom(4).hex()}")
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(self.topic, body(f"t{number}"), partition=partition, timestamp=NOON_MS)
+        producer.flush(30)
+        if is_committed:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+    def extend(self, path: Path | str, limits: Limits = AT_ONCE, **more: Any) -> Done:
+        return extend(self.spark, self.settings, self.access, str(path), limits=limits, **more)
+
+    def open(self, path: Path | str) -> Ledger:
+        return Ledger.open(self.spark, str(path))
+
+    def requests_in_kafka(self) -> list[tuple[Any, ...]]:
+        """(partition, offset, timestamp, key, value, headers), read without anything of ours."""
+        return sorted(
+            (m.partition(), m.offset(), m.timestamp()[1], m.key(), m.value(), headers_of(m))
+            for m in read_all(self.servers, self.topic)
+        )
+
+    def outcomes_in_kafka(self) -> list[tuple[Any, ...]]:
+        """(partition, receipt, outcome, offset, to partition, to offset) as the receipts' JSON says."""
+        found: list[tuple[Any, ...]] = []
+        for message in read_all(self.servers, self.receipts_topic):
+            told = json.loads(message.value() or b"")
+            at = (message.partition(), message.offset())
+            for place, pairs in told.get("delivered", {}).items():
+                found += [(*at, "delivered", o, int(place.split("/")[1]), to) for o, to in pairs]
+            for word in ("dead", "expired", "invalid", "void"):
+                found += [(*at, word, offset, -1, -1) for offset in told.get(word, [])]
+            if "gone" in told:
+                found.append((*at, "gone", told["gone"][0], -1, told["gone"][1]))
+        return sorted(found)
+
+    def assert_equal(self, path: Path | str) -> None:
+        """The ledger holds what the topics hold, row by row."""
+        ledger = self.open(path)
+        assert requests_in(ledger.requests()) == self.requests_in_kafka()
+        assert outcomes_in(ledger.outcomes()) == self.outcomes_in_kafka()
+
+
+def headers_of(message: Message) -> list[Any]:
+    asked: Any = message.headers
+    try:
+        return [(name, value) for name, value in asked() or []]
+    except (UnicodeDecodeError, SystemError):
+        return []  # a name that is no text: the ledger says so in `detail`
+
+
+def requests_in(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            row["partition"], row["offset"], row["timestamp_ms"], bytes_of(row["key"]),
+            bytes_of(row["value"]), [(h["key"], bytes_of(h["value"])) for h in row["headers"]],
+        )
+        for row in frame.collect()
+    )  # fmt: skip
+
+
+def outcomes_in(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            row["partition"], row["receipt"], row["outcome"], row["offset"],
+            -1 if row["to_partition"] is None else row["to_partition"],
+            -1 if row["to_offset"] is None else row["to_offset"],
+        )
+        for row in frame.collect()
+    )  # fmt: skip
+
+
+def bytes_of(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def body(message: str) -> bytes:
+    return json.dumps({"topic": "orders", "message": message, "countdown": 60}).encode()
+
+
+def data_files(path: Path) -> set[Path]:
+    return set(path.glob("[ro]*/**/*.parquet"))
+
+
+def copied(ledger: Path, to: Path) -> Path:
+    shutil.copytree(ledger, to)
+    return to
+
+
+@pytest.fixture
+def books(world: World, spark: SparkSession) -> Books:
+    return Books(world, spark).create()
+
+
+@pytest.fixture(scope="module")
+def shelf(
+    stack: EmbeddedStack, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Books, Path]]:
+    """A ledger that is made once, of three days; tests damage copies of it."""
+    folder = tmp_path_factory.mktemp("shelf")
+    with World(stack.kafka, stack.redis, folder) as world:
+        books = Books(world, spark).create()
+        for day in range(3):
+            books.ask(4, at_ms=NOON_MS + day * DAY_MS)
+        books.tell(Receipt(NOON_MS, delivered={"orders/1": [(0, 10), (1, 11)]}))
+        books.extend(folder / "ledger")
+        yield books, folder / "ledger"
+
+
+@pytest.fixture
+def damaged(shelf: tuple[Books, Path], tmp_path: Path) -> tuple[Books, Path]:
+    """A copy of a sound ledger, to be damaged."""
+    books, ledger = shelf
+    return books, copied(ledger, tmp_path / "ledger")
+
+
+def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new(
+    books: Books, tmp_path: Path
+) -> None:
+    path = tmp_path / "a ledger [1]"
+    books.in_transaction(3, is_committed=False)
+    books.in_transaction(2, is_committed=True)
+    books.ask(12)
+    for value in (None, b"", b"no request", b'{"cancel": true, "id": "a"}'):
+        books.write(value, partition=1)
+    books.write(body("long ago"), at_ms=0)
+    books.flush()
+    write_with_header(books.servers, books.topic, b"\xff\xfe", b"odd")
+    books.in_transaction(2, is_committed=False)
+    first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
+    books.tell(replace(first, letters={"dead/0": [(7, 3)]}))
+    books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10)))
+    books.tell(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
+
+    done = books.extend(path, Limits(step=9))
+
+    assert done.steps > 2
+    assert {name: one.rows_added for name, one in done.tables.items()} == {
+        "requests": len(books.requests_in_kafka()),
+        "outcomes": 7,
+    }
+    books.assert_equal(path)
+    assert {file.day for file in done.manifest.of("requests")} >= {"1970-01-01", "2026-01-01"}
+    assert {file.day for file in done.manifest.of("outcomes")} == {"2026-01-01", "2026-01-02"}
+    before = data_files(path)
+
+    again = books.extend(path)
+
+    assert (again.steps, again.manifest.number) == (0, done.manifest.number)
+    assert data_files(path) == before
+
+    books.add_partition(3)
+    books.ask(2)
+    books.ask(3, partition=2)
+    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}), partition=2)
+
+    third = books.extend(path)
+
+    assert (third.tables["requests"].rows_added, third.tables["outcomes"].rows_added) == (5, 1)
+    assert before < data_files(path)
+    books.assert_equal(path)
+    kept: Kept = books.open(path)
+    assert kept.reach.requests[Shard(books.topic, 2)] == Span(0, 3)
+    verdict = Ledger.verify(books.spark, str(path))
+    assert (verdict.problems, verdict.leftovers) == ([], 0)
+    assert verdict.rows == sum(one.rows for one in third.tables.values())
+
+
+def test_an_empty_journal_makes_a_ledger_without_files(books: Books, tmp_path: Path) -> None:
+    done = books.extend(tmp_path / "ledger")
+
+    assert (done.manifest.number, done.manifest.files) == (1, ())
+    ledger = books.open(tmp_path / "ledger")
+    assert ledger.requests().collect() == ledger.outcomes().collect() == []
+    assert ledger.reach.receipts == {Shard(books.topic, p): Span(0, 0) for p in range(2)}
+
+
+def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
+    books: Books, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    books.ask(6)
+    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
+    books.extend(path)
+    asked, told = books.requests_in_kafka(), books.outcomes_in_kafka()
+    books.cut(books.topic, 0, 6)
+    books.cut(books.receipts_topic, 0, 2)
+    books.ask(3)
+    books.tell(Receipt(NOON_MS, dead=[2]))
+
+    both = Journals(books.spark, books.settings, books.access, books.open(path))
+
+    assert requests_in(both.requests(whole=True)) == asked + books.requests_in_kafka()
+    assert outcomes_in(both.outcomes()) == told + books.outcomes_in_kafka()
+    assert both.gaps == {}
+
+
+def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
+    damaged: tuple[Books, Path], tmp_path: Path
+) -> None:
+    books, path = damaged
+    [some, *_] = sorted(path.glob("requests/*/day=*"))
+    unpublished = path / "requests" / f"{2:020d}-aaaaaaaaaaaa"
+    shutil.copytree(some, unpublished / some.name)
+    (unpublished / "_temporary" / "0").mkdir(parents=True)
+    lost_race = copied(unpublished, path / "outcomes" / f"{1:020d}-bbbbbbbbbbbb")
+    half = path / "manifest" / f".{2:020d}.json.cccc"
+    half.write_bytes(b'{"format": 1, "num')
+
+    books.assert_equal(path)
+    assert Ledger.verify(books.spark, str(path)).leftovers == 2
+    books.extend(path)
+    assert unpublished.exists(), "a run that goes on may still publish it"
+
+    books.ask(1)
+    books.extend(path)
+    assert not unpublished.exists()
+    assert not lost_race.exists()
+    assert not half.exists()
+    books.assert_equal(copied(path, tmp_path / "elsewhere"))
+
+
+def test_of_two_runs_at_once_one_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
+    books.ask(20)
+    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+
+    def run(_: int) -> str:
+        try:
+            return f"manifest {books.extend(tmp_path / 'ledger').manifest.number}"
+        except LedgerError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        answers = sorted(threads.map(run, range(2)))
+
+    assert answers[1] == "manifest 1"
+    assert "another run published manifest 1 of file:" in answers[0]
+    books.assert_equal(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("scheme", ["file://", "viewfs://shelf/all"])
+def test_a_file_is_published_once_however_many_try(
+    spark: SparkSession, tmp_path: Path, scheme: str
+) -> None:
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.shelf.link./all", "file:///")
+    files = Files(spark, f"{scheme}{tmp_path}/a folder")
+
+    def publish(writer: int) -> bool:
+        return files.publish("manifest/1.json", b"written by %d" % writer)
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(publish, range(8) if scheme == "file://" else [0]))
+
+    assert answers.count(True) == 1
+    assert not files.publish("manifest/1.json", b"late")
+    assert files.read("manifest/1.json") == b"written by %d" % answers.index(True)
+    assert [found.path for found in files.listed("manifest")] == ["manifest/1.json"]
+
+
+def test_a_ledger_on_another_file_system_of_hadoop(
+    shelf: tuple[Books, Path], tmp_path: Path
+) -> None:
+    books, _ = shelf
+    hadoop = books.spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.shelf.link./all", "file:///")
+    path = f"viewfs://shelf/all{tmp_path}/ledger"
+
+    done = books.extend(path)
+
+    assert done.path == path
+    books.assert_equal(path)
+    assert Ledger.verify(books.spark, path).problems == []
+
+
+def test_many_small_files_become_few_with_the_same_rows(books: Books, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    for day in range(3):
+        books.ask(20 if day else 60, at_ms=NOON_MS + day * DAY_MS)
+        books.tell(Receipt(NOON_MS + day * DAY_MS, delivered={"orders/0": [(day, day)]}))
+    many = books.extend(path, replace(SMALL, many=1000))
+    reader = books.open(path)
+    of_first_day = [file for file in many.manifest.of("requests") if file.day == "2026-01-01"]
+    large = sum(file.bytes for file in of_first_day) * 9 // 20
+
+    few = books.extend(path, replace(AT_ONCE, many=3, file_bytes=large))
+
+    done = few.tables["requests"]
+    assert done.rows_added == 0
+    assert (done.compacted, done.compacted_into) == (many.tables["requests"].files, done.files)
+    days = [file.day for file in few.manifest.of("requests")]
+    assert sorted(set(days)) == ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert (days.count("2026-01-01"), len(days)) == (3, 5)
+    assert few.tables["outcomes"].compacted == 0
+    books.assert_equal(path)
+    assert requests_in(reader.requests()) == books.requests_in_kafka(), "it was opened before"
+    assert books.extend(path, replace(AT_ONCE, many=4)).manifest == few.manifest
+
+    for _ in range(3):
+        books.ask(1)
+        books.extend(path, replace(AT_ONCE, manifests=2, readers_s=-1))
+
+    books.assert_equal(path)
+    named = {path / file.path for file in newest(Files(books.spark, str(path))).files}
+    assert data_files(path) == named
+    assert len(list((path / "manifest").iterdir())) == 2
+
+
+def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepted(
+    books: Books, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    books.ask(3)
+    books.tell(Receipt(NOON_MS, dead=[0]))
+    before = books.extend(path)
+    books.ask(5)
+    for _ in range(3):
+        books.tell(Receipt(NOON_MS, dead=[1]))
+    books.cut(books.topic, 0, 6)
+    books.cut(books.receipts_topic, 0, 2)
+
+    with pytest.raises(LedgerError) as told:
+        books.extend(path)
+
+    assert str(told.value).splitlines() == [
+        f"{topic}/0: offsets {first} to {last} are neither in the ledger nor in Kafka, whose "
+        f"retention removed them before a run read them. Run more often, or give {topic} a longer "
+        f"retention.ms; `blackbox ledger --accept-gap` goes on at {last + 1} and records the gap"
+        for topic, first, last in ((books.topic, 3, 5), (books.receipts_topic, 1, 1))
+    ]
+    assert newest(Files(books.spark, str(path))) == before.manifest
+
+    books.extend(path, accept_gap=True)
+
+    ledger = books.open(path)
+    shard = Shard(books.topic, 0)
+    assert ledger.gaps == {
+        Journal("requests", shard): (Span(3, 6),),
+        Journal("outcomes", shard): (Span(1, 2),),
+    }
+    assert ledger.reach.requests[shard] == Span(0, 8)
+    assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
+    assert [one[1] for one in outcomes_in(ledger.outcomes())] == [0, 2, 3]
+    assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
+    books: Books, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    books.ask(3)
+    books.tell(Receipt(NOON_MS, dead=[0]))
+    before = books.extend(path).manifest
+
+    def error() -> str:
+        with pytest.raises(LedgerError) as told:
+            books.extend(path, accept_gap=True)
+        assert newest(Files(books.spark, str(path))) == before
+        return str(told.value)
+
+    books.delete()
+    assert f"{books.topic}/0: the ledger holds offsets up to 2, and Kafka has no such" in error()
+
+    books.create()
+    books.ask(2)
+    books.tell(Receipt(NOON_MS, dead=[0]))
+    assert (
+        f"{books.topic}/0: the ledger holds offsets up to 2, and in Kafka it ends at 1: it was "
+        "truncated, or deleted and created again. One ledger cannot hold both: start a new one at "
+        "another path (BLACKBOX_LEDGER or --path), and keep this one for what was before"
+    ) in error()
+
+    books.ask(5, at_ms=NOON_MS + DAY_MS)
+    assert error().startswith(
+        f"{books.topic}/0: the record at offset 2 was written at 2026-01-02T12:00:00.000+00:00, and "
+        "the ledger has one written at 2026-01-01T12:00:02.000+00:00: the topic was deleted and "
+        "created again. One ledger cannot hold both: "
+    )
+
+
+def test_a_record_among_the_receipts_that_is_none_is_named(books: Books, tmp_path: Path) -> None:
+    books._producer.produce(books.receipts_topic, b"hello", partition=1)
+    books.flush()
+
+    with pytest.raises(LedgerError, match=rf"{books.receipts_topic}/1@0: .*"):
+        books.extend(tmp_path / "ledger")
+
+
+def newest_manifest(path: Path) -> Path:
+    return max((path / "manifest").glob("*.json"))
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit the newest manifest by hand."""
+    file = newest_manifest(path)
+    found = json.loads(file.read_bytes())
+    edit(found)
+    file.write_text(json.dumps(found))
+
+
+def one_file(path: Path) -> Path:
+    return min(data_files(path / "."))
+
+
+def without_checksum(file: Path) -> Path:
+    """Hadoop keeps one of its own beside files of this machine; other storage has none."""
+    file.with_name(f".{file.name}.crc").unlink()
+    return file
+
+
+def swap_bytes(file: Path) -> None:
+    content = bytearray(without_checksum(file).read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little")
+    middle = (len(content) - footer) // 2
+    content[middle : middle + 8] = bytes(byte ^ 0x5A for byte in content[middle : middle + 8])
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (shutil.rmtree, "{path} holds no ledger; `blackbox ledger` makes one"),
+        (
+            lambda path: change(path, lambda found: found.update(format=2)),
+            "{manifest} has the format 2, and this version of blackbox reads 1: use the version of "
+            "blackbox that wrote it, or a newer one",
+        ),
+        (lambda path: newest_manifest(path).write_bytes(b""), "{manifest} is damaged: restore"),
+        (
+            lambda path: newest_manifest(path).write_bytes(newest_manifest(path).read_bytes()[:99]),
+            "{manifest} is damaged: restore it from a copy, or delete it to go back to the manifest "
+            "before it; the next run then reads again from Kafka what is missing",
+        ),
+        (
+            lambda path: change(path, lambda found: found["files"].pop()),
+            "{manifest} is damaged: restore",
+        ),
+        (lambda path: one_file(path).unlink(), "{path}/{file} is missing; restore it from a copy"),
+        (
+            lambda path: without_checksum(one_file(path)).write_bytes(b"PAR1"),
+            "{path}/{file} was changed: it has 4 bytes, not",
+        ),
+    ],
+)
+def test_a_ledger_that_cannot_be_used_says_why(
+    damaged: tuple[Books, Path], damage: Callable[[Path], object], text: str
+) -> None:
+    books, path = damaged
+    file = one_file(path).relative_to(path)
+    manifest = newest_manifest(path)
+
+    damage(path)
+
+    with pytest.raises(LedgerError) as told:
+        books.open(path)
+    assert str(told.value).startswith(
+        text.format(path=f"file:{path}", file=file, manifest=f"file:{manifest}")
+    )
+
+
+def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path: Path) -> None:
+    books, _ = shelf
+    (tmp_path / "file").write_text("no folder")
+    for path, text in (
+        ("nosuch://bucket/ledger", 'No FileSystem for scheme "nosuch"'),
+        (tmp_path / "file", "[Nn]ot a directory|[Mm]kdirs failed"),
+    ):
+        with pytest.raises(LedgerError, match=text):
+            books.extend(path)
+
+
+def test_after_a_damaged_manifest_the_one_before_goes_on(
+    damaged: tuple[Books, Path], tmp_path: Path
+) -> None:
+    books, path = damaged
+    books.ask(2)
+    books.extend(path)
+    newest_manifest(path).write_bytes(b"{}")
+    with pytest.raises(LedgerError, match="is damaged"):
+        books.extend(path)
+
+    newest_manifest(path).unlink()
+    books.extend(path)
+
+    books.assert_equal(path)
+    assert Ledger.verify(books.spark, str(path)).problems == []
+
+
+def test_verify_finds_each_file_that_is_missing_changed_or_there_twice(
+    damaged: tuple[Books, Path],
+) -> None:
+    books, path = damaged
+    missing, changed, copy_of, *_ = sorted(data_files(path))
+    files = Files(books.spark, str(path))
+    before = newest(files)
+    missing.unlink()
+    swap_bytes(changed)
+    copy = copy_of.with_name("part-copy.parquet")
+    shutil.copy(copy_of, copy)
+
+    found = Ledger.verify(books.spark, str(path))
+
+    assert (found.files, found.leftovers) == (len(before.files), 0)
+    assert [problem.partition(",")[0].split(": ")[0] for problem in found.problems] == [
+        f"file:{missing} is missing",
+        f"file:{changed} was changed",
+        f"file:{copy} is a copy of {copy_of.name}",
+    ]
+
+
+def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> None:
+    books, path = damaged
+    files = Files(books.spark, str(path))
+    before = newest(files)
+    [original] = [file for file in before.of("requests") if file.day == "2026-01-01"]
+    copy = original._replace(path=original.path.replace("part-", "copy-"))
+    shutil.copy(path / original.path, path / copy.path)
+    doubled = replace(before, number=before.number + 1, files=(*before.files, copy))
+    manifests.publish(files, doubled)
+
+    found = Ledger.verify(books.spark, str(path))
+
+    place = Shard(books.topic, 0).source(0)
+    assert found.problems == [f"file:{path}/requests: 4 rows are there twice, the first of {place}"]
+
+
+def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    seed = random.randrange(1 << 30)
+    choose = random.Random(seed)
+    for number in range(KILLS):
+        books.ask(50, partition=number % 2)
+        books.tell(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
+        before = len(list(path.glob("*/*")))
+        process = ledger_process(books, path)
+        until(
+            "the run writes, or has ended",
+            lambda: len(list(path.glob("*/*"))) > before or process.poll() is not None,  # noqa: B023
+        )
+        try:
+            process.wait(choose.uniform(0, 3))
+        except subprocess.TimeoutExpired:
+            kill_tree(process)
+        if (path / "manifest").exists() and list((path / "manifest").glob("*.json")):
+            books.open(path)
+
+    code = ledger_process(books, path, "--json").wait(90)
+
+    assert code == 0, (seed, (tmp_path / "errors").read_text())
+    books.assert_equal(path)
+    assert (
+        json.loads((tmp_path / "out").read_bytes())["tables"]["requests"]["rows"] == 50 * KILLS
+    ), seed
+    assert Ledger.verify(books.spark, str(path)).problems == [], seed
+
+
+def ledger_process(books: Books, path: Path, *options: str) -> subprocess.Popen[bytes]:
+    with (path.parent / "out").open("wb") as out, (path.parent / "errors").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "blackbox", "ledger", *options],
+            env=os.environ | books.environment | {"BLACKBOX_LEDGER": str(path)},
+            stdout=out,
+            stderr=errors,
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "error: where is the ledger? set BLACKBOX_LEDGER or --path to a folder"),
+        (["--path", "x", "--verify", "--accept-gap"], "error: --verify changes nothing"),
+    ],
+)
+def test_what_is_asked_wrongly_ends_with_2_and_says_what_to_type(
+    options: Sequence[str], text: str
+) -> None:
+    environment = {"BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1", "BLACKBOX_LEDGER": None}
+
+    answer = CliRunner().invoke(app, ["ledger", *options], env=environment)
+
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(text)

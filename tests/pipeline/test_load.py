@@ -1,0 +1,500 @@
+"""Files into a request topic, on a real broker: every row judged first, then each sent once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from blackbox import logs
+from blackbox.cli import app
+from blackbox.connect import kafka
+from blackbox.doubt import Fenced
+from blackbox.journal.loading import Marks, PieceWriter, largest_record, piece_name
+from blackbox.journal.topics import Topics
+from blackbox.pipeline.load import File, Load, UnusableFile, Verdict, find_files, read_files
+from blackbox.pipeline.tasks.load import Pace
+from blackbox.request import Headers
+from blackbox.settings import load as read_settings
+from tests.world import World, read_all, until
+
+pytestmark = pytest.mark.service
+
+KILLS = int(os.environ.get("BLACKBOX_TEST_LOAD_KILLS", "2"))
+ROWS = int(os.environ.get("BLACKBOX_TEST_LOAD_ROWS", "2000"))
+REFUSED = 3
+
+
+class Hold:
+    """A world into whose request topic files are loaded, by tasks of the shared session."""
+
+    def __init__(self, world: World, session: SparkSession) -> None:
+        self.world = world
+        self._session = session
+        self.settings = read_settings(
+            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
+            request_topics=f"{world.requests}:countdown",
+            dead_letter_topic=world.dead_letters,
+            group_id=world.name,
+        )
+        self.access = kafka(self.settings, logs.QUIET)
+
+    def plan(self, *paths: Path, caller: str | None = None, again: str | None = None) -> Load:
+        options = (self.world.requests, caller, again)
+        files = self.read(*paths, options=options)
+        return Load(self.settings, self.access, self.world.requests, caller, files)
+
+    def read(self, *paths: Path, options: Sequence[str | None] = ()) -> list[File]:
+        return read_files(find_files(map(str, paths)), options)
+
+    def judge(self, load: Load) -> Verdict:
+        return load.check(self._session, largest_record(self.access, 1_000_000))
+
+    def send(self, load: Load, rate: int | None = None) -> int:
+        """Judge and send; returns how many rows came in meanwhile."""
+        before = load.rows_in
+        verdict = self.judge(load)
+        assert verdict.bad == 0, verdict
+        load.send(self._session, verdict.rows, rate)
+        return load.rows_in - before
+
+    def records(self) -> list[Message]:
+        return read_all(self.world.kafka.bootstrap_servers, self.world.requests)
+
+    def bodies(self) -> Counter[str]:
+        return Counter(json.loads(m.value() or b"")["message"] for m in self.records())
+
+
+@pytest.fixture
+def hold(world: World, spark: SparkSession) -> Hold:
+    return Hold(world, spark)
+
+
+def request(number: int, **more: object) -> dict[str, object]:
+    return {"topic": "orders", "message": f"m-{number}", "countdown": 3600 + number, **more}
+
+
+def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(
+            {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows
+        )
+    return path
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=7)
+    return path
+
+
+WRITE: dict[str, Callable[[Path, Sequence[dict[str, Any]]], Path]] = {
+    "jsonl": write_lines,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
+
+
+def test_each_format_gives_the_same_records(hold: Hold, tmp_path: Path) -> None:
+    rows = [
+        request(n, id=f"r-{n}", headers={"trace": f"t{n}"}, key="k", caller="shop", expires_after=9)
+        for n in range(20)
+    ]
+    for kind, write in WRITE.items():
+        assert hold.send(hold.plan(write(tmp_path / f"a.{kind}", rows))) == 20
+
+    seen: dict[tuple[object, ...], int] = Counter(
+        (m.key(), json.dumps(json.loads(m.value() or b""), sort_keys=True), *(m.headers() or []))
+        for m in hold.records()
+    )
+
+    expected = {
+        (
+            f"r-{n}".encode(),
+            json.dumps({k: v for k, v in row.items() if k != "caller"}, sort_keys=True),
+            ("CALLER_SERVICE", b"shop"),
+        ): 3
+        for n, row in enumerate(rows)
+    }
+    assert seen == expected
+
+
+def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(50)])
+    with lines.open("a") as file:
+        file.write('\n{"topic": "orders", "message": 1}\n')
+        file.write('{"topic": "orders", "message": 1, "countdwon": 1}\n' * 30)
+    table = tmp_path / "b.csv"
+    table.write_text('topic,message,at\norders,"a\nb",soon\n')
+    rows = write_parquet(tmp_path / "c.parquet", [request(0), request(1, topic="__mine")])
+    columns = tmp_path / "d.csv"
+    columns.write_text("topic,message,delay\norders,a,1\n")
+    large = write_lines(tmp_path / "e.jsonl", [request(0), request(1, key="x" * 1_000_000)])
+
+    load = hold.plan(lines, table, rows, columns, large)
+    verdict = hold.judge(load)
+    others = [hold.judge(hold.plan(path)) for path in (table, rows, columns, large)]
+
+    assert verdict.bad == 1 + 30 + 4
+    assert len(verdict.first) == 20
+    first, second = verdict.first[:2]
+    assert (first.path, first.number, first.reason) == (str(lines), 52, "bad-due-time")
+    assert first.detail == "neither countdown nor at is given; give exactly one of them"
+    assert (second.number, second.reason) == (53, "unknown-field")
+    assert "did you mean countdown?" in second.detail
+    assert [(v.bad, v.first[0].number, v.first[0].reason) for v in others] == [
+        (1, 2, "bad-due-time"),
+        (1, 2, "forbidden-topic"),
+        (1, 1, "unknown-field"),
+        (1, 2, "too-large"),
+    ]
+    assert hold.records() == []
+
+
+def test_a_second_run_sends_nothing_and_again_sends_it_once_more(
+    hold: Hold, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(30)])
+    assert hold.send(hold.plan(path)) == 30
+    copy = tmp_path / "copy.jsonl"
+    path.rename(copy)
+
+    load = hold.plan(copy)
+    assert load.is_finished
+    assert hold.send(load) == 0
+    assert load.rows_in == 30
+    again = hold.plan(copy, again="monday")
+    assert not again.is_finished
+    assert hold.send(again) == 30
+    assert hold.plan(copy, again="monday").is_finished
+    assert set(hold.bodies().values()) == {2}
+
+
+def test_a_changed_file_and_another_caller_are_other_loads(hold: Hold, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
+    assert hold.send(hold.plan(path)) == 10
+    assert hold.send(hold.plan(path, caller="shop")) == 10
+    found = path.stat()
+    path.write_text(path.read_text().replace("m-9", "n-9"))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    assert hold.send(hold.plan(path)) == 10
+
+    assert hold.bodies() == {f"m-{n}": 3 for n in range(9)} | {"m-9": 2, "n-9": 1}
+
+
+def test_a_file_that_comes_into_a_folder_is_all_that_is_sent(hold: Hold, tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    write_lines(folder / "b.jsonl", [request(n) for n in range(10)])
+    assert hold.send(hold.plan(folder)) == 10
+    write_parquet(folder / "a.parquet", [request(n) for n in range(10, 15)])
+
+    assert hold.send(hold.plan(folder)) == 5
+
+    assert hold.bodies() == {f"m-{n}": 1 for n in range(15)}
+
+
+def test_two_files_of_one_content_are_refused(hold: Hold, tmp_path: Path) -> None:
+    paths = [write_lines(tmp_path / name, [request(0)]) for name in ("a.jsonl", "b.jsonl")]
+
+    with pytest.raises(UnusableFile, match=r"b\.jsonl holds the same as .*a\.jsonl"):
+        hold.plan(*paths)
+
+
+def test_a_file_that_changes_between_judging_and_sending_is_not_sent(
+    hold: Hold, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
+    load = hold.plan(path)
+    verdict = hold.judge(load)
+    path.write_text(path.read_text().replace("m-9", "n-9"))
+    os.utime(path, ns=(0, 0))
+
+    with pytest.raises(UnusableFile, match="was changed while it was loaded"):
+        load.send(spark, verdict.rows)
+
+    assert hold.records() == []
+
+
+def test_a_run_that_another_one_overtakes_commits_nothing_more(hold: Hold, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
+    load = hold.plan(path)
+    [file] = hold.read(path, options=(hold.world.requests, None, None))
+    name = piece_name(hold.access, file.fingerprint, 0)
+    zombie = PieceWriter(hold.access, hold.world.requests, name, 10)
+    assert zombie.open() == 0
+    zombie.send([(None, json.dumps(request(n)).encode(), []) for n in range(4)], 4)
+
+    def rows() -> Iterator[tuple[str | None, bytes, Headers]]:
+        yield None, b'{"message": "never"}', []
+        assert hold.send(load) == 10
+        yield None, b'{"message": "never"}', []
+
+    with pytest.raises(Fenced):
+        zombie.send(rows(), 6)
+
+    zombie.close()
+    assert hold.bodies() == {f"m-{n}": 1 for n in range(10)}
+
+
+def test_two_runs_at_once_are_one_load(hold: Hold, tmp_path: Path) -> None:
+    paths = [
+        write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
+        for k in range(4)
+    ]
+    loads = [hold.plan(*paths) for _ in range(2)]
+    failures: list[BaseException] = []
+
+    def run(load: Load) -> None:
+        try:
+            hold.send(load, rate=200)
+        except BaseException as failure:
+            failures.append(failure)
+
+    runs = [threading.Thread(target=run, args=(load,)) for load in loads]
+    for one in runs:
+        one.start()
+    for one in runs:
+        one.join(60)
+
+    assert failures == []
+    assert [load.rows_in for load in loads] == [400, 400]
+    assert hold.bodies() == {f"m-{n}": 1 for n in range(400)}
+
+
+def test_the_rate_is_kept(hold: Hold, tmp_path: Path) -> None:
+    paths = [
+        write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
+        for k in range(3)
+    ]
+
+    assert hold.send(hold.plan(*paths), rate=100) == 300
+
+    stamps = [m.timestamp()[1] for m in hold.records()]
+    assert max(stamps) - min(stamps) >= 1900, "the first hundred at once, the rest a second apart"
+
+
+def test_a_pace_bounds_what_is_sent_together() -> None:
+    assert [Pace(rate).rows for rate in (None, 1, 0.5, 300.0, 1e9)] == [20_000, 1, 1, 300, 20_000]
+
+
+def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> None:
+    """Why each piece has a group of its own, and partition 0 in it."""
+    name = piece_name(hold.access, "none", 0)
+    writer = PieceWriter(hold.access, hold.world.requests, name, 1)
+    writer.open()
+    producer = writer._producer
+    producer.begin_transaction()
+    group = writer._consumer.consumer_group_metadata()
+    with pytest.raises(Exception, match="Unknown topic or partition"):
+        producer.send_offsets_to_transaction([TopicPartition(hold.world.requests, 99, 1)], group, 1)
+    writer.close()
+    assert Marks(hold.access, hold.world.requests).of([name]) == {}
+
+
+class Command:
+    """`blackbox load` as it is typed."""
+
+    def __init__(self, world: World, *arguments: object) -> None:
+        environment = world.environment(spark_master="local[2]")
+        self._log = world.folder / f"load-{uuid.uuid4().hex}"
+        with self._log.with_suffix(".out").open("wb") as out, self._log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "blackbox", "load", *map(str, arguments)],
+                env=os.environ | environment | {"COLUMNS": "200"},
+                stdout=out,
+                stderr=errors,
+            )
+
+    def end(self) -> tuple[int, str, str]:
+        try:
+            code = self.process.wait(120)
+        finally:
+            self.kill()
+        return code, self._log.with_suffix(".out").read_text(), self._log.read_text()
+
+    def kill(self) -> list[psutil.Process]:
+        """SIGKILL; returns what it had started, which may go on for a moment."""
+        family = []
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait()
+        return family
+
+
+class Ends(NamedTuple):
+    """How many offsets of the request topic are taken, committed or not."""
+
+    consumer: Consumer
+    topic: str
+
+    def total(self) -> int:
+        return sum(
+            self.consumer.get_watermark_offsets(TopicPartition(self.topic, n), timeout=5)[1]
+            for n in range(4)
+        )
+
+
+def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
+    world: World, tmp_path: Path
+) -> None:
+    half = ROWS // 2
+    paths = [
+        write_lines(tmp_path / "a.jsonl", [request(n) for n in range(half)]),
+        write_parquet(tmp_path / "b.parquet", [request(n) for n in range(half, ROWS)]),
+    ]
+    ends = Ends(
+        Consumer({"bootstrap.servers": world.kafka.bootstrap_servers, "group.id": "ends"}),
+        world.requests,
+    )
+    rate = max(100, ROWS // (2 * KILLS + 2))
+    orphans: list[psutil.Process] = []
+    for kill in range(KILLS):
+        wanted = ends.total() + random.randint(1, rate)
+        command = Command(world, *paths, "--rate", rate)
+        try:
+            until(f"kill {kill}", lambda wanted=wanted: ends.total() >= wanted)  # type: ignore[misc]
+            assert command.process.poll() is None
+        finally:
+            orphans += command.kill()
+    begun_s = time.monotonic()
+    code, out, errors = Command(world, *paths, "--json").end()
+    assert code == 0, errors
+    done = json.loads(out)
+    print(f"the last run took {time.monotonic() - begun_s:.1f} s: {done}")
+    assert (done["files"], done["rows"]) == (2, ROWS)
+    assert done["already"] > 0
+    assert done["sent"] + done["already"] == ROWS
+
+    found = read_all(world.kafka.bootstrap_servers, world.requests)
+    bodies = Counter(json.loads(m.value() or b"")["message"] for m in found)
+    ends.consumer.close()
+    assert bodies == {f"m-{n}": 1 for n in range(ROWS)}
+    code, out, _ = Command(world, *paths).end()
+    assert code == 0
+    assert "this load is complete already" in out
+    until("nothing is left of them", lambda: not any(orphan.is_running() for orphan in orphans))
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    errors: str
+
+
+@pytest.fixture
+def type_load(
+    hold: Hold, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
+    """Runs the command in this process, on the shared session."""
+    monkeypatch.setattr(
+        import_module("blackbox.cli.load"), "_spark", lambda settings: nullcontext(spark)
+    )
+    clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
+    topic = hold.world.requests
+    topics = Topics(hold.access.admin())
+    until("the topic can be described", lambda: topic in topics.describe([topic]))
+
+    def run(*arguments: object) -> Answer:
+        environment = clean | hold.world.environment() | {"COLUMNS": "200"}
+        found = CliRunner().invoke(app, ["load", *map(str, arguments)], env=environment)
+        assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+        return Answer(found.exit_code, found.stdout, found.stderr)
+
+    return run
+
+
+def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
+    hold: Hold, type_load: Callable[..., Answer], tmp_path: Path
+) -> None:
+    target = hold.world.targets[0]
+    evil = tmp_path / "a\x1b[2J.csv"
+    evil.write_text(f'topic,message,countdown\n{target},hello,0\n{target},x,"\x1b[31m"\n')
+    code, out, errors = type_load(evil, "--caller", "shop")
+    assert (code, out) == (REFUSED, "")
+    assert r"a\x1b[2J.csv, line 3: bad-due-time: countdown is '\x1b[31m'" in errors
+    assert "\x1b[2J" not in errors
+    assert "1 bad rows; nothing was sent" in errors
+    told = json.loads(type_load(evil, "--json").out)
+    assert (told["bad"], told["bad_rows"][0]["number"]) == (1, 3)
+
+    evil.write_text(f"topic,message,countdown,key\n{target},hello,0,k\n")
+    tried = type_load(evil, "--caller", "shop", "--dry-run")
+    assert tried.code == 0, tried
+    assert "nothing was sent (--dry-run)" in tried.out
+    assert hold.records() == []
+    done = type_load(evil, "--caller", "shop")
+    assert done.code == 0, done
+    assert [line.split()[:4] for line in done.out.splitlines() if "1" in line] == [
+        ["1", "1", "1", "0"]
+    ]
+
+    hold.world.start_service().wait_ready()
+    [found] = until("it is delivered", lambda: hold.world.received(target))
+    assert (found.key(), found.value()) == (b"k", b"hello")
+    assert next(iter(found.headers() or [])) == ("CALLER_SERVICE", b"shop")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["s3a://bucket/a.csv"], "wanted: a path of this machine"),
+        (["{}/notes.txt"], "--format parquet|csv|jsonl"),
+        (["{}/notes.txt", "--format", "xml"], "wanted: parquet, csv or jsonl"),
+        (["{}/notes.txt", "--format", "parquet"], "notes.txt: "),
+        (["{}/notes.txt", "--request-topic", "TC"], "BLACKBOX_REQUEST_TOPICS has"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_one_line(
+    typed: list[str], told: str, type_load: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("topic")
+
+    answer = type_load(*(word.format(tmp_path) for word in typed))
+
+    assert answer.code in (1, 2)
+    assert told in answer.errors
+    assert "Traceback" not in answer.errors
+
+
+def test_a_topic_that_is_created_again_is_loaded_again(hold: Hold, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(5)])
+    assert hold.send(hold.plan(path)) == 5
+    admin = AdminClient({"bootstrap.servers": hold.world.kafka.bootstrap_servers})
+    admin.delete_topics([hold.world.requests])[hold.world.requests].result()
+    until("it is gone", lambda: hold.world.requests not in admin.list_topics(timeout=5).topics)
+    hold.world.create(NewTopic(hold.world.requests, 4))
+
+    until("nothing of it is in", lambda: hold.plan(path).rows_in == 0)
+    assert hold.send(hold.plan(path)) == 5

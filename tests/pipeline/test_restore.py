@@ -1,0 +1,628 @@
+"""A lost Redis restored on Spark holds what the service's own recovery would have put there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import SparkSession
+
+from blackbox.connect import formats, kafka, own_topics
+from blackbox.formats import may_have_caller_id
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import receipts_topic
+from blackbox.journal.writer import Writer
+from blackbox.pipeline.journals import Reach, Span, reach, read_outcomes, read_requests
+from blackbox.pipeline.restore import Restore, RestoreRefused
+from blackbox.receipt import Receipt, encode
+from blackbox.recovery import Recovered, Recovery
+from blackbox.request import Shard
+from blackbox.settings import load
+from tests.raw_record import write_with_header
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+Headers = list[tuple[str, str | bytes | None]]
+
+LATER_S = 3600
+REQUESTS = int(os.environ.get("BLACKBOX_TEST_REQUESTS", "5000"))
+PENDING_OF_TEN = 2
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C, a lost host, or kill -9 would."""
+
+
+class Place:
+    """A world without a service: what is written to its journals, and what Redis holds."""
+
+    def __init__(self, world: World, session: SparkSession) -> None:
+        self.world = world
+        self.session = session
+        self.settings = load(
+            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
+            redis_url=world.redis.url,
+            request_topics=f"{world.requests}:countdown",
+            dead_letter_topic=world.dead_letters,
+            group_id=world.name,
+        )
+        self.access = kafka(self.settings)
+        self.client = redis.Redis.from_url(world.redis.url)
+        self.partitions = 4
+        self._producer = Producer(
+            {
+                "bootstrap.servers": world.kafka.bootstrap_servers,
+                "linger.ms": 1,
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+        )
+        own_topics(self.settings, self.access).ensure()
+
+    def close(self) -> None:
+        self.forget()
+        self.client.close()
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [Shard(self.world.requests, partition) for partition in range(self.partitions)]
+
+    def restore(self, kept: Any = None) -> Restore:
+        return Restore(self.session, self.settings, self.access, kept)
+
+    def heal(self, shard: Shard) -> Recovered:
+        """What the service does by itself when it opens a shard."""
+        connections = pool(self.world.redis.url)
+        index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
+        journal = ShardJournal(shard, self.access)
+        writer = Writer(shard, self.access, exactly_once=True)
+        intake = Intake(formats(self.settings)[shard.topic], index)
+        try:
+            return Recovery(
+                shard=shard,
+                index=index,
+                journal=journal,
+                writer=writer,
+                confirm=lambda: None,
+                apply=lambda batch: intake.apply(batch, now_ms()),
+                now_ms=now_ms,
+            ).open()
+        finally:
+            for part in (index, journal, writer):
+                part.close()
+            connections.disconnect()
+
+    def heal_all(self) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(self.heal, self.shards))
+
+    def healed(self) -> dict[str, Any]:
+        """What Redis holds once the service has healed it after a total loss."""
+        self.forget()
+        self.heal_all()
+        return self.content()
+
+    def forget(self) -> None:
+        """Redis loses everything of this world."""
+        for key in self._keys():
+            self.client.delete(key)
+
+    def content(self) -> dict[str, Any]:
+        """All that counts in Redis, but for the receipts' labels, `largest` and the time to live.
+
+        What does not: a payload without an entry, which expires, and in `skip` what is below the
+        label. Nobody looks at either.
+        """
+        raw: Any = self.client
+        found: dict[str, Any] = {}
+        for key in sorted(self._keys()):
+            name = key.decode()
+            prefix, _, kind = name.rpartition("}:")
+            if kind == "due":
+                found[name] = raw.zrange(key, 0, -1, withscores=True)
+                for member, _ in found[name]:
+                    payload = f"{prefix}}}:msg:{member.decode()}"
+                    found[payload] = raw.get(payload)
+            elif kind == "ids":
+                found[name] = raw.hgetall(key)
+            elif kind == "state":
+                found[name] = {k: v for k, v in raw.hgetall(key).items() if k != b"largest"}
+        return found
+
+    def pending(self) -> int:
+        return sum(int(self.client.zcard(f"blackbox:{{{shard}}}:due")) for shard in self.shards)
+
+    def ask(self, partition: int = 0, in_s: float = LATER_S, **more: Any) -> int:
+        request = {"topic": self.world.targets[0], "message": "hello", "countdown": in_s}
+        return self.write(json.dumps(request | more), partition)
+
+    def cancel(self, caller_id: str, partition: int = 0) -> int:
+        return self.write(json.dumps({"id": caller_id, "cancel": True}), partition)
+
+    def write(self, value: str | bytes | None, partition: int = 0) -> int:
+        return self._write(self._producer, self.world.requests, value, partition)
+
+    def settle(self, partition: int, *offsets: int, **more: Any) -> None:
+        """A receipt as of messages whose topic was deleted since, which is believed."""
+        places = {"gone/0": [(offset, offset) for offset in offsets]} if offsets else {}
+        self.receipt(Receipt(1, delivered=places, **more), partition)
+
+    def receipt(self, receipt: Receipt, partition: int = 0) -> None:
+        topic = receipts_topic(self.world.requests)
+        self._write(self._producer, topic, encode(receipt), partition)
+
+    def fill(self, partition: int, count: int) -> None:
+        """Many requests of 200 bytes; of each ten, the last ones are pending."""
+        start = {"topic": self.world.targets[0], "message": "x" * 140}
+        headers: Headers = [("CALLER_SERVICE", b"tests")]
+        for number in range(count):
+            value = orjson.dumps(start | {"countdown": LATER_S + number % 1000})
+            while True:
+                try:
+                    self._producer.produce(
+                        self.world.requests, value, partition=partition, headers=headers
+                    )
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+        assert self._producer.flush(60) == 0
+        ended = [n for n in range(count) if n % 10 < 10 - PENDING_OF_TEN]
+        for first in range(0, len(ended), 1000):
+            self.settle(partition, *ended[first : first + 1000])
+
+    def abort(self, *values: str, partition: int = 0) -> None:
+        self._in_transaction(values, partition).abort_transaction(30)
+
+    def commit(self, *values: str, partition: int = 0) -> None:
+        self._in_transaction(values, partition).commit_transaction(30)
+
+    def grow(self) -> None:
+        """One partition more."""
+        self.partitions += 1
+        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
+        grown = admin.create_partitions([NewPartitions(self.world.requests, self.partitions)])
+        grown[self.world.requests].result(30)
+        until(
+            "the new partition",
+            lambda: len(admin.list_topics(self.world.requests, timeout=5)
+                        .topics[self.world.requests].partitions) == self.partitions,
+        )  # fmt: skip
+
+    def cut(self, topic: str, offset: int, partition: int = 0) -> None:
+        """What retention does: everything below `offset` is gone."""
+        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
+        for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+            future.result(30)
+
+    def _keys(self) -> list[bytes]:
+        raw: Any = self.client
+        return list(raw.keys(f"blackbox:{{{self.world.requests}-*"))
+
+    def _in_transaction(self, values: tuple[str, ...], partition: int) -> Producer:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.world.kafka.bootstrap_servers,
+                "transactional.id": uuid.uuid4().hex,
+            }
+        )
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            self._write(producer, self.world.requests, value, partition)
+        return producer
+
+    def _write(
+        self, producer: Producer, topic: str, value: str | bytes | None, partition: int
+    ) -> int:
+        at: list[int] = []
+
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            at.append(message.offset() or 0)
+
+        headers = [("CALLER_SERVICE", b"tests")]
+
+        def produced() -> bool:
+            place: dict[str, Any] = {
+                "partition": partition,
+                "headers": headers,
+                "on_delivery": acknowledged,
+            }
+            try:
+                producer.produce(topic, value, b"k", **place)
+            except KafkaException as error:  # it does not know a new partition yet
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise
+                producer.list_topics(topic, timeout=5)
+                return False
+            return True
+
+        until("the partition", produced)
+        assert producer.flush(30) == 0
+        return at[0]
+
+
+@pytest.fixture
+def place(world: World, spark: SparkSession) -> Iterator[Place]:
+    place = Place(world, spark)
+    yield place
+    place.close()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def every_kind(place: Place) -> int:
+    """Everything that can be in a journal; returns how many requests are pending then."""
+    ended = [place.ask() for _ in range(6)]
+    place.ask(in_s=-5)  # due when it was written
+    place.ask(id="a")
+    place.ask(id="a", in_s=7200)  # replaces
+    place.ask(id="b")
+    place.cancel("b")
+    place.ask(message={"id": "no caller id"}, key="k", headers={"x": "y"}, expires_after=60)
+    place.ask(id="späť", message=None)
+    place.write("no JSON")
+    place.write('{"topic": "orders", "id": "a"}')  # invalid: replaces nothing
+    place.write(b'{"topic": "%s", "message": 1, "countdown": 9, "i\\u0064": "b"}'
+                % place.world.targets[0].encode())  # fmt: skip
+    write_with_header(
+        place.world.kafka.bootstrap_servers, place.world.requests, b"\xff", b'{"id": "a"}'
+    )
+    delivered_later = place.ask(id="c")
+    place.abort(json.dumps({"id": "a", "cancel": True}))
+    place.commit(json.dumps({"topic": "gone", "message": "in a transaction", "countdown": 99}))
+    place.settle(0, *ended[:4])
+    place.settle(0, ended[4], delivered_later)
+    place.settle(0, void=[ended[4], ended[3]], barrier=True)
+    place.receipt(Receipt(1, dead=[ended[3]], expired=[ended[5]]))
+    place.ask(1, id="a")
+    place.cancel("a", 2)
+    place.grow()
+    place.ask(4)
+    place.ask(4, id="a")
+    return 13
+
+
+def test_a_restored_index_is_the_one_that_the_service_would_make(place: Place) -> None:
+    count = every_kind(place)
+
+    report = place.restore().run()
+
+    restored = place.content()
+    assert [one.problem for one in report.shards if not one.checked] == []
+    assert (report.pending, place.pending()) == (count, count)
+    assert [place.heal(shard).outcomes for shard in place.shards] == [0] * 5
+    assert place.content() == restored, "the service takes it as it is"
+    assert restored == place.healed()
+
+
+def test_messages_that_the_last_receipt_promised_and_are_not_there_are_restored(
+    place: Place,
+) -> None:
+    first = place.ask()
+    place.ask()
+    place.receipt(Receipt(1, delivered={f"{place.world.targets[0]}/0": [(first, 77)]}))
+
+    report = place.restore().run()
+
+    assert report.pending == 2
+    assert place.content() == place.healed()
+
+
+def test_requests_written_meanwhile_are_left_to_the_service(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask()
+    place.ask(id="a")
+
+    def meanwhile() -> None:
+        place.ask(1)
+        place.cancel("a")
+
+    before(monkeypatch, "_fill", meanwhile)
+    assert place.restore().run().pending == 2
+
+    place.heal_all()
+    assert place.content() == place.healed()
+    assert place.pending() == 2
+
+
+STEPS = ("_settled", "_fill", "_fill_named", "_finish")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_service_heals_what_an_interrupted_restore_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    offset = place.ask()
+    place.ask(id="a")
+    place.ask(id="a")
+    place.settle(0, offset)
+    expected = place.healed()
+    place.forget()
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    before(monkeypatch, step, interrupt)
+    with pytest.raises(Interrupted):
+        place.restore().run()
+    place.cancel("a")
+    place.ask(2)
+    place.heal_all()
+
+    found = place.content()
+    assert place.pending() == 1
+    assert found == place.healed() != expected
+
+
+def test_a_restore_starts_over_after_one_that_was_interrupted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask()
+    first = place.ask(id="a")
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    before(monkeypatch, "_finish", interrupt)
+    with pytest.raises(Interrupted):
+        place.restore().run()
+    assert place.pending() == 2
+    place.settle(0, first)
+
+    place.restore().run()
+
+    found = place.content()
+    assert found[f"blackbox:{{{place.shards[0]}}}:state"].keys() == {b"format", b"requests"}
+    assert found == place.healed()
+
+
+def test_a_restore_can_be_run_twice(place: Place) -> None:
+    place.ask()
+    place.ask(1, id="a")
+    place.restore().run()
+    before = place.content()
+
+    with pytest.raises(RestoreRefused, match=r"the index is not empty: .*-0, .*add --replace"):
+        place.restore().run()
+    assert place.content() == before
+    place.restore().run(replace=True)
+
+    assert place.content() == before
+
+
+def test_a_dry_run_changes_nothing(place: Place) -> None:
+    count = every_kind(place)
+    ends = reach(place.settings, place.access)
+
+    report = place.restore().dry_run()
+
+    assert (report.pending, report.notes) == (count, [])
+    assert place.content() == {}
+    assert reach(place.settings, place.access) == ends
+
+
+def test_a_service_that_takes_over_meanwhile_keeps_its_index(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for partition in (0, 0, 1):
+        place.ask(partition)
+
+    before(monkeypatch, "_fill", lambda: place.heal(place.shards[0]))
+    theirs, mine, *_ = place.restore().run().shards
+
+    assert not theirs.checked
+    assert "has taken the index over" in (theirs.problem or "")
+    assert mine.checked
+    assert place.content() == {**place.healed()}
+
+
+def test_a_restore_that_takes_over_meanwhile_is_the_one_that_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.ask()
+    place.ask(id="a")
+    reports = []
+
+    before(monkeypatch, "_fill_named", lambda: reports.append(place.restore().run()))
+    reports.append(place.restore().run())
+
+    assert [one.shards[0].checked for one in reports] == [True, False]
+    assert place.content() == place.healed()
+
+
+def test_what_nobody_has_any_more_is_named(place: Place) -> None:
+    offsets = [place.ask() for _ in range(4)]
+    place.settle(0, *offsets[:3])
+    place.settle(0)
+    place.cut(place.world.requests, 2)
+    place.cut(receipts_topic(place.world.requests), 1)
+
+    report = place.restore().run()
+
+    name = place.shards[0]
+    assert [note.partition(",")[0] for note in report.notes] == [
+        f"{name}: requests 0 to 1 are unknown",
+        f"{name}: receipts 0 to 0 are unknown",
+    ]
+    assert report.pending == 2
+    assert place.content() == place.healed()
+
+
+def test_receipts_of_a_topic_that_was_made_anew_are_refused(place: Place) -> None:
+    place.ask()
+    place.settle(0, 70_000)
+
+    with pytest.raises(
+        RestoreRefused, match=r"speaks of the request 70000, .* is 1; was the topic"
+    ):
+        place.restore().run()
+
+    assert place.content() == {}
+
+
+class Files:
+    """Journals as the ledger keeps them, up to given offsets."""
+
+    def __init__(self, place: Place, held: Reach) -> None:
+        self.reach = held
+        self._requests = read_requests(
+            place.session, place.settings, place.access, held.requests, whole=True
+        ).localCheckpoint()
+        self._outcomes = read_outcomes(place.session, place.access, held.receipts).localCheckpoint()
+
+    def requests(self) -> Any:
+        return self._requests
+
+    def outcomes(self) -> Any:
+        return self._outcomes
+
+
+def test_what_left_kafka_comes_from_the_ledger(place: Place) -> None:
+    count = every_kind(place)
+    name = place.world.requests
+    own_topics(place.settings, place.access).ensure()
+    whole = reach(place.settings, place.access)
+    kept = Files(place, Reach(upto(whole.requests, 12), upto(whole.receipts, 2)))
+    expected = place.healed()
+    place.forget()
+    place.cut(name, 11)
+    place.cut(receipts_topic(name), 2)
+
+    report = place.restore(kept).run()
+
+    assert (report.pending, report.notes) == (count, [])
+    assert place.content() == expected
+
+
+def upto(spans: Mapping[Shard, Span], offset: int) -> dict[Shard, Span]:
+    return {shard: Span(0, min(offset, span.end)) for shard, span in spans.items()}
+
+
+# with a service
+
+
+def test_a_restore_between_two_services_delivers_each_message_once(place: Place) -> None:
+    world = place.world
+    service = world.start_service().wait_ready()
+    world.ask(100, within_s=0.5)
+    world.ask(100, from_s=6, within_s=8)
+    until("the first are out", lambda: len(world.received(None)) >= 100)
+    with pytest.raises(
+        RestoreRefused, match=r"the service runs: .* has 1 members; stop the service"
+    ):
+        place.restore().run()
+    service.stop()
+    place.forget()
+
+    report = until_alone(place.restore().run)
+    world.start_service()
+
+    assert world.wait_delivered(60).is_exact
+    assert (report.scanned, report.pending <= 100) == (200, True)
+
+
+def test_a_service_after_a_restore_that_was_interrupted_delivers_each_message_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise Interrupted
+
+    place.world.ask(200, within_s=1)
+    before(monkeypatch, "_finish", interrupt)
+    with pytest.raises(Interrupted):
+        place.restore().run()
+
+    place.world.start_service()
+
+    assert place.world.wait_delivered(60).is_exact
+
+
+def until_alone(run: Callable[[], Any]) -> Any:
+    """A member that has left may be counted for a moment more."""
+
+    def tried() -> Any:
+        try:
+            return run()
+        except RestoreRefused:
+            return None
+
+    return until("the group is empty", tried)
+
+
+# at scale
+
+
+def test_many_requests_are_restored_as_the_service_would(place: Place) -> None:
+    """With BLACKBOX_TEST_REQUESTS=1000000 and -s: the figures of docs/restore.md."""
+    count = REQUESTS // place.partitions
+    for shard in place.shards:
+        place.fill(shard.partition, count)
+    requests = count * place.partitions
+
+    for _ in range(2):  # Spark is cold at first
+        place.forget()
+        report = place.restore().run()
+        print(f"restore: {report.took_s:.2f} s, {requests / report.took_s:,.0f} requests a second")
+    restored = place.content()
+    place.forget()
+    began = time.monotonic()
+    place.heal_all()
+    took_s = time.monotonic() - began
+    print(f"service alone: {took_s:.2f} s, {requests / took_s:,.0f} requests a second")
+
+    assert report.scanned == requests
+    assert report.pending == place.pending() == requests * PENDING_OF_TEN // 10
+    assert restored == place.content()
+
+
+# what may have a caller id
+
+
+@pytest.mark.parametrize(
+    ("asked", "may"),
+    [
+        ({"topic": "t", "message": "x", "countdown": 1}, False),
+        ({"topic": "t", "message": "id", "countdown": 1, "id": "a"}, True),
+        ({"id": "a", "cancel": True}, True),
+    ],
+)
+def test_a_caller_id_shows_in_the_bytes_of_a_record(asked: dict[str, Any], may: bool) -> None:
+    assert may_have_caller_id("countdown", orjson.dumps(asked)) is may
+
+
+def test_a_caller_id_may_be_spelled_with_escapes() -> None:
+    assert may_have_caller_id("countdown", rb'{"\u0069d": "a", "cancel": true}')
+
+
+def test_a_record_of_another_format_has_to_be_parsed() -> None:
+    assert may_have_caller_id("scheduler", b"{}")
+    assert not may_have_caller_id("countdown", None)
+
+
+def before(monkeypatch: pytest.MonkeyPatch, step: str, do: Callable[[], object]) -> None:
+    """Let something happen once, before a step of the next restore."""
+    method = getattr(Restore, step)
+
+    def once(self: Restore, *given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(Restore, step, method)
+        do()
+        return method(self, *given, **more)
+
+    monkeypatch.setattr(Restore, step, once)

@@ -1,0 +1,276 @@
+"""Rows of files as records: exact, numbered, and the same wherever one begins to read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from blackbox.cli.load import printable
+from blackbox.pipeline.tasks import rows
+from blackbox.pipeline.tasks.rows import Bad, UnusableFile, Written, cut, records
+
+DUE = datetime(2027, 1, 1, tzinfo=UTC)
+DUE_MS = 1798761600000
+
+
+def read(path: Path, kind: str, caller: str | None = None) -> list[tuple[int, Written | Bad]]:
+    return [row for piece in cut(str(path), kind).pieces for row in records(piece, caller)]
+
+
+def only(path: Path, kind: str, caller: str | None = None) -> Written:
+    [(_, row)] = read(path, kind, caller)
+    assert isinstance(row, Written), row
+    return row
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    return tmp_path / "a.jsonl"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "a.csv"
+
+
+def parquet(folder: Path, columns: dict[str, Any], **options: Any) -> Path:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+def test_a_line_of_json_is_the_record_as_it_stands(lines: Path) -> None:
+    line = b'{ "topic":"o", "message": {"n": 12.10, "big": 123456789012345678901234567890} }'
+    lines.write_bytes(b"  " + line + b" \r\n")
+
+    assert only(lines, "jsonl") == Written(None, line, [])
+
+
+def test_what_belongs_to_the_record_leaves_the_line_and_no_digit_changes(lines: Path) -> None:
+    lines.write_bytes(
+        b'{"topic": "o", "message": {"n": 12.10, "e": 1E-400}, "caller": "shop", "record_key": "k"}'
+    )
+
+    assert only(lines, "jsonl", "other") == Written(
+        "k", b'{"topic":"o","message":{"n":12.10,"e":1E-400}}', [("CALLER_SERVICE", b"shop")]
+    )
+
+
+def test_the_record_key_is_the_id(lines: Path) -> None:
+    lines.write_bytes(b'{"topic": "o", "message": 1, "id": "r-1", "record_key": "k"}')
+
+    assert only(lines, "jsonl", "shop") == Written(
+        "r-1", b'{"topic":"o","message":1,"id":"r-1"}', [("CALLER_SERVICE", b"shop")]
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"topic": "o", "topic": "p", "caller": "x"}',
+        b'{"caller": "x", "n": NaN}',
+        b'["topic"]',
+        b"\xff",
+        b'{"caller": "x", "a": ' + b"[" * 300 + b"]" * 300 + b"}",
+    ],
+)
+def test_a_line_that_cannot_be_taken_apart_is_left_to_the_parser(line: bytes, lines: Path) -> None:
+    lines.write_bytes(line)
+
+    assert only(lines, "jsonl").value == line
+
+
+def test_a_caller_and_a_record_key_are_text(lines: Path) -> None:
+    lines.write_bytes(b'{"caller": 7}\n{"record_key": {"a": 1}}\n')
+
+    assert [row[0] for _, row in read(lines, "jsonl")] == ["bad-headers", "bad-key"]
+
+
+def test_pieces_of_lines_are_the_whole_with_exact_numbers(
+    lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [b'{"n": %d}' % n + b" " * (n % 7) if n % 5 else b"" for n in range(1, 200)]
+    lines.write_bytes(b"\n".join(held))
+    whole = read(lines, "jsonl")
+    assert [number for number, _ in whole] == [n for n in range(1, 200) if n % 5]
+    monkeypatch.setattr(rows, "PIECE_BYTES", 64)
+    monkeypatch.setattr(rows, "READ_BYTES", 16)
+
+    pieces = cut(str(lines), "jsonl").pieces
+
+    assert len(pieces) > 10
+    assert [piece.start for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
+    assert read(lines, "jsonl") == whole
+
+
+def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = parquet(tmp_path, {"message": [str(n) for n in range(100)]}, row_group_size=13)
+    whole = read(path, "parquet")
+    assert [number for number, _ in whole] == list(range(1, 101))
+    monkeypatch.setattr(rows, "PIECE_ROWS", 17)
+    monkeypatch.setattr(rows, "READ_ROWS", 5)
+
+    assert len(cut(str(path), "parquet").pieces) == 6
+    assert read(path, "parquet") == whole
+
+
+@pytest.mark.parametrize("skip", [0, 1, 12, 13, 14, 29, 30, 31])
+@pytest.mark.parametrize("kind", rows.KINDS)
+def test_reading_begins_behind_any_row(kind: str, skip: int, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet(tmp_path, {"message": [str(n) for n in range(30)]}, row_group_size=13)
+    elif kind == "csv":
+        path.write_text("message\n" + "\n".join(f'"{n}\n"' for n in range(30)))
+    else:
+        path.write_text("\n\n".join(f'{{"message": {n}}}' for n in range(30)))
+    [piece] = cut(str(path), kind).pieces
+
+    assert list(records(piece, None, skip)) == list(records(piece, None))[skip:]
+
+
+def write_csv(path: Path, *written: Sequence[str]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(written)
+    return path
+
+
+def test_cells_of_csv_mean_what_their_fields_mean(table: Path) -> None:
+    names = ["topic", "message", "countdown", "at", "id", "headers", "cancel", "expires_after"]
+    write_csv(
+        table,
+        names,
+        ["o", "17", "1.50", "", "7", '{"a": "b"}', "", "1e2"],
+        ["", "", "soon", "2027-01-01T00:00:00Z", "", '{"a": "b"}, "topic": "p"', "true", "007"],
+    )
+
+    assert [row[1] for _, row in read(table, "csv")] == [
+        b'{"topic":"o","message":"17","countdown":1.50,"id":"7","headers":{"a": "b"},'
+        b'"expires_after":1e2}',
+        b'{"countdown":"soon","at":"2027-01-01T00:00:00Z",'
+        b'"headers":"{\\"a\\": \\"b\\"}, \\"topic\\": \\"p\\"","cancel":true,"expires_after":"007"}',
+    ]
+
+
+def test_a_row_of_csv_is_named_by_its_first_line(table: Path) -> None:
+    table.write_bytes(
+        b'\xef\xbb\xbftopic,message\r\no,"a\nb\n"\r\n\r\no\r\no,\xff\r\no,last\r\no,"open\n'
+    )
+
+    found = read(table, "csv")
+
+    assert [number for number, _ in found] == [2, 6, 7, 8, 9]
+    assert found[1][1] == Bad("unreadable", "1 cells under 2 names")
+    assert isinstance(found[2][1], Bad)
+    assert found[2][1].detail.startswith("column 'message' cannot be written as JSON")
+    assert found[3][1] == Written(None, b'{"topic":"o","message":"last"}', [])
+    assert isinstance(found[4][1], Bad)
+    assert found[4][1].detail.startswith("no CSV from here on")
+
+
+@pytest.mark.parametrize(
+    ("column", "json_text"),
+    [
+        (pa.array([17]), "17"),
+        (pa.array([1.5]), "1.5"),
+        (pa.array([float("nan")]), "NaN"),
+        (pa.array([float("-inf")]), "-Infinity"),
+        (pa.array([Decimal("12.10")]), "12.10"),
+        (pa.array([True]), "true"),
+        (pa.array([""]), '""'),
+        (pa.array(["x"]).dictionary_encode(), '"x"'),
+        (pa.array([b"hi"]), '"aGk=","encoding":"base64"'),
+        (pa.array([{"a": [1.0, None, float("inf")], "b": None}]), '{"a":[1.0,null,Infinity],"b":null}'),
+        (pa.array([[("a", "b"), ("a", "c")]], pa.map_(pa.string(), pa.string())), '{"a":"b","a":"c"}'),
+    ],
+)  # fmt: skip
+def test_a_cell_of_parquet_is_json_without_a_change(
+    column: pa.Array, json_text: str, tmp_path: Path
+) -> None:
+    path = parquet(tmp_path, {"message": column, "key": pa.array([None], pa.string())})
+
+    assert only(path, "parquet").value.decode() == f'{{"message":{json_text}}}'
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "at"),
+    [
+        (pa.array([DUE]), {}, DUE_MS),
+        (pa.array([DUE_MS * 10**6 + 1], pa.timestamp("ns", "Europe/Paris")), {}, DUE_MS + 1),
+        (pa.array([DUE_MS], pa.timestamp("ms", "UTC")), {}, DUE_MS),
+        (pa.array([DUE_MS], pa.timestamp("ms")), {}, "2027-01-01 00:00:00.000"),
+        (pa.array([DUE_MS], pa.timestamp("ms")), {"use_deprecated_int96_timestamps": True}, DUE_MS),
+    ],
+)
+def test_an_instant_of_parquet_is_the_next_whole_millisecond(
+    column: pa.Array, options: dict[str, Any], at: object, tmp_path: Path
+) -> None:
+    path = parquet(tmp_path, {"at": column}, **options)
+
+    assert json.loads(only(path, "parquet").value) == {"at": at}
+
+
+def test_a_null_among_the_headers_of_a_struct_is_no_header(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"headers": pa.array([{"a": "x", "b": None}])})
+
+    assert json.loads(only(path, "parquet").value) == {"headers": {"a": "x"}}
+
+
+def test_bytes_where_text_belongs_are_a_bad_row(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"key": pa.array([b"k"])})
+
+    [(number, row)] = read(path, "parquet")
+
+    assert number == 1
+    assert isinstance(row, Bad)
+    assert row.detail.startswith("column 'key' cannot be written as JSON")
+
+
+def test_the_name_of_a_file_is_its_content(tmp_path: Path) -> None:
+    first, copy, other = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    first.write_bytes(b"{}\n")
+    copy.write_bytes(b"{}\n")
+    other.write_bytes(b"{} \n")
+    os.utime(other, ns=(first.stat().st_atime_ns, first.stat().st_mtime_ns))
+
+    digests = [cut(str(path), "jsonl").digest for path in (first, copy, other)]
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_empty_file_has_no_pieces_and_no_parquet_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "a"
+    empty.write_bytes(b"")
+
+    assert cut(str(empty), "jsonl").pieces == cut(str(empty), "csv").pieces == []
+    with pytest.raises(UnusableFile, match=str(empty)):
+        cut(str(empty), "parquet")
+
+
+def test_an_endless_line_is_refused_before_it_is_read(
+    lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LONGEST_LINE", 1 << 20)
+    lines.write_bytes(b"{}\n[" + b"1," * (1 << 20))
+
+    with pytest.raises(UnusableFile, match="line 2 is longer than 1 MiB"):
+        cut(str(lines), "jsonl")
+
+
+def test_what_is_printed_cannot_command_a_terminal() -> None:
+    told = printable("a\x1b[31m\r\nb\u202e\udcff" + "x" * 1000)
+
+    assert told.startswith(r"a\x1b[31m\r\nb\u202e\udcff" + "x")
+    assert len(told) < 450
