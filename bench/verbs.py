@@ -26,14 +26,14 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
     index.begin(Labels(0, journal.receipt_bounds().end))
     contract = make_format("countdown", max_countdown_s=86_400, own_topics=lambda _: False)
-    intake = Intake(contract, index)
+    intake = Intake(contract, index, None)
     end = journal.request_bounds().end
     watch = Stopwatch()
     batches = journal.requests(0, end)
-    ahead = [parse(contract, next(batches), _now_ms())]
+    ahead = [parse(contract, next(batches), _now_ms(), None)]
 
     def read_ahead() -> None:  # as in the service: parse the next while Redis is busy
-        ahead.extend(parse(contract, batch, _now_ms()) for batch in islice(batches, 1))
+        ahead.extend(parse(contract, batch, _now_ms(), None) for batch in islice(batches, 1))
 
     while ahead:
         intake.store(ahead.pop(), _now_ms(), read_ahead)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from blackbox import entry as entries
+from blackbox.cold import as_asked, carried
 from blackbox.doubt import Doubt, IndexFull, Refused
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
@@ -240,6 +241,8 @@ class Dispatch:
         originals = self.journal.records(o for o, entry in dead.items() if not _is_record(entry))
         for offset, entry in dead.items():
             original = originals.get(offset) or _as_record(offset, entry)
+            if carried(original.headers) and not _is_record(entry):
+                original = as_asked(original)
             forms = dead_letters(
                 self.shard,
                 self.dead_letter_topic,

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
     `reason` is set on a request that was invalid when it was read: `key`, `message` and `headers`
     are then the record's own. `attempts` counts deliveries put off because the target could not
     take the message; `alone` asks for a transaction of its own after the broker refused a batch.
+    `origin` is the offset of the request itself, where the entry's own is that of a carried record.
     """
 
     target: str
@@ -33,6 +34,7 @@ class Entry(NamedTuple):
     alone: bool = False
     reason: str | None = None
     detail: str | None = None
+    origin: int | None = None
 
 
 def encode(entry: Entry | Request) -> bytes:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from blackbox.cold import as_asked, carried, carry_of
 from blackbox.entry import Entry
 from blackbox.formats import Format
-from blackbox.plan import Batch, Change, Plan, View, resolve
+from blackbox.plan import Batch, Carried, Change, Cold, Plan, Touched, View, resolve
 from blackbox.request import Cancel, Invalid, Reason, Record, Request
 
 
@@ -20,7 +21,7 @@ class Index(Protocol):
         self,
         start: int,
         end: int,
-        caller_ids: Sequence[str],
+        touched: Touched,
         make_plan: Callable[[View], Plan],
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
@@ -29,13 +30,17 @@ class Index(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one pass did. `first_due_ms` is the earliest due time it stored, if any."""
+    """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
+
+    `carried` came from the cold tier, and were accepted before.
+    """
 
     accepted: int
     invalid: int
     cancelled: int
     replaced: int
     first_due_ms: int | None
+    carried: int = 0
 
 
 class Parsed(NamedTuple):
@@ -47,17 +52,21 @@ class Parsed(NamedTuple):
 
 
 class Intake:
-    """Applies batches of one shard's request records to its index, in journal order."""
+    """Applies batches of one shard's request records to its index, in journal order.
 
-    def __init__(self, contract: Format, index: Index) -> None:
+    Requests due further ahead than the horizon stay out of it; None: there is no cold tier.
+    """
+
+    def __init__(self, contract: Format, index: Index, horizon_ms: int | None) -> None:
         self._contract = contract
         self._index = index
+        self._horizon_ms = horizon_ms
 
     def apply(self, batch: Batch, latest_ms: int) -> Taken:
         """Store one batch; the same batch again changes nothing.
 
         1. parse each record; an invalid one becomes an entry that is due at once, which dispatch
-           moves to the dead-letter topic;
+           moves to the dead-letter topic; one beyond the horizon only leaves a mark;
         2. compare the labels in Redis with the position the batch was read from;
         3. in one MULTI: entries, replacements and cancels, then the label `requests`.
 
@@ -65,34 +74,42 @@ class Intake:
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
         no room (nothing was stored), IndexLost when the outcome is unknown.
         """
-        return self.store(parse(self._contract, batch, latest_ms), latest_ms)
+        return self.store(parse(self._contract, batch, latest_ms, self._horizon_ms), latest_ms)
 
     def store(
         self, parsed: Parsed, now_ms: int, meanwhile: Callable[[], None] | None = None
     ) -> Taken:
         """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch."""
         start, end, changes = parsed
-        caller_ids = sorted({c.caller_id for _, c in changes if c.caller_id is not None})
+        touched = touched_by(changes)
 
         def make_plan(view: View) -> Plan:
             return resolve(changes, view)
 
-        plan = self._index.store(start, end, caller_ids, make_plan, now_ms, meanwhile)
+        plan = self._index.store(start, end, touched, make_plan, now_ms, meanwhile)
         return _taken(plan)
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
-        [(_, change)] = parse(self._contract, Batch(0, 1, [record]), record.timestamp_ms).changes
-        if isinstance(change, Cancel):
-            raise ValueError(f"the record at offset {record.offset} is a cancel, not a request")
-        return Entry(*change) if isinstance(change, Request) else change
+        one = Batch(record.offset, record.offset + 1, [record])
+        [(_, change)] = parse(self._contract, one, record.timestamp_ms, None).changes
+        if isinstance(change, Carried):
+            change = change.asked
+        if isinstance(change, Request):
+            return Entry(*change)
+        if isinstance(change, Entry):
+            return change
+        raise ValueError(f"the record at offset {record.offset} is no request to deliver: {change}")
 
 
-def parse(contract: Format, batch: Batch, latest_ms: int) -> Parsed:
+def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None) -> Parsed:
     """Step 1: what a batch's records ask for; touches nothing."""
     read = contract.parse
     changes: list[tuple[int, Change]] = []
     for record in batch.records:
+        if carried(record.headers):
+            changes.append((record.offset, _read_carried(contract, record, latest_ms)))
+            continue
         asked: Request | Cancel | Invalid = (
             read(record, latest_ms)
             if record.unreadable is None
@@ -101,9 +118,46 @@ def parse(contract: Format, batch: Batch, latest_ms: int) -> Parsed:
         if isinstance(asked, Invalid):
             due_ms = min(record.timestamp_ms, latest_ms)
             changes.append((record.offset, refused_entry(record, asked, due_ms)))
+        elif (
+            horizon_ms is not None
+            and type(asked) is Request
+            and is_cold(asked.due_ms, record.timestamp_ms, horizon_ms)
+        ):
+            changes.append((record.offset, Cold(asked.caller_id)))
         else:
             changes.append((record.offset, asked))
     return Parsed(batch.start, batch.end, changes)
+
+
+def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
+    """Whether a request written at this time stays out of the index, whenever it is read."""
+    return due_ms - timestamp_ms > horizon_ms
+
+
+def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
+    """What the index must say before it can be planned what these change."""
+    caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
+    cold = [(offset, change) for offset, change in changes if type(change) in (Cold, Carried)]
+    previous = [change.previous for _, change in cold if isinstance(change, Carried)]
+    return Touched(sorted(caller_ids), [*previous, *(offset for offset, _ in cold)])
+
+
+def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:
+    due_ms = min(record.timestamp_ms, latest_ms)
+    try:
+        carry = carry_of(record)
+    except ValueError as error:
+        return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
+    original = as_asked(record)
+    asked = contract.parse(original, latest_ms)
+    if isinstance(asked, Request):
+        hot = Entry(*asked, origin=carry.origin)
+        cold = Cold(asked.caller_id)
+        return Carried(carry.previous, asked.caller_id, cold if carry.is_cold else hot)
+    if isinstance(asked, Cancel):
+        detail = "a cancel was carried; blackbox carries requests only"
+        return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
+    return Carried(carry.previous, None, refused_entry(original, asked, due_ms))
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
@@ -121,11 +175,12 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
 
 def _taken(plan: Plan) -> Taken:
     puts = plan.puts.values()
-    invalid = list(map(type, puts)).count(Entry)
+    invalid = sum(put.reason is not None for put in puts if type(put) is Entry)
     return Taken(
-        accepted=len(puts) - invalid,
+        accepted=len(puts) - invalid + len(plan.frozen) - plan.carried,
         invalid=invalid,
         cancelled=plan.cancelled,
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
+        carried=plan.carried,
     )

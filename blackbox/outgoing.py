@@ -22,12 +22,17 @@ class Outgoing(NamedTuple):
 
 
 def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
-    """The messages as asked: the request's headers first, blackbox's own last."""
+    """The messages as asked: the request's headers first, blackbox's own last.
+
+    The id of a carried request is that of the request as its caller wrote it, `blackbox-source` the
+    record that was carried.
+    """
     before_id, before_offset = id_prefix(shard), shard.source_prefix
     for offset, entry in entries.items():
+        asked_at = offset if entry.origin is None else entry.origin
         headers = [
             *entry.headers,
-            ("blackbox-id", before_id + id_suffix(offset)),
+            ("blackbox-id", before_id + id_suffix(asked_at)),
             ("blackbox-due-ms", str(entry.due_ms)),
             ("blackbox-source", before_offset + str(offset)),
         ]

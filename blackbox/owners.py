@@ -141,7 +141,7 @@ class Owners:
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
         journal = ShardJournal(shard, self._access)
-        intake = Intake(self._formats[shard.topic], index)
+        intake = Intake(self._formats[shard.topic], index, settings.horizon_ms)
 
         def confirm() -> None:
             labels = index.load()

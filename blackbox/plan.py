@@ -46,34 +46,68 @@ class Due(NamedTuple):
     pending: int
 
 
+class Touched(NamedTuple):
+    """What a batch may touch of what is there already: caller ids, and requests of the cold tier."""
+
+    caller_ids: Sequence[str]
+    cold: Sequence[int]
+
+
 class View(NamedTuple):
-    """What an index says while a batch is planned: its labels, early removals, holders of caller ids."""
+    """What an index says while a batch is planned: its labels, early removals, holders of caller ids.
+
+    `cold` are the requests of the cold tier, as far as the batch may touch them. Of requests below
+    `known_from` the index knows nothing: it was begun behind them.
+    """
 
     labels: Labels
     skipped: Container[int]
     holders: Mapping[str, int]
+    cold: Container[int] = frozenset()
+    known_from: int = 0
 
 
-Change = Request | Entry | Cancel
-"""A valid request, a request that can only become a dead letter, or a cancel."""
+class Cold(NamedTuple):
+    """A valid request that is due beyond the horizon."""
+
+    caller_id: str | None
+
+
+class Carried(NamedTuple):
+    """A request of the cold tier, written anew: it takes the place of the record at `previous`."""
+
+    previous: int
+    caller_id: str | None
+    asked: Entry | Cold
+
+
+Change = Request | Entry | Cancel | Cold | Carried
+"""A valid request, one that can only become a dead letter, a cancel, or a matter of the cold tier."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id."""
+    """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id.
+
+    `frozen` are requests new in the cold tier, `thawed` those that leave it; `carried` of the puts
+    come from there.
+    """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
     removals: list[int] = field(default_factory=list)
     holders: dict[str, int | None] = field(default_factory=dict)
+    frozen: set[int] = field(default_factory=set)
+    thawed: set[int] = field(default_factory=set)
     cancelled: int = 0
     replaced: int = 0
+    carried: int = 0
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
     """Decide what a batch of requests changes, given what the index says.
 
     A request that is skipped (its removal was read before it) is not put, yet still ends the
-    request it replaced.
+    request it replaced. A carried one is put only if the request it carries on is still cold.
     """
     plan = Plan(holders=dict(view.holders))
     puts, first, skipped = plan.puts, view.labels.requests, view.skipped
@@ -81,23 +115,63 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if offset < first:
             continue
         caller_id = change.caller_id
+        if type(change) is Carried:
+            if not _takes_over(plan, view, offset, change):
+                continue
+            change = change.asked
+        elif caller_id is not None:
+            _end_holder(plan, view, caller_id, is_cancel=type(change) is Cancel)
+        if type(change) is Cancel or offset in skipped:
+            continue
+        if type(change) is Cold:
+            plan.frozen.add(offset)
+        else:
+            puts[offset] = change  # type: ignore[assignment]
         if caller_id is not None:
-            _end_holder(plan, caller_id, is_cancel=isinstance(change, Cancel))
-        if not isinstance(change, Cancel) and offset not in skipped:
-            puts[offset] = change
-            if caller_id is not None:
-                plan.holders[caller_id] = offset
+            plan.holders[caller_id] = offset
     return plan
 
 
-def _end_holder(plan: Plan, caller_id: str, *, is_cancel: bool) -> None:
+def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> None:
     holder = plan.holders.get(caller_id)
     plan.holders[caller_id] = None
     if holder is None:
         return
-    if plan.puts.pop(holder, None) is None:
+    if plan.puts.pop(holder, None) is None and not _thaw(plan, view, holder):
         plan.removals.append(holder)
     if is_cancel:
         plan.cancelled += 1
     else:
         plan.replaced += 1
+
+
+def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
+    """Whether a carried record is the one that counts from now on.
+
+    Not when the request it carries on was ended meanwhile, or was carried on already. Nor when it
+    is in the index itself, as under a longer horizon than once; unless the carried one was
+    delivered already: that ends it. Of requests before the index began, its word is taken.
+    """
+    previous, caller_id, _ = change
+    is_cold = _thaw(plan, view, previous)
+    was_delivered = offset in view.skipped
+    if not is_cold and previous >= view.known_from and not was_delivered:
+        return False
+    if caller_id is not None and plan.holders.get(caller_id) == previous:
+        plan.holders[caller_id] = None
+    if not is_cold and was_delivered and plan.puts.pop(previous, None) is None:
+        plan.removals.append(previous)
+    if not was_delivered:
+        plan.carried += 1
+    return True
+
+
+def _thaw(plan: Plan, view: View, offset: int) -> bool:
+    """Take a request out of the cold tier; False when it is not there."""
+    if offset in plan.frozen:
+        plan.frozen.remove(offset)
+        return True
+    if offset in view.cold and offset not in plan.thawed:
+        plan.thawed.add(offset)
+        return True
+    return False

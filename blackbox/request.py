@@ -36,7 +36,7 @@ class Shard(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
     def source(self, offset: int) -> str:
-        """Where a request was written, as the header `blackbox-source` says it: `TB/3@1234`."""
+        """Where a record is, as the header `blackbox-source` says it: `TB/3@1234`."""
         return f"{self.source_prefix}{offset}"
 
     @property

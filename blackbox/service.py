@@ -18,6 +18,7 @@ from blackbox.journal.reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
 from blackbox.owners import Owners
+from blackbox.promoter import Schedule, promotion_every_s
 from blackbox.request import Shard
 from blackbox.settings import Settings
 from blackbox.watch import Watch
@@ -74,6 +75,10 @@ class Service:
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
+        if settings.hot_horizon_s is not None:
+            schedule = Schedule(settings, self._kafka, self._clock, self._owners.open_shards)
+            every_s = promotion_every_s(settings.hot_horizon_s)
+            self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
@@ -125,7 +130,9 @@ class Service:
                 self._owners.doubt(failure.shard, failure)
             latest_ms = self._clock.latest_ms()
             return {
-                shard: parse(self._formats[shard.topic], batch, latest_ms)
+                shard: parse(
+                    self._formats[shard.topic], batch, latest_ms, self._settings.horizon_ms
+                )
                 for shard, batch in batches.items()
             }
         except Doubt as reason:

@@ -125,6 +125,11 @@ class Settings(BaseSettings):
     max_countdown_s: int = Field(
         34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
     )
+    hot_horizon_s: int | None = Field(
+        None,
+        ge=1,
+        description="requests due further ahead stay out of Redis until they come near; unset: none",
+    )
     spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
         "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
     )
@@ -147,6 +152,11 @@ class Settings(BaseSettings):
     def retention_ms(self) -> int:
         """How long journals must be kept so that nothing pending ever leaves them."""
         return (self.max_countdown_s + self.grace_s) * 1000
+
+    @property
+    def horizon_ms(self) -> int | None:
+        """How far ahead requests enter the index; None: however far."""
+        return None if self.hot_horizon_s is None else self.hot_horizon_s * 1000
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""

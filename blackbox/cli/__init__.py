@@ -14,6 +14,7 @@ from blackbox.cli.demo import demo
 from blackbox.cli.failures import explained
 from blackbox.cli.ledger import ledger
 from blackbox.cli.load import load
+from blackbox.cli.promote import promote
 from blackbox.cli.restore import restore
 from blackbox.cli.run import run
 from blackbox.cli.send import cancel, send
@@ -36,7 +37,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, demo, send, cancel, show, status, check, load, ledger, restore, audit):
+for command in (
+    run,
+    demo,
+    send,
+    cancel,
+    show,
+    status,
+    check,
+    load,
+    ledger,
+    restore,
+    audit,
+    promote,
+):
     app.command()(command)
 
 

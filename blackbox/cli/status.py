@@ -24,7 +24,7 @@ from blackbox.settings import Settings, load
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """A shard in numbers. Labels are None while the index is empty or lost.
+    """A shard in numbers. `pending` are entries, without the `cold`. Labels are None while the index is empty or lost.
 
     `requests_end` and `receipts_end` are the next offsets of the journals; the receipts' own
     transaction markers take offsets too, so that `receipts_end` may be one ahead.
@@ -32,6 +32,7 @@ class ShardStatus:
 
     shard: str
     pending: int
+    cold: int
     due_now: int
     oldest_overdue_ms: int
     next_due_in_ms: int | None
@@ -94,6 +95,7 @@ def _status(
     return ShardStatus(
         shard=str(shard),
         pending=standing.pending,
+        cold=standing.cold,
         due_now=standing.due_now,
         oldest_overdue_ms=0 if oldest_ms is None else now_ms - oldest_ms,
         next_due_in_ms=None if next_ms is None else next_ms - now_ms,
@@ -112,6 +114,7 @@ def _totals(shards: Sequence[ShardStatus]) -> dict[str, int | None]:
     soonest = [one.next_due_in_ms for one in shards if one.next_due_in_ms is not None]
     return {
         "pending": sum(one.pending for one in shards),
+        "cold": sum(one.cold for one in shards),
         "due_now": sum(one.due_now for one in shards),
         "oldest_overdue_ms": max(one.oldest_overdue_ms for one in shards),
         "next_due_in_ms": min(soonest, default=None),
@@ -129,6 +132,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
     for name, footer in (
         ("shard", "total"),
         ("pending", f"{totals['pending']:,}"),
+        ("cold", f"{totals['cold']:,}"),
         ("late", f"{totals['due_now']:,}"),
         ("oldest", _duration(totals["oldest_overdue_ms"] or None)),
         ("next in", _duration(totals["next_due_in_ms"])),
@@ -142,6 +146,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
         table.add_row(
             one.shard,
             f"{one.pending:,}",
+            f"{one.cold:,}",
             f"{one.due_now:,}",
             _duration(one.oldest_overdue_ms or None),
             _duration(one.next_due_in_ms),

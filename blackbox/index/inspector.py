@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import redis
@@ -9,6 +10,7 @@ import redis
 from blackbox import entry as entries
 from blackbox.doubt import IndexLost
 from blackbox.entry import Entry
+from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import FORMAT
@@ -20,7 +22,7 @@ class Standing(NamedTuple):
     """How a shard stands. `labels` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
-    first one that is not yet; None when there is none.
+    first one that is not yet; None when there is none. `pending` are entries, without the `cold`.
     """
 
     labels: Labels | None
@@ -28,6 +30,7 @@ class Standing(NamedTuple):
     due_now: int
     oldest_due_ms: int | None
     next_due_ms: int | None
+    cold: int = 0
 
 
 class Pending(NamedTuple):
@@ -59,16 +62,15 @@ class Inspector:
         """Labels and pending entries of a shard; counts may be of moments a little apart."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._together(
-            ("HMGET", keys.state, "format", "requests"),
+            ("HMGET", keys.state, "format", "requests", "cold"),
             ("GET", keys.receipts),
             ("ZCARD", keys.due),
             ("ZCOUNT", keys.due, "-inf", now_ms),
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
             ("ZRANGE", keys.due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
-        return Standing(
-            _labels(shard, state, receipts), pending, due_now, _score(first), _score(after)
-        )
+        labels = _labels(shard, state[:2], receipts)
+        return Standing(labels, pending, due_now, _score(first), _score(after), int(state[2] or 0))
 
     def labels(self, shard: Shard) -> Labels | None:
         """The labels of a shard; None for an index that was never begun, or is lost."""
@@ -90,6 +92,22 @@ class Inspector:
         if before is None or score is None:
             return None
         return Pending(int(float(score)), None if stored is None else entries.decode(stored))
+
+    def is_cold(self, shard: Shard, offset: int) -> bool:
+        """Whether the request at this offset waits in the cold tier."""
+        (bitmap,) = self._together(("HGET", Keys(shard).cold, offset // SEGMENT))
+        return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
+
+    def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
+        """The requests of the cold tier, and the labels at which they were."""
+        keys = Keys(shard)
+        labels: Labels | None = None
+        while True:
+            before, (bitmaps,) = labels, self._together(("HGETALL", keys.cold))
+            labels = self.labels(shard)
+            if labels is None or labels == before:
+                break
+        return labels, Bits({int(segment): bitmap for segment, bitmap in _pairs(bitmaps)})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
@@ -119,6 +137,11 @@ def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> 
             "with the version that wrote it"
         )
     return None  # there is none, or it is being emptied between the two reads
+
+
+def _pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Of a reply to HGETALL: flat as Redis sends it, a mapping as clients make it."""
+    return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
 
 
 def _score(ranged: list[Any]) -> int | None:

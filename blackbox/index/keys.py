@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 from blackbox.request import Shard
 
-SKIP_SEGMENT = 1 << 16
-"""Requests per `skip` bitmap, so that a bitmap has 8 KiB at most."""
-
 
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""
@@ -19,6 +16,7 @@ class Keys:
         self.ids = self.prefix + b"ids"
         self.state = self.prefix + b"state"
         self.receipts = self.prefix + b"receipts"
+        self.cold = self.prefix + b"cold"
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member

@@ -18,8 +18,8 @@ import redis
 from blackbox import entry as entries
 from blackbox.doubt import Doubt, LabelsMoved
 from blackbox.entry import Entry
+from blackbox.index.bits import SEGMENT
 from blackbox.index.connection import pack
-from blackbox.index.keys import SKIP_SEGMENT
 from blackbox.index.shard_index import PackedIndex
 from blackbox.plan import Labels
 from blackbox.request import Request, Shard
@@ -91,7 +91,7 @@ class Restoring(PackedIndex):
                 break
         else:
             raise Superseded(f"{self.shard}: others keep changing the index")
-        first, last = requests.start // SKIP_SEGMENT, requests.stop // SKIP_SEGMENT
+        first, last = requests.start // SEGMENT, requests.stop // SEGMENT
         for at in range(first, last + 1, _UNLINKED_AT_ONCE):
             segments = range(at, min(at + _UNLINKED_AT_ONCE, last + 1))
             self._write([pack("UNLINK", *map(self._keys.skip, segments))])

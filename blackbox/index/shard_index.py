@@ -1,8 +1,8 @@
 """A shard's index in Redis: due times, payloads, caller ids, and the two labels that define them.
 
 Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
-`skip` marks the removals already read whose request is not in the index yet. Data and labels
-change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+`skip` marks the removals already read whose request is not in the index yet, `cold` the requests
+that are due beyond the horizon and so are no entries. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
 
 Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
@@ -22,10 +22,11 @@ import redis
 from blackbox import entry as entries
 from blackbox.doubt import Doubt, IndexFull, LabelsMoved
 from blackbox.entry import Entry
+from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Session, pack
-from blackbox.index.keys import SKIP_SEGMENT, Keys, set_ex_template, zadd
+from blackbox.index.keys import Keys, set_ex_template, zadd
 from blackbox.index.when_full import in_one_script
-from blackbox.plan import Due, Labels, Plan, View
+from blackbox.plan import Due, Labels, Plan, Touched, View
 from blackbox.request import Shard, member
 
 FORMAT = b"2"
@@ -64,7 +65,8 @@ class PackedIndex:
 
     def _empty(self) -> bytes:
         """Without the payloads: those that are asked for again are written again, others expire."""
-        return pack("UNLINK", self._keys.due, self._keys.ids, self._keys.state, self._keys.receipts)
+        keys = self._keys
+        return pack("UNLINK", keys.due, keys.ids, keys.cold, keys.state, keys.receipts)
 
     def _read_labels(self, *more: bytes) -> list[bytes]:
         return [
@@ -125,7 +127,10 @@ class ShardIndex(PackedIndex):
         with self._lock:
             watch = pack("WATCH", self._keys.state, self._keys.receipts)
             found = self._labels(*self._session.run([watch, *self._read_labels()], 3)[1:])
-            first = (self._write_requests(labels.requests), self._write_receipts(labels.receipts))
+            first = (
+                self._write_requests(labels.requests, b"known_from", labels.requests),
+                self._write_receipts(labels.receipts),
+            )
             if found is not None or not self._exec((self._empty(), *first)):
                 raise LabelsMoved(f"{self.shard}: expected an empty index, found {found}")
             self.labels = labels
@@ -134,21 +139,21 @@ class ShardIndex(PackedIndex):
         self,
         start: int,
         end: int,
-        caller_ids: Sequence[str],
+        touched: Touched,
         make_plan: Callable[[View], Plan],
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
     ) -> Plan:
         """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
 
-        In one MULTI: entries, removals and caller ids, then the label `requests` = `end`, then
-        used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
+        In one MULTI: entries, removals, caller ids and marks of the cold tier, then the label
+        `requests` = `end`, then used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
         Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
         is busy with the batch.
         """
         with self._lock:
             for attempt in range(MAX_CONTENTION):
-                view, largest = self._look(start, end, caller_ids)
+                view, largest = self._look(start, end, touched)
                 if view.labels.requests < start:
                     raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
                 if view.labels.requests >= end:
@@ -161,6 +166,13 @@ class ShardIndex(PackedIndex):
                     self.removed += len(plan.removals)
                     return plan
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
+
+    def lost_before(self, first: int) -> None:
+        """Of requests below `first` some were removed by retention before they were read."""
+        with self._lock:
+            self._watch_labels(self._keys.state)
+            if not self._exec([pack("HSET", self._keys.state, "known_from", first)]):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
@@ -239,18 +251,23 @@ class ShardIndex(PackedIndex):
         with self._lock:
             self._session.close()
 
-    def _look(self, start: int, end: int, caller_ids: Sequence[str]) -> tuple[View, int]:
-        segments = range(start // SKIP_SEGMENT, (max(start, end - 1)) // SKIP_SEGMENT + 1)
+    def _look(self, start: int, end: int, touched: Touched) -> tuple[View, int]:
+        segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         skip = [self._keys.skip(segment) for segment in segments]
-        commands = [pack("WATCH", self._keys.state, *skip), *self._read_labels(b"largest")]
+        commands = [pack("WATCH", self._keys.state, *skip)]
+        commands += self._read_labels(b"known_from", b"cold", b"largest")
         commands += [pack("GET", bitmap) for bitmap in skip]
         _, state, receipts, *bitmaps = self._session.run(commands, len(commands))
         labels = self._labels(state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
+        known_from, cold, largest = (int(number or 0) for number in state[2:])
+        holders = self._holders(touched.caller_ids)
+        may_be_cold = [*touched.cold, *(holders.values() if cold else ())]
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
-        view = View(labels, Skipped(marked) if marked else frozenset(), self._holders(caller_ids))
-        return view, int(state[-1] or 0)
+        skipped = Bits(marked) if marked else frozenset[int]()
+        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from)
+        return view, largest
 
     def _intake_commands(
         self, plan: Plan, view: View, end: int, largest: int, now_ms: int
@@ -264,10 +281,24 @@ class ShardIndex(PackedIndex):
         yield from self._zadd([(entry.due_ms, offset) for offset, entry in plan.puts.items()])
         yield from self._remove(plan.removals)
         yield from self._hold(plan.holders)
+        yield from self._freeze(plan, view)
         yield self._write_requests(end, b"largest", largest)
-        used = range(view.labels.requests // SKIP_SEGMENT, end // SKIP_SEGMENT)
+        used = range(view.labels.requests // SEGMENT, end // SEGMENT)
         for segments in _chunks(list(used)):
             yield pack("UNLINK", *(self._keys.skip(segment) for segment in segments))
+
+    def _freeze(self, plan: Plan, view: View) -> Iterator[bytes]:
+        if not plan.frozen and not plan.thawed:
+            return
+        assert isinstance(view.cold, Bits)
+        changed = view.cold.changed(plan.frozen, plan.thawed)
+        for segment, bitmap in changed.items():
+            if bitmap:
+                yield pack("HSET", self._keys.cold, segment, bitmap)
+            else:
+                yield pack("HDEL", self._keys.cold, segment)
+        more = len(plan.frozen) - len(plan.thawed)
+        yield pack("HINCRBY", self._keys.state, "cold", more)
 
     def _settle_commands(
         self,
@@ -281,7 +312,7 @@ class ShardIndex(PackedIndex):
         yield from self._hold(dict.fromkeys(freed))
         for offset in removals:
             if offset >= found.requests:
-                segment, bit = divmod(offset, SKIP_SEGMENT)
+                segment, bit = divmod(offset, SEGMENT)
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
         yield self._write_receipts(receipts)
 
@@ -311,6 +342,14 @@ class ShardIndex(PackedIndex):
             names = self._session.run([pack("HMGET", self._keys.ids, *chunk)], 1)[0]
             held |= {c: int(name, 16) for c, name in zip(chunk, names, strict=True) if name}
         return held
+
+    def _cold(self, offsets: Iterable[int]) -> Bits:
+        segments = sorted({offset // SEGMENT for offset in offsets})
+        bitmaps: dict[int, bytes] = {}
+        for chunk in _chunks(segments):
+            found = self._session.run([pack("HMGET", self._keys.cold, *chunk)], 1)[0]
+            bitmaps |= {s: bitmap for s, bitmap in zip(chunk, found, strict=True) if bitmap}
+        return Bits(bitmaps)
 
     def _payloads(self, names: list[bytes], largest: int) -> list[tuple[bytes, bytes | None]]:
         if len(names) * largest > MAX_BATCH_BYTES:
@@ -389,19 +428,6 @@ def _checked(replies: list[Any]) -> list[Any]:
         if isinstance(reply, Exception):
             raise reply
     return replies
-
-
-class Skipped:
-    """The offsets marked in `skip` bitmaps, by segment."""
-
-    def __init__(self, bitmaps: Mapping[int, bytes]) -> None:
-        self._bitmaps = bitmaps
-
-    def __contains__(self, offset: object) -> bool:
-        assert isinstance(offset, int)
-        segment, bit = divmod(offset, SKIP_SEGMENT)
-        bitmap = self._bitmaps.get(segment, b"")
-        return bit >> 3 < len(bitmap) and bool(bitmap[bit >> 3] & 0x80 >> (bit & 7))
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -46,6 +46,7 @@ class ShardJournal:
 
     def __init__(self, shard: Shard, access: KafkaAccess) -> None:
         self._shard = shard
+        self._isolation = "read_committed"
         self._access = access
         self._receipts_topic = receipts_topic(shard.topic)
         self._consumer: Consumer | None = None
@@ -69,6 +70,16 @@ class ShardJournal:
         for messages, reached in self._read(self._shard.topic, self._shard.partition, start, end):
             yield Batch(position, reached, read_records(messages))
             position = reached
+
+    def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
+        """Like `requests`, with those of transactions that have not ended, or that were aborted."""
+        self.close()
+        self._isolation = "read_uncommitted"
+        try:
+            yield from self.requests(start, end)
+        finally:
+            self.close()
+            self._isolation = "read_committed"
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The request records at these offsets, without those that Kafka does not have any more."""
@@ -131,6 +142,7 @@ class ShardJournal:
         if self._consumer is None:
             self._consumer = self._access.consumer(
                 **{
+                    "isolation.level": self._isolation,
                     "enable.partition.eof": True,
                     "fetch.wait.max.ms": 20,
                     "queued.min.messages": 20_000,

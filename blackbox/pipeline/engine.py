@@ -23,6 +23,7 @@ from blackbox.metrics import Metrics
 from blackbox.pipeline.dispatch_windows import DispatchWindows
 from blackbox.pipeline.intake_stream import IntakeStream
 from blackbox.pipeline.session import start_session
+from blackbox.promoter import Schedule, promotion_every_s
 from blackbox.request import Shard
 from blackbox.settings import Half, Settings
 from blackbox.watch import Watch
@@ -103,6 +104,10 @@ class SparkEngine:
                 tasks=lambda: self._slots - self._slots // 2, tell_full=self._watch.is_full,
             )  # fmt: skip
             self._stream.start()
+        if settings.hot_horizon_s is not None and self._only != "intake":
+            schedule = Schedule(settings, self._kafka, self._clock, self._membership.owned)
+            every_s = promotion_every_s(settings.hot_horizon_s)
+            self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")
         self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")

@@ -19,9 +19,9 @@ from pyspark.sql.functions import max as largest
 from blackbox.clock import Clock
 from blackbox.connect import own_topics
 from blackbox.doubt import Doubt, IndexFull
+from blackbox.index.bits import SEGMENT
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
-from blackbox.index.keys import SKIP_SEGMENT
 from blackbox.index.restoring import NotEmpty, Restoring
 from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
@@ -420,7 +420,7 @@ def _check_ahead(settled: Mapping[Shard, Bits], labels: Mapping[Shard, Labels]) 
         if shard not in labels or not bits:
             continue
         segment = max(bits)
-        following = (segment + 1) * SKIP_SEGMENT
+        following = (segment + 1) * SEGMENT
         last = following - (bits[segment] & -bits[segment]).bit_length()
         if last >= labels[shard].requests:
             raise RestoreRefused(

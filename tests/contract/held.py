@@ -10,8 +10,9 @@ import redis
 
 from blackbox import entry as entries
 from blackbox.entry import Entry
-from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import touched_by
 from blackbox.plan import Change, Labels, Plan, resolve
 from blackbox.request import Shard
 
@@ -32,9 +33,8 @@ def store(
     index: ShardIndex, start: int, end: int, changes: Mapping[int, Change], now_ms: int = NOW_MS
 ) -> Plan:
     """What intake does with a batch that was read from `start` to `end` - 1."""
-    caller_ids = sorted({c.caller_id for c in changes.values() if c.caller_id is not None})
     ordered = list(changes.items())
-    return index.store(start, end, caller_ids, lambda view: resolve(ordered, view), now_ms)
+    return index.store(start, end, touched_by(ordered), lambda view: resolve(ordered, view), now_ms)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _skipped(raw: Any) -> set[int]:
     for segment in segments(raw):
         bitmap = raw.get(f"{PREFIX}skip:{segment}")
         bits = "".join(f"{byte:08b}" for byte in bitmap)
-        found |= {segment * SKIP_SEGMENT + at for at, bit in enumerate(bits) if bit == "1"}
+        found |= {segment * SEGMENT + at for at, bit in enumerate(bits) if bit == "1"}
     return found
 
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from blackbox.doubt import LabelsMoved
 from blackbox.entry import Entry
-from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import refused_entry
 from blackbox.plan import Change, Labels
@@ -34,7 +34,7 @@ from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, sto
 from tests.fakes import record
 
 NOW_MS = 100
-FIRST_OFFSETS = [0, 3, SKIP_SEGMENT - 4, SKIP_SEGMENT - 1, SKIP_SEGMENT]
+FIRST_OFFSETS = [0, 3, SEGMENT - 4, SEGMENT - 1, SEGMENT]
 
 due_times = st.integers(-2, 12).map(lambda steps: NOW_MS + 10 * (steps - 5))
 caller_ids = st.sampled_from(["a", "b"])
@@ -301,7 +301,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_used_segment_is_left(self) -> None:
-        current = self.index.labels.requests // SKIP_SEGMENT
+        current = self.index.labels.requests // SEGMENT
         assert all(segment >= current for segment in segments(self.client))
 
 

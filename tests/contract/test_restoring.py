@@ -10,7 +10,7 @@ import redis
 
 from blackbox.doubt import Doubt, LabelsMoved
 from blackbox.entry import Entry
-from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.bits import SEGMENT
 from blackbox.index.restoring import NOTHING, Content, NotEmpty, Restoring, Superseded
 from blackbox.plan import Labels
 from blackbox.request import member
@@ -133,9 +133,9 @@ def test_removals_of_before_are_forgotten(
 ) -> None:
     index = open_index()
     index.begin(Labels(0, 0))
-    index.settle({5: None, SKIP_SEGMENT: None, 1500 * SKIP_SEGMENT: None}, 2)
+    index.settle({5: None, SEGMENT: None, 1500 * SEGMENT: None}, 2)
 
-    open_restore("one").begin(range(1500 * SKIP_SEGMENT + 1), replace=True)
+    open_restore("one").begin(range(1500 * SEGMENT + 1), replace=True)
 
     assert segments(client) == set()
 

@@ -11,9 +11,9 @@ import redis
 from blackbox import entry as entries
 from blackbox.doubt import IndexLost, LabelsMoved
 from blackbox.entry import Entry
-from blackbox.index.keys import SKIP_SEGMENT
+from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
-from blackbox.plan import Change, Labels, Plan, View, resolve
+from blackbox.plan import Change, Labels, Plan, Touched, View, resolve
 from blackbox.request import Cancel, Shard, member
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
@@ -29,6 +29,7 @@ from tests.contract.held import (
 )
 
 MANY = 2500
+NOTHING = Touched((), ())
 Verb = Callable[[ShardIndex], object]
 
 VERBS: dict[str, Verb] = {
@@ -193,7 +194,7 @@ def test_an_intake_elsewhere_goes_on_while_receipts_are_settled_here(
         index.settle({looks - 1: None}, looks)
         return resolve([(2, entry())], view)
 
-    elsewhere.store(2, 3, [], settled_meanwhile, NOW_MS)
+    elsewhere.store(2, 3, NOTHING, settled_meanwhile, NOW_MS)
 
     assert looks == 1
     assert held(client).labels == Labels(3, 1)
@@ -213,7 +214,7 @@ def test_what_was_removed_before_it_was_read_never_comes_in_however_close_the_tw
             index.settle({1: None}, 1)
         return resolve([(0, entry()), (1, entry())], view)
 
-    elsewhere.store(0, 2, [], removed_meanwhile, NOW_MS)
+    elsewhere.store(0, 2, NOTHING, removed_meanwhile, NOW_MS)
 
     assert looks == 2
     assert held(client).offsets() == [0]
@@ -474,9 +475,7 @@ def test_the_same_outcomes_again_change_nothing(index: ShardIndex, client: redis
 # removals read before their requests
 
 
-@pytest.mark.parametrize(
-    "offset", [0, 1, 7, 8, SKIP_SEGMENT - 1, SKIP_SEGMENT, SKIP_SEGMENT + 1, 3 * SKIP_SEGMENT]
-)
+@pytest.mark.parametrize("offset", [0, 1, 7, 8, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT])
 def test_a_request_whose_removal_was_read_first_is_not_stored(
     index: ShardIndex, client: redis.Redis, offset: int
 ) -> None:
@@ -495,19 +494,19 @@ def test_removals_on_both_sides_of_the_label_go_where_they_belong(
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
 
-    index.settle({1: None, 2: None, SKIP_SEGMENT: None}, 4)
+    index.settle({1: None, 2: None, SEGMENT: None}, 4)
 
     assert held(client).offsets() == [0]
-    assert held(client).skip == {2, SKIP_SEGMENT}
+    assert held(client).skip == {2, SEGMENT}
 
 
 def test_a_batch_across_a_segment_border_minds_both_segments(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    removed = [SKIP_SEGMENT - 2, SKIP_SEGMENT, SKIP_SEGMENT + 2]
+    removed = [SEGMENT - 2, SEGMENT, SEGMENT + 2]
     index.settle(dict.fromkeys(removed), 1)
 
-    around = range(SKIP_SEGMENT - 3, SKIP_SEGMENT + 4)
+    around = range(SEGMENT - 3, SEGMENT + 4)
     store(index, 0, around.stop, {o: entry() for o in around})
 
     assert held(client).offsets() == [o for o in around if o not in removed]
@@ -516,17 +515,17 @@ def test_a_batch_across_a_segment_border_minds_both_segments(
 def test_used_segments_are_dropped_and_the_current_one_kept(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    index.settle(dict.fromkeys(segment * SKIP_SEGMENT + 5 for segment in range(5)), 1)
+    index.settle(dict.fromkeys(segment * SEGMENT + 5 for segment in range(5)), 1)
     assert segments(client) == {0, 1, 2, 3, 4}
 
-    store(index, 0, SKIP_SEGMENT - 1, {})
+    store(index, 0, SEGMENT - 1, {})
     assert segments(client) == {0, 1, 2, 3, 4}
-    store(index, SKIP_SEGMENT - 1, SKIP_SEGMENT, {})
+    store(index, SEGMENT - 1, SEGMENT, {})
     assert segments(client) == {1, 2, 3, 4}
-    store(index, SKIP_SEGMENT, 3 * SKIP_SEGMENT + 4, {})
+    store(index, SEGMENT, 3 * SEGMENT + 4, {})
     assert segments(client) == {3, 4}
 
-    last = 3 * SKIP_SEGMENT + 5
+    last = 3 * SEGMENT + 5
     store(index, last - 1, last + 2, {o: entry() for o in (last - 1, last, last + 1)})
     assert held(client).offsets() == [last - 1, last + 1]
 

@@ -159,7 +159,7 @@ class ShardMachine(RuleBasedStateMachine):
         writer = Producer(self.journal, kafka=self.kafka, now_ms=lambda: self.now_ms)
         too_large = (Reason.TOO_LARGE, "too large")
         writer.refused["huge"] = writer.failing["strict"] = too_large
-        intake = Intake(self.journal.contract, index)
+        intake = Intake(self.journal.contract, index, None)
         dispatch = Dispatch(
             shard=SHARD,
             index=index,

@@ -85,7 +85,7 @@ class Books:
 
     def take_in(self) -> None:
         """What intake does with all that is in the journal."""
-        intake = Intake(self._contract, self.index)
+        intake = Intake(self._contract, self.index, None)
         for batch in self._journal.requests(
             self.index.labels.requests, self._journal.request_bounds().end
         ):
@@ -94,7 +94,8 @@ class Books:
     def send(self, offset: int) -> tuple[str, int, int]:
         """The message of a request, in its target; where."""
         record = self._journal.records([offset])[offset]
-        [(_, asked)] = parse(self._contract, Batch(offset, offset + 1, [record]), now_ms()).changes
+        alone = Batch(offset, offset + 1, [record])
+        [(_, asked)] = parse(self._contract, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
         return self.target, *self._write(message.topic, message.value, message.headers)

@@ -163,7 +163,7 @@ class Driver:
         try:
             labels = index.load()
             assert labels is not None
-            intake = Intake(formats(self.settings)[shard.topic], index)
+            intake = Intake(formats(self.settings)[shard.topic], index, None)
             start, due = labels.requests, []
             for offset, countdown_s in enumerate(in_s, start):
                 body = f"{shard.partition}-{offset}"

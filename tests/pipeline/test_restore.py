@@ -89,7 +89,7 @@ class Place:
         index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
         journal = ShardJournal(shard, self.access)
         writer = Writer(shard, self.access, exactly_once=True)
-        intake = Intake(formats(self.settings)[shard.topic], index)
+        intake = Intake(formats(self.settings)[shard.topic], index, None)
         try:
             return Recovery(
                 shard=shard,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.entry import Entry, HeaderValues, decode, encode
-from blackbox.request import Reason
+from blackbox.request import MAX_OFFSET, Reason
 
 texts = st.text(max_size=20)
 epoch_ms = st.integers(0, 2**53)
@@ -24,6 +24,7 @@ entries = st.builds(
     alone=st.booleans(),
     reason=st.none() | st.sampled_from([*Reason, "", "word"]),
     detail=st.none() | texts,
+    origin=st.none() | st.integers(0, MAX_OFFSET),
 )
 
 

@@ -24,7 +24,7 @@ def request(due_ms: int = NOW_MS, caller_id: str | None = None) -> Request:
 
 def intake(index: ShardIndex, **parsed: Request | Cancel | Invalid) -> Intake:
     """An intake whose contract reads the record at offset 7 as what is given as `at_7`."""
-    return Intake(FakeFormat({int(name[3:]): value for name, value in parsed.items()}), index)
+    return Intake(FakeFormat({int(name[3:]): value for name, value in parsed.items()}), index, None)
 
 
 def batch(start: int, end: int, *offsets: int) -> Batch:
@@ -119,5 +119,5 @@ def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
 
 
 def test_a_cancel_is_no_entry(index: ShardIndex) -> None:
-    with pytest.raises(ValueError, match="the record at offset 3 is a cancel"):
+    with pytest.raises(ValueError, match="the record at offset 3 is no request"):
         intake(index, at_3=Cancel("a")).reread(record(3))

@@ -13,8 +13,8 @@ import pytest
 import blackbox
 
 ROOT = Path(blackbox.__file__).parent
-PURE = {"request", "formats", "entry", "plan", "receipt", "outgoing", "doubt", "clock"}
-VERBS = {"intake", "dispatch", "recovery"}
+PURE = {"request", "cold", "formats", "entry", "plan", "receipt", "outgoing", "doubt", "clock"}
+VERBS = {"intake", "dispatch", "recovery", "promotion"}
 
 MAY_IMPORT = {
     **dict.fromkeys(PURE, PURE),

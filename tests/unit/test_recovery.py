@@ -46,7 +46,7 @@ def asked(journal: FakeJournal) -> Written:
 @pytest.fixture
 def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> Make:
     def make_recovery(**given: Any) -> Recovery:
-        intake = Intake(journal.contract, empty_index)
+        intake = Intake(journal.contract, empty_index, None)
         return Recovery(
             shard=SHARD,
             index=empty_index,
@@ -413,7 +413,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
     journal.read_at_once = 3
-    intake, batches = Intake(journal.contract, empty_index), 0
+    intake, batches = Intake(journal.contract, empty_index, None), 0
 
     def apply_two(batch: Batch) -> Taken:
         nonlocal batches
@@ -436,7 +436,7 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
 ) -> None:  # fmt: skip
     asked(*(request() for _ in range(6)))
     journal.read_at_once = 2
-    intake = Intake(journal.contract, empty_index)
+    intake = Intake(journal.contract, empty_index, None)
 
     def apply_until_full(batch: Batch) -> Taken:
         if batch.start == 4:

@@ -54,6 +54,7 @@ GOOD = [
     ("BLACKBOX_SPARK_MASTER", "spark://a:7077,b:7077", "spark://a:7077,b:7077"),
     ("BLACKBOX_SPARK_MASTER", "k8s://https://10.0.0.1:443", "k8s://https://10.0.0.1:443"),
     ("BLACKBOX_SPARK_CONFIG", "/etc/spark.properties", Path("/etc/spark.properties")),
+    ("BLACKBOX_HOT_HORIZON_S", "3600", 3600),
     ("BLACKBOX_LEDGER", "s3a://bucket/ledger", "s3a://bucket/ledger"),
     ("BLACKBOX_HTTP_HOST", "::1", "::1"),
     ("BLACKBOX_HTTP_PORT", "0", 0),

@@ -35,7 +35,7 @@ CLOCK_S = 1.0
 
 SCHEMA = (
     "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
-    "first_due_ms long, label long, problem string, is_full boolean"
+    "first_due_ms long, carried long, label long, problem string, is_full boolean"
 )
 
 
@@ -54,7 +54,9 @@ class Stored(NamedTuple):
     @classmethod
     def of(cls, row: Any) -> Stored:
         """From a row of the schema."""
-        taken = Taken(row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms)
+        taken = Taken(
+            row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms, row.carried
+        )
         return cls(Shard(row.topic, row.partition), taken, row.label, row.problem, row.is_full)
 
 
@@ -77,6 +79,7 @@ class _Intakes:
         self.run = task.run
         self._access = task.access
         self._grace_s = task.settings.grace_s
+        self._horizon_ms = task.settings.horizon_ms
         self._soon_ms = task.settings.poll_interval_ms
         self._formats = formats(task.settings)
         url = task.settings.redis_url.get_secret_value()
@@ -128,7 +131,8 @@ class _Intakes:
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
-            yield shard, parse(self._formats[shard.topic], batch, self._clock.latest_ms())
+            contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
+            yield shard, parse(contract, batch, latest_ms, self._horizon_ms)
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
         shard = so_far.shard
@@ -191,7 +195,10 @@ class _Intakes:
         held = self._held.get(shard)
         if held is None:
             index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
-            held = self._held[shard] = index, Intake(self._formats[shard.topic], index)
+            held = self._held[shard] = (
+                index,
+                Intake(self._formats[shard.topic], index, self._horizon_ms),
+            )
         return held
 
     def _drop(self, shard: Shard) -> None:
@@ -227,6 +234,7 @@ def _sum(one: Taken, other: Taken) -> Taken:
         cancelled=one.cancelled + other.cancelled,
         replaced=one.replaced + other.replaced,
         first_due_ms=min(first_ms, default=None),
+        carried=one.carried + other.carried,
     )
 
 
@@ -239,6 +247,7 @@ def _as_rows(done: list[Stored]) -> pa.RecordBatch:
         "cancelled": pa.array([s.taken.cancelled for s in done], pa.int64()),
         "replaced": pa.array([s.taken.replaced for s in done], pa.int64()),
         "first_due_ms": pa.array([s.taken.first_due_ms for s in done], pa.int64()),
+        "carried": pa.array([s.taken.carried for s in done], pa.int64()),
         "label": pa.array([s.label for s in done], pa.int64()),
         "problem": pa.array([s.problem for s in done], pa.string()),
         "is_full": pa.array([s.is_full for s in done], pa.bool_()),

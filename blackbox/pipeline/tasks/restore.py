@@ -16,10 +16,9 @@ from blackbox.connect import formats
 from blackbox.doubt import IndexFull
 from blackbox.entry import Entry
 from blackbox.formats import may_have_caller_id
+from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import pool
-from blackbox.index.keys import SKIP_SEGMENT
 from blackbox.index.restoring import NOTHING, Content, Restoring, Superseded
-from blackbox.index.shard_index import Skipped
 from blackbox.intake import parse
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
@@ -27,7 +26,7 @@ from blackbox.journal.records import read_records
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.plan import Batch
 from blackbox.receipt import Receipt, decode
-from blackbox.request import Cancel, Reason, Record, Request, Shard
+from blackbox.request import Reason, Record, Request, Shard
 from blackbox.settings import Settings
 
 Bitmaps = Mapping[Shard, Mapping[int, bytes]]
@@ -38,7 +37,7 @@ Void = Mapping[Shard, Mapping[int, int]]
 
 PUT_ENTRIES = 2000
 PUT_BYTES = 8 << 20
-SEGMENT_BYTES = SKIP_SEGMENT // 8
+SEGMENT_BYTES = SEGMENT // 8
 
 MARKS = "topic string, partition int, segment long, bits binary, offset long, receipt long"
 """A bitmap of a segment; or, without one, the request `offset` that the receipt `receipt` voids."""
@@ -190,8 +189,8 @@ class Marks:
         void, bitmaps = self._void, self.bitmaps
         for offset in offsets:
             if not void or void.get(offset, -1) < receipt:
-                bit = offset % SKIP_SEGMENT
-                bitmaps[offset // SKIP_SEGMENT][bit >> 3] |= 0x80 >> (bit & 7)
+                bit = offset % SEGMENT
+                bitmaps[offset // SEGMENT][bit >> 3] |= 0x80 >> (bit & 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +211,7 @@ class ReadNames:
                 batch = Batch(chunk.start, chunk.end, read_records(messages))
                 asked = [
                     (offset, one.caller_id)
-                    for offset, one in parse(contract, batch, self.latest_ms).changes
+                    for offset, one in parse(contract, batch, self.latest_ms, None).changes
                     if one.caller_id is not None
                 ]
                 yield _name_rows(range_, asked)
@@ -277,7 +276,7 @@ class FillFromRows:
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _tune_once()
-        ended = {shard: Skipped(bitmaps) for shard, bitmaps in self.ended.value.items()}
+        ended = {shard: Bits(bitmaps) for shard, bitmaps in self.ended.value.items()}
         done: dict[Shard, Done] = {}
         filling = _Filling(self.settings, self.moment)
         try:
@@ -315,8 +314,9 @@ class _Filling:
     def put(self, done: Done, records: Sequence[Record]) -> None:
         """Store the entries that these records ask for, and count them."""
         batch = Batch(0, 0, records)
-        changes = parse(self._contracts[done.shard.topic], batch, self._moment.latest_ms).changes
-        asked = [(offset, one) for offset, one in changes if not isinstance(one, Cancel)]
+        contract, latest_ms = self._contracts[done.shard.topic], self._moment.latest_ms
+        changes = parse(contract, batch, latest_ms, None).changes
+        asked = [(offset, one) for offset, one in changes if isinstance(one, (Request, Entry))]
         for portion in _portions(asked):
             content, largest = self._put(done.shard, portion)
             done.content += content
@@ -350,13 +350,13 @@ def _portions(asked: Asked) -> Iterator[Asked]:
 
 def _flags(bitmaps: Mapping[int, bytes], range_: Range) -> bytes:
     """A byte for each offset of the range, 0 unless it is marked."""
-    first, last = range_.start // SKIP_SEGMENT, (range_.end - 1) // SKIP_SEGMENT
+    first, last = range_.start // SEGMENT, (range_.end - 1) // SEGMENT
     no_bit = bytes(SEGMENT_BYTES)
     digits = "".join(
-        f"{int.from_bytes(bitmaps.get(segment, no_bit), 'big'):0{SKIP_SEGMENT}b}"
+        f"{int.from_bytes(bitmaps.get(segment, no_bit), 'big'):0{SEGMENT}b}"
         for segment in range(first, last + 1)
     )
-    skipped = first * SKIP_SEGMENT
+    skipped = first * SEGMENT
     flags = digits[range_.start - skipped : range_.end - skipped].encode()
     return flags.replace(b"0", b"\0")
 

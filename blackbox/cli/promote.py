@@ -1,0 +1,68 @@
+"""`blackbox promote`: bring requests of the cold tier that come near into the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from blackbox import logs
+from blackbox.cli.batch import spark
+from blackbox.cli.failures import FAILED
+from blackbox.connect import kafka
+from blackbox.settings import load
+
+if TYPE_CHECKING:
+    from blackbox.pipeline.tasks.promote import Outcome
+
+COUNTS = ("cold", "near", "renewed", "lost")
+
+
+def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Carry cold requests on that are due soon, or that Kafka would remove; safe to run at any time.
+
+    Ends with 1 when a shard could not be promoted, or requests were lost.
+    """
+    settings = load()
+    logs.silent()
+    access = kafka(settings, logs.QUIET)
+    with spark(settings, "promoting") as session:
+        from blackbox.pipeline.promote import promote as promoted
+
+        outcomes = promoted(session, settings, access)
+    if json:
+        typer.echo(orjson.dumps({"totals": _totals(outcomes), "shards": list(map(_row, outcomes))}))
+    else:
+        _print_table(outcomes)
+    for outcome in outcomes:
+        if outcome.problem is not None:
+            typer.echo(outcome.problem, err=True)
+    if any(outcome.problem is not None or outcome.promoted.lost for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    counts = {name: getattr(outcome.promoted, name) for name in COUNTS}
+    return {"shard": str(outcome.promoted.shard), **counts, "problem": outcome.problem}
+
+
+def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    return {name: sum(getattr(o.promoted, name) for o in outcomes) for name in COUNTS}
+
+
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_footer=True, pad_edge=False)
+    totals = _totals(outcomes)
+    table.add_column("shard", "total")
+    for name in COUNTS:
+        table.add_column(name, f"{totals[name]:,}", justify="right")
+    for outcome in outcomes:
+        numbers = (getattr(outcome.promoted, name) for name in COUNTS)
+        table.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))
+    Console().print(table)

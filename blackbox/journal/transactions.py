@@ -1,0 +1,83 @@
+"""A transactional producer, from the fence it puts up to a commit whose outcome is known."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from confluent_kafka import KafkaException, Producer
+
+from blackbox.doubt import Doubt
+from blackbox.journal.access import KafkaAccess, doubt
+
+OPEN_ATTEMPTS = 5
+OPEN_ATTEMPT_S = 6.0
+SETTLE_S = 20.0
+
+
+class Transactions:
+    """One producer under one `transactional.id`; unusable after its first doubt.
+
+    `what` stands in front of what its failures say. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess, transactional_id: str, what: str) -> None:
+        self._what = what
+        self.producer: Producer = access.producer(transactional_id)
+
+    def open(self) -> None:
+        """Fence every earlier producer of this id and settle its open transaction.
+
+        Raises JournalLost when the brokers do not manage it in 5 attempts of 6 s.
+        """
+        for attempt in range(1, OPEN_ATTEMPTS + 1):
+            try:
+                self.producer.init_transactions(OPEN_ATTEMPT_S)
+                return
+            except KafkaException as error:
+                if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
+                    raise doubt(error, f"{self._what}: cannot open the transactional id") from None
+
+    def begin(self) -> None:
+        try:
+            self.producer.begin_transaction()
+        except KafkaException as error:
+            raise doubt(error, f"{self._what}: cannot begin a transaction") from None
+
+    def flush(self) -> int:
+        """Wait until every record is with the brokers, 20 s at most; returns how many are not."""
+        try:
+            return self.producer.flush(SETTLE_S)
+        except (KafkaException, SystemError) as error:
+            raise self._explained(error, "cannot flush") from None
+
+    def commit(self) -> None:
+        """Flushes first. Tries again for about 20 s; then the outcome is unknown: JournalLost."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                self.producer.commit_transaction(SETTLE_S / 4)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise doubt(error, f"{self._what}: the commit's outcome is unknown") from None
+
+    def abort(self) -> None:
+        try:
+            self.producer.abort_transaction(SETTLE_S)
+        except KafkaException as error:
+            raise doubt(error, f"{self._what}: cannot abort") from None
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction stays for the next to open the id to settle."""
+        self.producer.purge()
+        with suppress(KafkaException, SystemError):  # a fenced one says so once more
+            self.producer.flush(0)
+        del self.producer  # its threads and sockets end with the last reference
+
+    def _explained(self, error: Exception, what: str) -> Doubt:
+        # a fatal error that comes while reports are served has the other as its cause
+        cause = error if isinstance(error, KafkaException) else error.__cause__
+        if not isinstance(cause, KafkaException):
+            raise error
+        return doubt(cause, f"{self._what}: {what}")

@@ -1,0 +1,39 @@
+"""Promotion of all shards at once, for a run by hand or by cron."""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from blackbox.clock import Clock
+from blackbox.doubt import Doubt
+from blackbox.index.server import RedisServer
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.topics import Topics
+from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.tasks.promote import SCHEMA, Outcome, PromoteShards
+from blackbox.request import Shard
+from blackbox.settings import Settings
+
+
+def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> list[Outcome]:
+    """One run for every shard there is. Raises a Doubt when Kafka, Redis or Spark does not answer."""
+    names = list(settings.topics)
+    counts = Topics(access.admin()).partitions(names)
+    shards = tuple(Shard(name, p) for name in names for p in range(counts.get(name, 0)))
+    task = PromoteShards(settings, access, shards, _now_ms(settings))
+    rows = session.range(0, len(shards), 1, max(1, len(shards))).mapInArrow(task, SCHEMA)
+    try:
+        return [Outcome.of(row) for row in rows.collect()]
+    except (PySparkException, Py4JError) as failure:
+        raise Doubt(in_one_line(failure)) from failure
+
+
+def _now_ms(settings: Settings) -> int:
+    clock, server = Clock(), RedisServer(settings.redis_url.get_secret_value())
+    try:
+        clock.observe(server.now_ms())
+    finally:
+        server.close()
+    return clock.earliest_ms()
