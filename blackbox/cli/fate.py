@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.inspector import Inspector, Pending
+from blackbox.intake import is_cold
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.logs import QUIET
@@ -45,6 +48,8 @@ class Fate:
     unread  -- in Kafka, and not yet in the index
     cancel  -- the record is no request, it cancels one
     unknown -- there is no such record
+
+    `is_cold`: it waits in Kafka, out of Redis. `carried` is the record that took its place.
     """
 
     id: str
@@ -60,6 +65,8 @@ class Fate:
     place: Place | None = None
     reason: str | None = None
     detail: str | None = None
+    is_cold: bool | None = None
+    carried: str | None = None
 
 
 class Registry:
@@ -83,7 +90,8 @@ class Registry:
         """What became of the request at this place.
 
         1. the index is asked first: what is not in it any more has its receipt already;
-        2. then the receipts, from the time on when it could have been dispatched.
+        2. then the receipts, from the time on when it could have been dispatched;
+        3. a request of the cold tier may have become another record: its fate, then.
         """
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return _fate(shard, offset, "unknown")
@@ -94,12 +102,24 @@ class Registry:
             record = journal.records([offset]).get(offset)
             known = self._known(shard, record)
             if pending is not None:
-                return _fate(shard, offset, "pending", **(known | _of_pending(pending)))
+                told = known | _of_pending(pending) | {"is_cold": False}
+                return _fate(shard, offset, "pending", **told)
+            if self._inspector.is_cold(shard, offset):
+                return _fate(shard, offset, "pending", **(known | {"is_cold": True}))
             outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
+            if outcome is not None:
+                return _fate(shard, offset, **(known | outcome))
+            if record is not None and self._may_be_carried(record, known.get("due_ms")):
+                there = _carried_to(journal, offset)  # 3
+                if there is not None:
+                    return replace(
+                        self.fate(shard, there),
+                        id=request_id(shard, offset),
+                        source=shard.source(offset),
+                        carried=shard.source(there),
+                    )
         finally:
             journal.close()
-        if outcome is not None:
-            return _fate(shard, offset, **(known | outcome))
         if record is None:
             return _fate(shard, offset, "unknown")
         if known.get("state") == "cancel":
@@ -110,10 +130,19 @@ class Registry:
     def close(self) -> None:
         self._inspector.close()
 
+    def _may_be_carried(self, record: Record, due_ms: int | None) -> bool:
+        horizon_ms = self._settings.horizon_ms
+        if horizon_ms is None or due_ms is None:
+            return False
+        return carried(record.headers) or is_cold(due_ms, record.timestamp_ms, horizon_ms)
+
     def _known(self, shard: Shard, record: Record | None) -> dict[str, Any]:
         """What the request's own record says."""
         if record is None:
             return {}
+        if carried(record.headers):
+            with suppress(ValueError):  # a forged one
+                record = as_asked(record)
         asked = self._formats[shard.topic].parse(record, time.time_ns() // 1_000_000)
         if isinstance(asked, Cancel):
             return {"state": "cancel", "caller_id": asked.caller_id}
@@ -158,6 +187,16 @@ class Registry:
             for name in ("reason", "detail")
         }
         return {"place": place} | {name: text for name, text in told.items() if text is not None}
+
+
+def _carried_to(journal: ShardJournal, offset: int) -> int | None:
+    for batch in journal.requests(offset + 1, journal.request_bounds().end):
+        for record in batch.records:
+            if carried(record.headers):
+                with suppress(ValueError):
+                    if carry_of(record).previous == offset:
+                        return record.offset
+    return None
 
 
 def _fate(shard: Shard, offset: int, state: State, **known: Any) -> Fate:

@@ -93,6 +93,10 @@ def _as_text(fate: Fate) -> str:
         lines.append(f"  under     {fate.caller_id}")
     if fate.due_ms is not None:
         lines.append(f"  due       {_instant(fate.due_ms)}")
+    if fate.is_cold:
+        lines.append("  waits     in Kafka, out of Redis, until it comes near")
+    if fate.carried is not None:
+        lines.append(f"  carried   to {fate.carried}")
     if fate.attempts:
         lines.append(f"  put off   {fate.attempts} times, next try {_instant(fate.next_try_ms)}")
     if fate.reason is not None:

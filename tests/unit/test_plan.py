@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.entry import Entry
-from blackbox.plan import Change, Labels, Plan, View, resolve
+from blackbox.plan import Carried, Change, Cold, Labels, Plan, View, resolve
 from blackbox.request import Cancel
 
 
@@ -16,9 +16,13 @@ def entry(caller_id: str | None = None, due_ms: int = 1) -> Entry:
 
 
 def view(
-    requests: int = 10, skipped: set[int] | None = None, holders: dict[str, int] | None = None
+    requests: int = 10,
+    skipped: set[int] | None = None,
+    holders: dict[str, int] | None = None,
+    cold: set[int] | None = None,
+    known_from: int = 0,
 ) -> View:
-    return View(Labels(requests, 0), skipped or set(), holders or {})
+    return View(Labels(requests, 0), skipped or set(), holders or {}, cold or set(), known_from)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +138,68 @@ def _by_definition(
     }
     named = {c: offset for c, offset in last.items() if c is not None and offset in pending}
     return pending, named
+
+
+def carried(previous: int, caller_id: str | None = None, *, is_cold: bool = False) -> Carried:
+    asked = Cold(caller_id) if is_cold else entry(caller_id)
+    return Carried(previous, caller_id, asked)
+
+
+def test_a_request_beyond_the_horizon_is_no_entry_and_holds_its_caller_id() -> None:
+    plan = resolve([(10, Cold("a")), (11, Cold(None))], view())
+
+    assert (plan.puts, plan.frozen, plan.holders) == ({}, {10, 11}, {"a": 10})
+
+
+@pytest.mark.parametrize("ending", [Cancel("a"), entry("a"), Cold("a")])
+def test_a_cold_request_is_ended_like_any_other(ending: Change) -> None:
+    together = resolve([(10, Cold("a")), (11, ending)], view())
+    later = resolve([(11, ending)], view(holders={"a": 3}, cold={3}))
+
+    assert 10 not in together.frozen
+    assert (later.thawed, later.removals) == ({3}, [])
+    assert later.replaced + later.cancelled == 1
+
+
+def test_a_carried_request_takes_the_place_of_the_cold_one() -> None:
+    plan = resolve([(12, carried(3, "a"))], view(holders={"a": 3}, cold={3}))
+
+    assert (list(plan.puts), plan.thawed, plan.holders) == ([12], {3}, {"a": 12})
+    assert (plan.carried, plan.replaced) == (1, 0)
+
+
+def test_a_request_that_is_written_anew_stays_cold() -> None:
+    plan = resolve([(12, carried(3, "a", is_cold=True))], view(holders={"a": 3}, cold={3}))
+
+    assert (plan.puts, plan.frozen, plan.thawed) == ({}, {12}, {3})
+    assert plan.holders == {"a": 12}
+
+
+def test_a_request_is_carried_once_however_often_its_record_is_written() -> None:
+    changes: list[tuple[int, Change]] = [(12, carried(3)), (13, carried(3)), (14, carried(12))]
+
+    assert list(resolve(changes, view(cold={3})).puts) == [12]
+
+
+@pytest.mark.parametrize("ending", [Cancel("a"), entry("a")])
+def test_what_was_ended_before_it_was_carried_stays_ended(ending: Change) -> None:
+    plan = resolve([(11, ending), (12, carried(3, "a"))], view(holders={"a": 3}, cold={3}))
+
+    assert 12 not in plan.puts
+
+
+def test_a_request_that_is_in_the_index_itself_is_not_carried() -> None:
+    assert resolve([(10, entry()), (12, carried(10)), (13, carried(3))], view()).puts.keys() == {10}
+
+
+def test_a_carried_request_that_was_delivered_ends_the_one_it_carried() -> None:
+    changes: list[tuple[int, Change]] = [(10, entry()), (12, carried(10)), (13, carried(3))]
+    plan = resolve(changes, view(skipped={12, 13}))
+
+    assert (plan.puts, plan.removals) == ({}, [3])
+
+
+def test_of_requests_before_the_index_began_the_carried_record_is_believed() -> None:
+    plan = resolve([(12, carried(3, "a")), (13, carried(9))], view(known_from=5))
+
+    assert (list(plan.puts), plan.holders) == ([12], {"a": 12})

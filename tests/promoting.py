@@ -1,0 +1,28 @@
+"""One promotion of every shard at a time of the caller's choice: a process that a test may kill."""
+
+from __future__ import annotations
+
+import sys
+
+from blackbox.connect import kafka
+from blackbox.doubt import Fenced
+from blackbox.journal.topics import Topics
+from blackbox.promoter import Promoter
+from blackbox.request import Shard
+from blackbox.settings import load
+
+
+def main(now_ms: int) -> None:
+    settings = load()
+    access = kafka(settings)
+    promoter = Promoter(settings, access)
+    for topic, count in Topics(access.admin()).partitions(list(settings.topics)).items():
+        for partition in range(count):
+            try:
+                print(promoter.promote(Shard(topic, partition), now_ms), flush=True)
+            except Fenced as reason:
+                print(reason, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,410 @@
+"""Requests due far ahead wait in Kafka, come back in time, once each, and can be ended meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import redis
+from confluent_kafka import Message, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from blackbox.cli.fate import Registry
+from blackbox.connect import formats, kafka
+from blackbox.dispatch import Dispatch
+from blackbox.index.connection import pool
+from blackbox.index.inspector import Inspector
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.targets import Targets
+from blackbox.journal.topics import OwnTopics
+from blackbox.journal.writer import Writer
+from blackbox.promoter import Promoter
+from blackbox.recovery import Recovery
+from blackbox.request import Shard, request_id
+from blackbox.settings import load
+from tests.world import PARTITIONS, World, both_engines, read_all, until
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(600)]
+
+REQUESTS = int(os.environ.get("BLACKBOX_TEST_COLD", "2000"))
+KILLS = int(os.environ.get("BLACKBOX_TEST_COLD_KILLS", "2"))
+HORIZON_S = 3600
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+STEPS = 4
+
+
+class Year:
+    """A world whose clock the test turns: its shards are opened, filled and emptied at any time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.environment = world.environment(hot_horizon_s=HORIZON_S)
+        self.settings = load(
+            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
+            redis_url=world.redis.url,
+            request_topics=f"{world.requests}:countdown",
+            dead_letter_topic=world.dead_letters,
+            group_id=world.name,
+            hot_horizon_s=HORIZON_S,
+        )
+        self.access = kafka(self.settings)
+        self.client = redis.Redis.from_url(world.redis.url)
+        self.shards = [Shard(world.requests, 0)]
+        self.began_ms = time.time_ns() // 1_000_000
+        self.expected: dict[str, int] = {}
+        admin = self.access.admin()
+        topics = OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=-1)
+        topics.ensure()
+
+    def ask(self, body: str, due_ms: int, *, id: str | None = None, partition: int = 0) -> None:
+        request: dict[str, object] = {"topic": self.world.targets[0], "message": body, "at": due_ms}
+        self.expected[body] = due_ms
+        self.world.send_raw(json.dumps(request | ({"id": id} if id else {})), [], partition)
+
+    def cancel(self, id: str, partition: int = 0) -> None:
+        self.world.send_raw(json.dumps({"id": id, "cancel": True}), [], partition)
+
+    def pass_to(self, now_ms: int) -> None:
+        """Open every shard at that time and deliver all that is due."""
+        self.world.flush()
+        for shard in self.shards:
+            self._live(shard, now_ms)
+
+    def _live(self, shard: Shard, now_ms: int) -> None:
+        connections = pool(self.world.redis.url)
+        index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
+        journal = ShardJournal(shard, self.access)
+        writer = Writer(shard, self.access, exactly_once=True)
+        intake = Intake(formats(self.settings)[shard.topic], index, self.settings.horizon_ms)
+        try:
+            Recovery(
+                shard=shard,
+                index=index,
+                journal=journal,
+                writer=writer,
+                confirm=lambda: None,
+                apply=lambda batch: intake.apply(batch, now_ms),
+                now_ms=lambda: now_ms,
+            ).open()
+            dispatch = Dispatch(
+                shard=shard,
+                index=index,
+                writer=writer,
+                targets=Targets(self.access.admin()),
+                journal=journal,
+                reread=intake.reread,
+                dead_letter_topic=self.world.dead_letters,
+            )
+            while dispatch.tick(now_ms).is_full:
+                pass
+        finally:
+            for part in (index, journal, writer):
+                part.close()
+            connections.disconnect()
+
+    def promote(self, now_ms: int) -> int:
+        """How many came near."""
+        self.world.flush()
+        promoter = Promoter(self.settings, self.access)
+        try:
+            return sum(promoter.promote(shard, now_ms).near for shard in self.shards)
+        finally:
+            promoter.close()
+
+    def promote_killed(self, now_ms: int, after_s: float) -> None:
+        """A promotion that may be killed half-way."""
+        command = [sys.executable, "-m", "tests.promoting", str(now_ms)]
+        with (self.world.folder / "promoting.log").open("ab") as log:
+            running = subprocess.Popen(
+                command, env=os.environ | self.environment, stdout=log, stderr=log
+            )
+        try:
+            running.wait(after_s)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+    def standing(self, shard: int = 0) -> tuple[int, int]:
+        """Entries in Redis, and requests in the cold tier."""
+        inspector = Inspector(self.client)
+        found = inspector.standing(self.shards[shard], 0)
+        assert len(inspector.cold(self.shards[shard])[1]) == found.cold
+        return found.pending, found.cold
+
+    def forget(self) -> None:
+        for key in self.client.scan_iter(f"blackbox:{{{self.world.requests}-*"):
+            self.client.delete(key)
+
+    def delivered(self) -> list[str]:
+        return sorted((m.value() or b"").decode() for m in self.messages())
+
+    def messages(self, topic: str | None = None) -> list[Message]:
+        return read_all(self.world.kafka.bootstrap_servers, topic or self.world.targets[0])
+
+
+@pytest.fixture
+def year(world: World) -> Iterator[Year]:
+    year = Year(world)
+    yield year
+    year.forget()
+    year.client.close()
+
+
+def test_a_far_request_is_not_in_redis_and_delivered_on_time_under_its_own_id(year: Year) -> None:
+    now_ms = year.began_ms
+    year.ask("near", now_ms + HOUR_MS // 2)
+    year.ask("far", now_ms + 9 * HOUR_MS)
+    year.pass_to(now_ms)
+    assert year.standing() == (1, 1)
+
+    assert year.promote(now_ms + 5 * HOUR_MS) == 0
+    assert year.promote(now_ms + 8 * HOUR_MS) == 1
+    year.pass_to(now_ms + 8 * HOUR_MS)
+    assert (year.standing(), year.delivered()) == ((1, 0), ["near"])
+    year.pass_to(now_ms + 9 * HOUR_MS)
+
+    assert (year.standing(), year.delivered()) == ((0, 0), ["far", "near"])
+    [far] = [m for m in year.messages() if m.value() == b"far"]
+    headers = dict(far.headers() or [])
+    assert headers["blackbox-id"] == request_id(year.shards[0], 1).encode()
+    assert headers["blackbox-due-ms"] == str(now_ms + 9 * HOUR_MS).encode()
+    assert "blackbox-carried" not in headers
+
+
+def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_once(
+    year: Year,
+) -> None:
+    dice = random.Random(7)
+    now_ms = year.began_ms
+    year.shards = [Shard(year.world.requests, partition) for partition in range(PARTITIONS)]
+    for number in range(REQUESTS):
+        year.ask(f"m{number:07d}", now_ms + dice.randrange(365 * DAY_MS), partition=number % 4)
+    for number in range(0, REQUESTS, 20):
+        body, due_ms = f"c{number}", now_ms + DAY_MS + dice.randrange(364 * DAY_MS)
+        year.ask(body, due_ms, id=body, partition=number % 4)
+    year.pass_to(now_ms)
+    for number in range(0, REQUESTS, 20):
+        year.cancel(f"c{number}", number % 4)
+        del year.expected[f"c{number}"]
+    hot = sum(year.standing(shard)[0] for shard in range(PARTITIONS))
+    assert hot == sum(due_ms - now_ms <= HOUR_MS for due_ms in year.expected.values())
+
+    for step in range(1, STEPS + 1):
+        then_ms = now_ms + step * 365 * DAY_MS // STEPS
+        for _ in range(KILLS):
+            year.promote_killed(then_ms, dice.uniform(0.3, 1.2))
+        year.promote(then_ms)
+        year.promote(then_ms)
+        year.pass_to(then_ms)
+        due = sorted(body for body, due_ms in year.expected.items() if due_ms <= then_ms)
+        assert Counter(year.delivered()) == Counter(due)
+
+    assert all(year.standing(shard) == (0, 0) for shard in range(PARTITIONS))
+
+
+def test_a_cancel_that_comes_while_promotion_runs_wins(
+    year: Year, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = year.began_ms
+    year.ask("cancelled", now_ms + 9 * HOUR_MS, id="a")
+    year.ask("kept", now_ms + 9 * HOUR_MS, id="b")
+    year.pass_to(now_ms)
+    requests = ShardJournal.requests
+    asked: list[int] = []
+
+    def cancelled_meanwhile(journal: ShardJournal, start: int, end: int) -> Iterator[object]:
+        yield from requests(journal, start, end)
+        if not asked:
+            asked.append(start)
+            year.cancel("a")
+            year.world.flush()
+
+    monkeypatch.setattr(ShardJournal, "requests", cancelled_meanwhile)
+    assert year.promote(now_ms + 8 * HOUR_MS) == 1
+    monkeypatch.undo()
+    year.forget()  # even an index that never saw the cold one does not deliver it
+    year.pass_to(now_ms + 9 * HOUR_MS)
+
+    assert year.delivered() == ["kept"]
+
+
+@pytest.mark.parametrize("at_hour", [0, 8])
+def test_a_cold_request_is_cancelled_and_replaced_like_any_other(year: Year, at_hour: int) -> None:
+    now_ms = year.began_ms
+    then_ms = now_ms + at_hour * HOUR_MS
+    for name in ("cancelled", "replaced"):
+        year.ask(name, now_ms + 9 * HOUR_MS, id=name)
+    year.pass_to(now_ms)
+    if at_hour:
+        assert year.promote(then_ms) == 2
+        year.pass_to(then_ms)
+    year.cancel("cancelled")
+    year.ask("new", then_ms + 9 * HOUR_MS, id="replaced")
+    year.pass_to(then_ms)
+    assert sum(year.standing()) == 1
+
+    year.promote(then_ms + 9 * HOUR_MS)
+    year.pass_to(then_ms + 9 * HOUR_MS)
+
+    assert year.delivered() == ["new"]
+
+
+def test_a_lost_redis_is_rebuilt_with_both_tiers_at_any_moment(year: Year) -> None:
+    now_ms = year.began_ms
+    for hour in range(2, 7):
+        year.ask(f"m{hour:02d}", now_ms + hour * HOUR_MS, id=f"m{hour}" if hour % 2 else None)
+    year.pass_to(now_ms)
+    for hour in range(1, 7):
+        then_ms = now_ms + hour * HOUR_MS
+        year.promote(then_ms)
+        year.forget()
+        year.pass_to(then_ms)
+        assert year.delivered() == [f"m{due:02d}" for due in range(2, hour + 1)]
+
+
+@pytest.mark.parametrize("horizon_s", [None, 100 * HORIZON_S, 1])
+def test_another_horizon_after_a_lost_redis_delivers_nothing_twice(
+    year: Year, horizon_s: int | None
+) -> None:
+    now_ms = year.began_ms
+    for hour in range(2, 12):
+        year.ask(f"m{hour:02d}", now_ms + hour * HOUR_MS)
+    year.pass_to(now_ms)
+    for hour in range(3, 7):  # 2 is late
+        year.promote(now_ms + hour * HOUR_MS)
+        year.pass_to(now_ms + hour * HOUR_MS)
+    year.forget()
+    year.settings = year.settings.model_copy(update={"hot_horizon_s": horizon_s})
+    year.pass_to(now_ms + 6 * HOUR_MS)
+    year.promote(now_ms + 11 * HOUR_MS)
+    year.pass_to(now_ms + 11 * HOUR_MS)
+
+    assert year.delivered() == [f"m{hour:02d}" for hour in range(2, 12)]
+
+
+def test_a_far_request_is_written_anew_before_kafka_removes_it(year: Year) -> None:
+    now_ms = year.began_ms
+    year.ask("far", now_ms + 99 * DAY_MS, id="far")
+    year.ask("gone", now_ms + 99 * DAY_MS, id="gone")
+    year.pass_to(now_ms)
+    keep(year, 8 * DAY_MS)
+    year.promote(now_ms + 3 * DAY_MS)
+    assert last_offset(year) == 2
+    year.promote(now_ms + 5 * DAY_MS)
+    year.pass_to(now_ms + 5 * DAY_MS)
+    year.cancel("gone")
+    year.pass_to(now_ms + 5 * DAY_MS)
+    assert year.standing() == (0, 1)
+
+    remove_up_to(year, 2)
+    year.forget()  # the index begins anew behind the request itself
+    year.pass_to(now_ms + 6 * DAY_MS)
+    assert year.standing() == (0, 1)
+    keep(year, -1)
+    year.promote(now_ms + 99 * DAY_MS)
+    year.pass_to(now_ms + 99 * DAY_MS)
+
+    assert year.delivered() == ["far"]
+    [far] = year.messages()
+    assert dict(far.headers() or [])["blackbox-id"] == request_id(year.shards[0], 0).encode()
+
+
+def test_what_kafka_removed_too_early_is_said_to_be_lost(
+    year: Year, caplog: pytest.LogCaptureFixture
+) -> None:
+    year.ask("far", year.began_ms + 99 * DAY_MS)
+    year.ask("kept", year.began_ms + 99 * DAY_MS)
+    year.pass_to(year.began_ms)
+    remove_up_to(year, 1)
+    year.promote(year.began_ms + 99 * DAY_MS)
+
+    assert "1 cold requests were removed by retention" in caplog.text
+    year.pass_to(year.began_ms + 99 * DAY_MS)
+    assert year.delivered() == ["kept"]
+
+
+@pytest.mark.parametrize("header", [b"", b"[0,0,1,false]x", b"[7,0,1,false]", b"[0,0,1]", b"null"])
+def test_a_forged_header_makes_a_dead_letter(year: Year, header: bytes) -> None:
+    request = json.dumps({"topic": year.world.targets[0], "message": "x", "countdown": 0})
+    year.world.send_raw(request, [], 0)
+    year.world.send_raw(request, [("blackbox-carried", header)], 0)
+    year.pass_to(year.began_ms + DAY_MS)
+
+    assert year.delivered() == ["x"]
+    [letter] = year.messages(year.world.dead_letters)
+    headers = dict(letter.headers() or [])
+    assert headers["blackbox-reason"] == b"bad-headers"
+    assert b"blackbox alone writes it" in (headers["blackbox-detail"] or b"")
+
+
+def test_show_finds_a_cold_request_and_what_it_became(year: Year) -> None:
+    now_ms = year.began_ms
+    year.ask("far", now_ms + 9 * HOUR_MS)
+    year.pass_to(now_ms)
+    registry = Registry(year.settings)
+    shard = year.shards[0]
+    cold = registry.fate(shard, 0)
+    assert (cold.state, cold.is_cold, cold.due_ms) == ("pending", True, now_ms + 9 * HOUR_MS)
+    year.promote(now_ms + 8 * HOUR_MS)
+    year.pass_to(now_ms + 8 * HOUR_MS)
+    assert (registry.fate(shard, 0).state, registry.fate(shard, 0).is_cold) == ("pending", False)
+    year.pass_to(now_ms + 9 * HOUR_MS)
+
+    fate = registry.fate(shard, 0)
+    registry.close()
+    assert (fate.state, fate.id) == ("delivered", request_id(shard, 0))
+
+
+@both_engines
+def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
+    world.start_service(hot_horizon_s=4).wait_ready()
+    world.ask(600, within_s=12)
+    inspector = Inspector.of(world.redis.url)
+    shards = [Shard(world.requests, partition) for partition in range(PARTITIONS)]
+    until("some are cold", lambda: sum(inspector.standing(s, 0).cold for s in shards) > 100)
+    inspector.close()
+
+    verdict = world.wait_delivered()
+
+    assert verdict.is_exact, verdict
+
+
+def keep(year: Year, retention_ms: int) -> None:
+    admin = AdminClient({"bootstrap.servers": year.world.kafka.bootstrap_servers})
+    entry = ConfigEntry(
+        "retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, year.world.requests, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def last_offset(year: Year) -> int:
+    journal = ShardJournal(year.shards[0], year.access)
+    try:
+        return journal.request_bounds().end
+    finally:
+        journal.close()
+
+
+def remove_up_to(year: Year, offset: int) -> None:
+    admin = AdminClient({"bootstrap.servers": year.world.kafka.bootstrap_servers})
+    places = [TopicPartition(year.world.requests, 0, offset)]
+    for future in admin.delete_records(places).values():
+        future.result()
