@@ -153,11 +153,13 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
     if isinstance(asked, Request):
         hot = Entry(*asked, origin=carry.origin)
         cold = Cold(asked.caller_id)
-        return Carried(carry.previous, asked.caller_id, cold if carry.is_cold else hot)
+        return Carried(
+            carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
+        )
     if isinstance(asked, Cancel):
         detail = "a cancel was carried; blackbox carries requests only"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
-    return Carried(carry.previous, None, refused_entry(original, asked, due_ms))
+    return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:

@@ -74,9 +74,13 @@ class Cold(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A request of the cold tier, written anew: it takes the place of the record at `previous`."""
+    """A request of the cold tier, written anew: it takes the place of the record at `previous`.
+
+    `origin` is the request as its caller wrote it.
+    """
 
     previous: int
+    origin: int
     caller_id: str | None
     asked: Entry | Cold
 
@@ -137,8 +141,7 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
     plan.holders[caller_id] = None
     if holder is None:
         return
-    if plan.puts.pop(holder, None) is None and not _thaw(plan, view, holder):
-        plan.removals.append(holder)
+    _end(plan, view, holder)
     if is_cancel:
         plan.cancelled += 1
     else:
@@ -152,18 +155,24 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     is in the index itself, as under a longer horizon than once; unless the carried one was
     delivered already: that ends it. Of requests before the index began, its word is taken.
     """
-    previous, caller_id, _ = change
+    previous, origin, caller_id, _ = change
     is_cold = _thaw(plan, view, previous)
     was_delivered = offset in view.skipped
     if not is_cold and previous >= view.known_from and not was_delivered:
         return False
     if caller_id is not None and plan.holders.get(caller_id) == previous:
         plan.holders[caller_id] = None
-    if not is_cold and was_delivered and plan.puts.pop(previous, None) is None:
-        plan.removals.append(previous)
+    if not is_cold and was_delivered:
+        _end(plan, view, previous)
+        _end(plan, view, origin)
     if not was_delivered:
         plan.carried += 1
     return True
+
+
+def _end(plan: Plan, view: View, offset: int) -> None:
+    if plan.puts.pop(offset, None) is None and not _thaw(plan, view, offset):
+        plan.removals.append(offset)
 
 
 def _thaw(plan: Plan, view: View, offset: int) -> bool:

@@ -75,7 +75,7 @@ class Service:
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
-        if settings.hot_horizon_s is not None:
+        if settings.hot_horizon_s:
             schedule = Schedule(settings, self._kafka, self._clock, self._owners.open_shards)
             every_s = promotion_every_s(settings.hot_horizon_s)
             self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")

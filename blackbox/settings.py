@@ -125,11 +125,10 @@ class Settings(BaseSettings):
     max_countdown_s: int = Field(
         34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
     )
-    hot_horizon_s: int | None = Field(
-        None,
-        ge=1,
-        description="requests due further ahead stay out of Redis until they come near; unset: none",
-    )
+    hot_horizon_s: int = Field(
+        0, ge=0, le=315_360_000,
+        description="requests due further ahead stay out of Redis until they come near; 0: all enter",
+    )  # fmt: skip
     spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
         "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
     )
@@ -156,7 +155,7 @@ class Settings(BaseSettings):
     @property
     def horizon_ms(self) -> int | None:
         """How far ahead requests enter the index; None: however far."""
-        return None if self.hot_horizon_s is None else self.hot_horizon_s * 1000
+        return self.hot_horizon_s * 1000 or None
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""

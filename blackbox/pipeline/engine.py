@@ -104,7 +104,7 @@ class SparkEngine:
                 tasks=lambda: self._slots - self._slots // 2, tell_full=self._watch.is_full,
             )  # fmt: skip
             self._stream.start()
-        if settings.hot_horizon_s is not None and self._only != "intake":
+        if settings.hot_horizon_s and self._only != "intake":
             schedule = Schedule(settings, self._kafka, self._clock, self._membership.owned)
             every_s = promotion_every_s(settings.hot_horizon_s)
             self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")

@@ -140,9 +140,11 @@ def _by_definition(
     return pending, named
 
 
-def carried(previous: int, caller_id: str | None = None, *, is_cold: bool = False) -> Carried:
+def carried(
+    previous: int, caller_id: str | None = None, *, is_cold: bool = False, origin: int = 1 << 60
+) -> Carried:
     asked = Cold(caller_id) if is_cold else entry(caller_id)
-    return Carried(previous, caller_id, asked)
+    return Carried(previous, min(previous, origin), caller_id, asked)
 
 
 def test_a_request_beyond_the_horizon_is_no_entry_and_holds_its_caller_id() -> None:
@@ -196,7 +198,17 @@ def test_a_carried_request_that_was_delivered_ends_the_one_it_carried() -> None:
     changes: list[tuple[int, Change]] = [(10, entry()), (12, carried(10)), (13, carried(3))]
     plan = resolve(changes, view(skipped={12, 13}))
 
-    assert (plan.puts, plan.removals) == ({}, [3])
+    assert (plan.puts, set(plan.removals)) == ({}, {3, 10})
+
+
+def test_a_carried_request_that_was_delivered_ends_the_one_it_all_began_with() -> None:
+    changes: list[tuple[int, Change]] = [
+        (10, entry()),
+        (12, carried(10, is_cold=True)),
+        (13, carried(12, origin=10)),
+    ]
+
+    assert resolve(changes, view(skipped={13})).puts == {}
 
 
 def test_of_requests_before_the_index_began_the_carried_record_is_believed() -> None:
