@@ -22,7 +22,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -41,7 +41,7 @@ from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 
-KILLS = int(os.environ.get("BLACKBOX_TEST_LOAD_KILLS", "2"))
+KILLS = int(os.environ.get("BLACKBOX_TEST_LOAD_KILLS", "1"))
 ROWS = int(os.environ.get("BLACKBOX_TEST_LOAD_ROWS", "2000"))
 REFUSED = 3
 
@@ -297,10 +297,12 @@ def test_the_rate_is_kept(hold: Hold, tmp_path: Path) -> None:
         for k in range(3)
     ]
 
-    assert hold.send(hold.plan(*paths), rate=100) == 300
+    assert hold.send(hold.plan(*paths), rate=200) == 300
 
     stamps = [m.timestamp()[1] for m in hold.records()]
-    assert max(stamps) - min(stamps) >= 1900, "the first hundred at once, the rest a second apart"
+    assert max(stamps) - min(stamps) >= 950, (
+        "the first hundred at once, each other half a second on"
+    )
 
 
 def test_a_pace_bounds_what_is_sent_together() -> None:
@@ -359,10 +361,14 @@ class Ends(NamedTuple):
     topic: str
 
     def total(self) -> int:
-        return sum(
-            self.consumer.get_watermark_offsets(TopicPartition(self.topic, n), timeout=5)[1]
-            for n in range(4)
-        )
+        return sum(until("it has a leader", lambda n=n: self._span(n))[1] for n in range(4))  # type: ignore[misc]
+
+    def _span(self, partition: int) -> tuple[int, int] | None:
+        with suppress(KafkaException):
+            return self.consumer.get_watermark_offsets(
+                TopicPartition(self.topic, partition), timeout=5
+            )
+        return None
 
 
 def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
