@@ -664,6 +664,7 @@ def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> N
     assert found.problems == [f"file:{path}/requests: 4 rows are there twice, the first of {place}"]
 
 
+@pytest.mark.timeout(150 + 30 * KILLS)
 def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     seed = random.randrange(1 << 30)
@@ -674,15 +675,16 @@ def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: P
         books.tell(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
         before = len(list(path.glob("*/*")))
         process = ledger_process(books, path)
-        until(
-            "the run writes, or has ended",
-            lambda: len(list(path.glob("*/*"))) > before or process.poll() is not None,  # noqa: B023
-        )
         try:
+            until(
+                "the run writes, or has ended",
+                lambda: len(list(path.glob("*/*"))) > before or process.poll() is not None,  # noqa: B023
+            )
             assert process.wait(choose.uniform(0, 3)) == 0, (tmp_path / "errors").read_text()
         except subprocess.TimeoutExpired:
-            kill_tree(process)
             cut_off += 1
+        finally:
+            kill_tree(process)
         if list(path.glob("manifest/*.json")):
             books.open(path)
 
