@@ -492,7 +492,7 @@ def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
     assert (code, out) == (REFUSED, "")
     assert r"a\x1b[2J.csv, line 3: bad-due-time: countdown is '\x1b[31m'" in errors
     assert "\x1b[2J" not in errors
-    assert "1 bad rows; nothing was sent" in errors
+    assert "1 bad row; nothing was sent" in errors
     told = json.loads(type_load(evil, "--json").out)
     assert (told["bad"], told["bad_rows"][0]["number"]) == (1, 3)
 
