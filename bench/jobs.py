@@ -23,17 +23,22 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.engines import Field, wait
+from bench.engines import Field
 from bench.ground import HEADERS, MESSAGE_BYTES
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt, encode
 
 PARTITIONS = 4
-OF_SIX, PENDING, DELIVERED = 6, 4, 5
-"""Of six requests the first four stay pending, the fifth is delivered, the last one cancelled."""
+OF_SIX, CANCELLED = 6, 5
+"""Of six requests the first ones stay pending, others are delivered, the last one is cancelled."""
+
+RESTORE_PENDING = 4
+GROWTH_PENDING = 2
+"""A Redis of 4 GB has room for that much of ten million requests."""
 
 FAR_S = 86_400
+PATIENCE_S = 1200.0
 OUTCOMES = 1000
 LOAD_PER_S = 1000
 READ = 5000
@@ -54,11 +59,12 @@ class Pending(NamedTuple):
 
 
 class Yard(Field):
-    """Topics with long journals, and commands that work on them."""
+    """Topics with long journals, of whose requests some of six stay pending, and what works on them."""
 
-    def __init__(self, stack: EmbeddedStack, engine: str = "process") -> None:
-        super().__init__(stack, engine, PARTITIONS, stack.folder)
+    def __init__(self, stack: EmbeddedStack, pending_of_six: int) -> None:
+        super().__init__(stack, "process", PARTITIONS, stack.folder)
         self._url = stack.redis_url
+        self._pending_of_six = pending_of_six
 
     def command(
         self, *typed: str, cores: int | None = None, **settings: object
@@ -98,9 +104,10 @@ class Yard(Field):
             shown = bar.add_task("writing the requests", total=requests)
             for number in range(requests):
                 partition, kind = number % PARTITIONS, number // PARTITIONS % OF_SIX
-                if kind == PENDING:
+                is_due = self._pending_of_six <= kind < CANCELLED
+                if is_due:
                     due_now[partition].append(written[partition])
-                for value in _records(self.target, number, kind):
+                for value in _records(self.target, number, is_due, kind == CANCELLED):
                     produce(self.requests, value, partition)
                     written[partition] += 1
                 if number % READ == 0:
@@ -128,7 +135,7 @@ class Yard(Field):
             with self._producing() as produce:
                 while not over.wait(0.1):
                     for _ in range(LOAD_PER_S // 10):
-                        [value] = _records(self.target, number, 0)
+                        [value] = _records(self.target, number)
                         produce(self.requests, value, number % PARTITIONS)
                         number += 1
 
@@ -242,13 +249,23 @@ class Yard(Field):
         return f"blackbox:{{{self.requests}-{partition}}}:{name}"
 
 
-def _records(target: str, number: int, kind: int) -> list[bytes]:
-    in_s = 0 if kind == PENDING else FAR_S + number * 7919 % FAR_S
+def _records(
+    target: str, number: int, is_due: bool = False, is_cancelled: bool = False
+) -> list[bytes]:
+    in_s = 0 if is_due else FAR_S + number * 7919 % FAR_S
     asked = f'"topic":"{target}","message":"{number:010d}{BODY}","countdown":{in_s}'
-    if kind != DELIVERED:
+    if not is_cancelled:
         return [f"{{{asked}}}".encode()]
     name = f'"id":"order-{number}"'
     return [f"{{{asked},{name}}}".encode(), f'{{{name},"cancel":true}}'.encode()]
+
+
+def _wait(what: str, ask: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not ask():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not within {PATIENCE_S:.0f} s: {what}")
+        time.sleep(0.05)
 
 
 def _sum(partition: int, offset: int, due_ms: int, message: bytes) -> int:
@@ -293,15 +310,15 @@ def restore(
 
     What Redis holds in the end is compared with a plain reading of the journals.
     """
-    requests = pending * OF_SIX // PENDING
+    requests = pending * OF_SIX // RESTORE_PENDING
     mended = []
     with EmbeddedStack() as stack:
-        yard = Yard(stack)
+        yard = Yard(stack, RESTORE_PENDING)
         with yard.service():
             yard.ask(requests)
             with console.status("the service takes them in, and delivers what is due"):
-                wait("taken in", lambda: yard.has_read(yard.request_ends()))
-                wait("delivered", lambda: yard.pending() == pending)
+                _wait("taken in", lambda: yard.has_read(yard.request_ends()))
+                _wait("delivered", lambda: yard.pending() == pending)
             yard.lose_redis()
         mended.append(_restored(yard))
         console.print(_table(mended, pending))
@@ -334,14 +351,14 @@ def _restored(yard: Yard) -> Mended:
 def _healed(yard: Yard, engine: str) -> Mended:
     with yard.service(), console.status(f"the service alone, engine {engine}"):
         with yard.load():
-            wait("the service has caught up", lambda: yard.has_read(yard.request_ends()))
+            _wait("the service has caught up", lambda: yard.has_read(yard.request_ends()))
             ends = yard.request_ends()
             before, began = _cpu_s(), time.monotonic()
             yard.lose_redis()
-            wait("healed", lambda: yard.has_read(ends))
+            _wait("healed", lambda: yard.has_read(ends))
             took_s, cores = time.monotonic() - began, _cores(before, began)
         ends_now = yard.request_ends()
-        wait("the rest", lambda: yard.has_read(ends_now))
+        _wait("the rest", lambda: yard.has_read(ends_now))
     expected = yard.in_journals(yard.labels())
     found = yard.in_redis()
     scanned = sum(ends.values())
@@ -393,7 +410,7 @@ def growth(
 ) -> None:
     """How the time of each job grows with the journals and with cores: jobs.json, .svg and .md.
 
-    Figures are written as they come; the same command again goes on behind them.
+    Figures are written as they come. The same command again measures the sizes that lack some.
     """
     kept = folder / "jobs.json"
     figures = (
@@ -413,13 +430,13 @@ def growth(
 
 def _measured(size: int, cores: list[int]) -> Iterator[Figure]:
     with EmbeddedStack() as stack:
-        yard = Yard(stack)
+        yard = Yard(stack, GROWTH_PENDING)
         rows, loaded = stack.folder / "rows.jsonl", f"{yard.requests}.loaded"
         yard.create(receipts_topic(yard.requests), loaded)
         yard.settle(yard.ask(size))
         with rows.open("wb") as file:
             for number in range(size):
-                file.writelines(value + b"\n" for value in _records(yard.target, number, 0))
+                file.writelines(value + b"\n" for value in _records(yard.target, number))
         for count in cores:
             yard.lose_redis()
             ledger = stack.folder / f"ledger-{count}"
@@ -429,7 +446,11 @@ def _measured(size: int, cores: list[int]) -> Iterator[Figure]:
                 ("audit", [], {}),
                 ("load", [str(rows), "--again", str(count)], {"request_topics": f"{loaded}:countdown"}),
             ):  # fmt: skip
-                whole_s, _ = yard.command(job, *typed, cores=count, **settings)
+                try:
+                    whole_s, _ = yard.command(job, *typed, cores=count, **settings)
+                except subprocess.CalledProcessError as failed:
+                    console.print(f"{job}, {size:,}, {count} cores: failed, {failed}")
+                    continue
                 yield Figure(job, size, count, round(whole_s, 1))
 
 
@@ -456,7 +477,7 @@ PAGE = """# How long the jobs take
 
 The commands `ledger`, `restore`, `audit` and `load`, each as a whole, with the start of Spark. Kafka, Redis and
 the job share a machine of {cores} cores; "1 core" is `BLACKBOX_SPARK_MASTER=local[1]` with the job's processes kept
-on one core. Messages of {bytes} bytes; of six requests four are pending, one is delivered, one is cancelled. The last
+on one core. Messages of {bytes} bytes; of six requests two are pending, three are delivered, one is cancelled. The last
 column is for the largest journals.
 
 ![time of each job by requests, with one core and with more](jobs.svg)

@@ -57,6 +57,8 @@ class Filling:
             filled = self.tasks.rows(task, FILLED, len(cut)).persist()  # it must not run twice
             stack.callback(filled.unpersist)
             parts = _done(filled.where(col("piece").isNotNull()))  # 1
+            if self.kept is None and not any(part.named for part in parts):
+                return parts
             chosen = as_bitmaps(without(self._latest(filled), ended))
             parts += self._fill_chosen(cut, chosen)  # 2
             if self.kept is not None:

@@ -192,7 +192,8 @@ class Restore:
     @contextmanager
     def _owned(self, shards: Sequence[Shard]) -> Iterator[dict[Shard, int]]:
         """The receipts label of each shard, whose producer stays open meanwhile."""
-        with ExitStack() as closing, ThreadPoolExecutor(OPENED_AT_ONCE) as threads:
+        with ExitStack() as closing, ThreadPoolExecutor(1 + OPENED_AT_ONCE) as threads:
+            threads.submit(self._tasks.warm_up)
             writers = {shard: self._writer(shard, closing) for shard in shards}
             labels = threads.map(lambda shard: self._take_over(shard, writers[shard]), shards)
             yield dict(zip(shards, labels, strict=True))

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from blackbox.pipeline.failures import in_one_line
-from blackbox.pipeline.tasks.ended import Bitmaps
+from blackbox.pipeline.tasks.ended import MARKS, Bitmaps, Nothing
 
 
 class RestoreFailed(Exception):
@@ -22,7 +22,15 @@ class Tasks:
     """Runs tasks that are told the numbers of their pieces. Raises RestoreFailed."""
 
     def __init__(self, session: SparkSession) -> None:
-        self._session = session
+        # Tasks do the work, and the JVM sees few rows: to compile code for them takes longer.
+        self._session = session.newSession()
+        self._session.conf.set("spark.sql.codegen.wholeStage", "false")
+        self._session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+
+    def warm_up(self) -> None:
+        """Start a Python worker for each slot: the first tasks of a session take seconds."""
+        slots = self._session.sparkContext.defaultParallelism
+        collected(self.rows(Nothing(), MARKS, slots))
 
     def rows(self, task: Any, schema: str, count: int) -> DataFrame:
         """What `count` tasks tell, one piece each."""

@@ -35,7 +35,7 @@ PUT_ENTRIES = 2000
 PUT_BYTES = 8 << 20
 
 FILLED = (
-    "topic string, partition int, piece int, scanned long, entries long, caller_ids long, "
+    "topic string, partition int, piece int, scanned long, named long, entries long, caller_ids long, "
     "checksum long, largest long, seconds double, problem string, "
     "offset long, caller_id string, is_cancel boolean"
 )
@@ -47,6 +47,7 @@ _FILLED = pa.schema(
         ("partition", pa.int32()),
         ("piece", pa.int32()),
         ("scanned", pa.int64()),
+        ("named", pa.int64()),
         ("entries", pa.int64()),
         ("caller_ids", pa.int64()),
         ("checksum", pa.int64()),
@@ -83,12 +84,13 @@ class Moment(NamedTuple):
 class Done:
     """What a task did of a shard; `piece` is its range's number, -1 where it has none.
 
-    `problem` says why it ended too early.
+    `named` requests have a caller id. `problem` says why it ended too early.
     """
 
     shard: Shard
     piece: int = -1
     scanned: int = 0
+    named: int = 0
     content: Content = NOTHING
     largest: int = 0
     seconds: float = 0.0
@@ -99,8 +101,8 @@ class Done:
         """From a row of the schema."""
         content = Content(row.entries, row.caller_ids, row.checksum)
         return cls(
-            Shard(row.topic, row.partition), row.piece, row.scanned, content, row.largest,
-            row.seconds, row.problem,
+            Shard(row.topic, row.partition), row.piece, row.scanned, row.named, content,
+            row.largest, row.seconds, row.problem,
         )  # fmt: skip
 
     @contextmanager
@@ -137,6 +139,7 @@ class Fill:
                     for chunk in read_ranges(self.access, [range_]):
                         done.scanned += len(chunk.messages)
                         if names := self._put(done, chunk.messages, ended, filling):
+                            done.named += len(names)
                             yield _name_rows(done.shard, names)
                 yield _done_rows([done])
 
@@ -331,6 +334,7 @@ def _done_rows(parts: Sequence[Done]) -> pa.RecordBatch:
         partition=[part.shard.partition for part in parts],
         piece=[part.piece for part in parts],
         scanned=[part.scanned for part in parts],
+        named=[part.named for part in parts],
         entries=[part.content.entries for part in parts],
         caller_ids=[part.content.caller_ids for part in parts],
         checksum=[part.content.checksum for part in parts],
