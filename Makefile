@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 HELM_VERSION := v3.22.0
 
-.PHONY: help install demo test faults check format bench engines helm constraints clean
+.PHONY: help install demo test faults check format bench engines jobs helm constraints clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: install  ## Intake and drain beside the raw work and beside the usual loo
 
 engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines
+
+jobs: install  ## A lost Redis with two million pending: restored, and healed by the service (about 5 minutes)
+	$(BIN)/python -m bench.jobs restore
 
 helm:  ## The helm that the chart's tests use, if none is on PATH
 	@command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)

@@ -28,6 +28,10 @@ def audit(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="What is later than this is an exception."),
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="For what Kafka has no more; default: BLACKBOX_LEDGER."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parquet: Annotated[
         str | None,
@@ -45,7 +49,8 @@ def audit(
     logs.silent()
     if html is not None and not html.absolute().parent.is_dir():
         raise BadUsage(f"--html {html}: there is no folder {html.absolute().parent}; create it")
-    verdict = _audit(settings, targets, late_bound, parquet, html)
+    place = ledger or settings.ledger
+    verdict = _audited(settings, place, parquet, html, targets=targets, late_s=late_bound)
     if json:
         typer.echo(orjson.dumps(_as_json(verdict), option=orjson.OPT_NON_STR_KEYS))
     else:
@@ -54,25 +59,37 @@ def audit(
         raise typer.Exit(FAILED)
 
 
-def _audit(
+def _audited(
     settings: Settings,
-    targets: bool,
-    late_s: float | None,
+    ledger: str | None,
     parquet: str | None,
     html: Path | None,
+    *,
+    targets: bool,
+    late_s: float | None,
 ) -> Verdict:
+    problem = None
     with spark(settings, "auditing") as session:
         from blackbox.pipeline.audit.audit import audited
-        from blackbox.pipeline.audit.report import page
+        from blackbox.pipeline.audit.report import write_page
+        from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, explained
 
-        with audited(session, settings, targets=targets, late_s=late_s) as found:
-            if not found.verdict.shards:
-                raise ended(_nothing_there(settings), FAILED)
-            if html is not None:
-                html.write_text(page(found.verdict), encoding="utf-8")
-            if parquet is not None:
-                found.write(parquet)
-            return found.verdict
+        try:
+            with explained():
+                kept = Ledger.open(session, ledger) if ledger else None
+                with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
+                    verdict = found.verdict
+                    if html is not None and verdict.shards:
+                        write_page(verdict, html)
+                    if parquet is not None and verdict.shards:
+                        found.write(parquet)
+        except (LedgerError, OSError) as error:
+            problem = str(error)
+    if problem is None and not verdict.shards:
+        problem = _nothing_there(settings)
+    if problem is not None:
+        raise ended(problem, FAILED)
+    return verdict
 
 
 def _nothing_there(settings: Settings) -> str:

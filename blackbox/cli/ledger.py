@@ -152,9 +152,10 @@ def _print_tables(done: Done) -> None:
         lost = sum(gap.end - gap.start for covered in both for gap in covered.gaps)
         spans = (f"{covered.start:,} to {covered.end:,}" for covered in both)
         shards.add_row(str(shard), *spans, f"{lost:,}" if lost else "-")
+    steps = "1 step" if done.steps == 1 else f"{done.steps} steps"
     console = Console()
     console.print(table, shards)
     console.print(
-        f"{done.path}: manifest {done.manifest.number}, {done.steps} steps, {done.seconds:.1f} s",
+        f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

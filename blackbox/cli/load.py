@@ -154,13 +154,12 @@ def _spark(settings: Settings) -> Iterator[SparkSession]:
 
 def _tasks_done(session: SparkSession) -> Callable[[], int]:
     tracker = session.sparkContext.statusTracker()
-    done: dict[int, int] = {}
+    stages: set[int] = set()
 
     def count() -> int:
-        for stage in tracker.getActiveStageIds():
-            if (found := tracker.getStageInfo(stage)) is not None:
-                done[stage] = found.numCompletedTasks
-        return sum(done.values())
+        stages.update(tracker.getActiveStageIds())
+        found = map(tracker.getStageInfo, stages)
+        return sum(stage.numCompletedTasks for stage in found if stage is not None)
 
     return count
 
@@ -191,7 +190,7 @@ class _Bar:
 
     @contextmanager
     def following(self, look: Callable[[], int]) -> Iterator[None]:
-        """Show what `look` finds twice a second."""
+        """Show what `look` finds twice a second, and all of it at the end."""
         over = Event()
 
         def follow() -> None:
@@ -205,11 +204,10 @@ class _Bar:
         follower.start()
         try:
             yield
-            over.set()
-            self._progress.update(self._shown, completed=look())
         finally:
             over.set()
             follower.join()
+        self._progress.update(self._shown, completed=self._progress.tasks[0].total)
 
 
 def _topic(asked: str | None, settings: Settings) -> str:
@@ -251,13 +249,14 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
 
 def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
     if json:
-        rows = [one._asdict() | {"path": printable(one.path)} for one in verdict.first]
-        typer.echo(orjson.dumps({"bad": verdict.bad, "bad_rows": rows}))
+        first = [one._asdict() | {"path": printable(one.path)} for one in verdict.first]
+        typer.echo(orjson.dumps({"bad": verdict.bad, "bad_rows": first}))
     more = verdict.bad - len(verdict.first)
     lines = [_line(one) for one in verdict.first]
     lines += [f"… and {more:,} more"] if more else []
     before = f" ({rows_in:,} rows are in from before)" if rows_in else ""
-    lines += [f"{verdict.bad:,} bad rows; nothing was sent{before}"]
+    rows = "1 bad row" if verdict.bad == 1 else f"{verdict.bad:,} bad rows"
+    lines += [f"{rows}; nothing was sent{before}"]
     return ended("\n".join(lines), REFUSED)
 
 

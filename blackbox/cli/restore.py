@@ -15,7 +15,7 @@ from blackbox.doubt import Fenced, IndexFull, LabelsMoved
 from blackbox.settings import Settings, load
 
 if TYPE_CHECKING:
-    from blackbox.pipeline.restore import Report, Restored
+    from blackbox.pipeline.restore.restore import Report, Restored
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be restored, change nothing.")
@@ -50,7 +50,7 @@ def _restored(settings: Settings, ledger: str | None, dry_run: bool, replace: bo
     access = kafka(settings, logs.QUIET)
     with spark(settings, "restore") as session:
         from blackbox.pipeline.ledger.ledger import Ledger, LedgerError
-        from blackbox.pipeline.restore import Restore, RestoreFailed, RestoreRefused
+        from blackbox.pipeline.restore.restore import Restore, RestoreFailed, RestoreRefused
 
         try:
             kept = Ledger.open(session, ledger) if ledger else None

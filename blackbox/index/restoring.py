@@ -42,7 +42,7 @@ class NotEmpty(LabelsMoved):
 class Content(NamedTuple):
     """What an index holds, in numbers that do not depend on an order.
 
-    `checksum` is the sum of `checksum_of` each entry.
+    `checksum` is the sum of the CRC-32 of each entry's name and due time, as Redis shows both.
     """
 
     entries: int
@@ -55,11 +55,6 @@ class Content(NamedTuple):
 
 
 NOTHING = Content(0, 0, 0)
-
-
-def checksum_of(member: bytes, score: int) -> int:
-    """Of an entry's name and due time in epoch ms."""
-    return crc32(b"%b %d" % (member, score))
 
 
 class Restoring(PackedIndex):
@@ -81,7 +76,8 @@ class Restoring(PackedIndex):
 
         Raises NotEmpty when there are labels, which `replace` drops as well.
         """
-        mark = pack("HSET", self._keys.state, MARK, self._run)
+        first = requests.start
+        mark = pack("HSET", self._keys.state, MARK, self._run, b"known_from", first)
         for _ in range(_TRIES):
             watch = pack("WATCH", self._keys.state, self._keys.receipts)
             _, state, receipts = self._session.run([watch, *self._read_labels()], 3)
@@ -111,7 +107,7 @@ class Restoring(PackedIndex):
                 *self._hold(dict(holders)),
             ]
         )
-        checksum = sum(checksum_of(b"%016x" % offset, due_ms) for due_ms, offset in scored)
+        checksum = sum(crc32(b"%016x %d" % (offset, due_ms)) for due_ms, offset in scored)
         largest = max((len(entry) for _, entry, _ in stored), default=0)
         return Content(len(stored), len(holders), checksum), largest
 
@@ -169,5 +165,5 @@ class Restoring(PackedIndex):
             ]
             flat: list[Any] = list(chain.from_iterable(self._session.run(reads, len(reads))))
             pairs = zip(flat[::2], flat[1::2], strict=True)
-            checksum += sum(checksum_of(name, int(float(score))) for name, score in pairs)
+            checksum += sum(map(crc32, map(b" ".join, pairs)))
         return Content(count, caller_ids, checksum)

@@ -63,7 +63,12 @@ def test_what_is_put_is_an_index_once_it_is_finished(
     found = held(client)
     assert found.due == [(NOW_MS, 4), (NOW_MS, 9), (NOW_MS + 5, 3)]
     assert (found.payloads, found.holders) == (stored(ENTRIES), {"order-4": 4})
-    assert sorted(client.hgetall(PREFIX + "state")) == [b"format", b"largest", b"requests"]
+    assert sorted(client.hgetall(PREFIX + "state")) == [
+        b"format",
+        b"known_from",
+        b"largest",
+        b"requests",
+    ]
 
 
 def test_an_index_that_is_not_finished_is_empty_for_its_next_owner(
@@ -125,7 +130,7 @@ def test_an_index_of_another_version_is_emptied_only_when_asked_to(
         open_restore("one").begin(range(10), replace=False)
     open_restore("one").begin(range(10), replace=True)
 
-    assert list(client.hgetall(PREFIX + "state")) == [b"restore"]
+    assert list(client.hgetall(PREFIX + "state")) == [b"restore", b"known_from"]
 
 
 def test_removals_of_before_are_forgotten(

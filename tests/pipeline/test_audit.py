@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import redis
 from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
 
+from blackbox.cli import app
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
@@ -24,17 +29,18 @@ from blackbox.intake import Intake, parse
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.outgoing import deliveries
-from blackbox.pipeline import audit as module
-from blackbox.pipeline.audit.audit import Verdict, audited
-from blackbox.pipeline.audit.fates import STATES
-from blackbox.pipeline.audit.report import write_page
+from blackbox.pipeline.audit.audit import Finding, Verdict, audited
+from blackbox.pipeline.audit.report import page
+from blackbox.pipeline.ledger.extend import extend
+from blackbox.pipeline.ledger.ledger import Ledger
 from blackbox.plan import Batch, Labels
 from blackbox.receipt import Places, Receipt, encode
 from blackbox.request import Shard, member, request_id
-from blackbox.settings import load
+from blackbox.settings import Settings, load
 from tests.world import World
 
 pytestmark = pytest.mark.service
+module = import_module("blackbox.pipeline.audit.audit")
 
 
 def now_ms() -> int:
@@ -44,26 +50,17 @@ def now_ms() -> int:
 class Books:
     """Journals, index and targets of one shard, written by hand as its owner writes them."""
 
-    def __init__(self, world: World, spark: SparkSession) -> None:
+    def __init__(self, world: World, settings: Settings, partition: int) -> None:
         self.world = world
-        self.spark = spark
-        self.shard = Shard(world.requests, 0)
+        self.settings = settings
+        self.shard = Shard(next(iter(settings.topics)), partition)
         self.target = world.targets[0]
-        self.settings = load(
-            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
-            redis_url=world.redis.url,
-            request_topics=f"{world.requests}:countdown",
-            dead_letter_topic=world.dead_letters,
-            group_id=world.name,
-        )
-        world.create(NewTopic(receipts_topic(world.requests), 4))
         self.client: Any = redis.Redis.from_url(world.redis.url)
         self.keys = Keys(self.shard)
         self._connections = pool(world.redis.url)
         self.index = ShardIndex(self.shard, self._connections, grace_s=3600)
-        self.index.begin(Labels(0, 0))
-        self._contract = formats(self.settings)[world.requests]
-        self._journal = ShardJournal(self.shard, kafka(self.settings))
+        self._contract = formats(settings)[self.shard.topic]
+        self._journal = ShardJournal(self.shard, kafka(settings))
         self._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
 
     def close(self) -> None:
@@ -77,8 +74,8 @@ class Books:
         asked = {"topic": self.target, "message": "hello", "countdown": in_s} | more
         return self.write(json.dumps(asked), [("CALLER_SERVICE", caller)])
 
-    def write(self, value: str, headers: Any = ()) -> int:
-        return self._write(self.shard.topic, value, list(headers), 0)[1]
+    def write(self, value: str, headers: Any = (), at_ms: int = 0) -> int:
+        return self._write(*self.shard, value, list(headers), at_ms)[1]
 
     def cancel(self, caller_id: str) -> int:
         return self.write(json.dumps({"id": caller_id, "cancel": True}))
@@ -98,7 +95,7 @@ class Books:
         [(_, asked)] = parse(self._contract, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
-        return self.target, *self._write(message.topic, message.value, message.headers)
+        return self.target, *self._write(message.topic, -1, message.value, message.headers)
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
         """What dispatch does with requests that are due; where they went."""
@@ -109,6 +106,12 @@ class Books:
         self.settle(Receipt(at_ms or now_ms(), delivered=delivered))
         return delivered
 
+    def deliver_now(self) -> None:
+        """A request from beginning to end."""
+        offset = self.ask(0)
+        self.take_in()
+        self.deliver(offset)
+
     def settle(self, receipt: Receipt) -> None:
         """A receipt in its journal, and applied to the index."""
         label = self.tell(receipt) + 1
@@ -118,19 +121,34 @@ class Books:
 
     def tell(self, receipt: Receipt) -> int:
         """A receipt, in its journal only; its offset."""
-        return self._write(receipts_topic(self.shard.topic), encode(receipt), [], 0)[1]
+        journal = receipts_topic(self.shard.topic)
+        return self._write(journal, self.shard.partition, encode(receipt), [])[1]
 
-    def cut(self, offset: int) -> None:
-        """What retention does: requests below `offset` are gone."""
+    def tell_garbage(self) -> None:
+        self._write(receipts_topic(self.shard.topic), self.shard.partition, b"no receipt", [])
+
+    def forget(self, offset: int) -> None:
+        """Redis loses a request."""
+        self.client.zrem(self.keys.due, member(offset))
+        self.client.delete(self.keys.message(member(offset)))
+
+    def leave(self, offset: int) -> None:
+        """Redis has a request that it should not have."""
+        self.client.zadd(self.keys.due, {member(offset): 1})
+        self.client.set(self.keys.message(member(offset)), b"left")
+
+    def cut(self, *, requests: int = 0, receipts: int = 0) -> None:
+        """What retention does: what is below these offsets is gone."""
         admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
-        for future in admin.delete_records([TopicPartition(*self.shard, offset)]).values():
+        topic, partition = self.shard
+        below = {topic: requests, receipts_topic(topic): receipts}
+        at = [TopicPartition(name, partition, offset) for name, offset in below.items() if offset]
+        for future in admin.delete_records(at).values():
             future.result(30)
 
-    def audit(self, **how: Any) -> Verdict:
-        with audited(self.spark, self.settings, **how) as found:
-            return found.verdict
-
-    def _write(self, topic: str, value: Any, headers: Any, partition: int = -1) -> tuple[int, int]:
+    def _write(
+        self, topic: str, partition: int, value: Any, headers: Any, at_ms: int = 0
+    ) -> tuple[int, int]:
         places: list[tuple[int, int]] = []
 
         def acknowledged(error: object, message: Message) -> None:
@@ -138,24 +156,76 @@ class Books:
             places.append((message.partition() or 0, message.offset() or 0))
 
         self._producer.produce(
-            topic, value, headers=headers, on_delivery=acknowledged, partition=partition
-        )
+            topic, value, headers=headers, on_delivery=acknowledged, partition=partition,
+            timestamp=at_ms,
+        )  # fmt: skip
         assert self._producer.flush(30) == 0
         return places[0]
 
 
+Fault = Callable[[Books], set[tuple[str, int]]]
+
+
+class Shelf:
+    """A request topic with a shard for each book, all of them clean."""
+
+    def __init__(self, world: World, spark: SparkSession, shards: int) -> None:
+        topic = f"{world.name}.asked"
+        world.create(NewTopic(topic, shards), NewTopic(receipts_topic(topic), shards))
+        self.spark = spark
+        self.environment = {
+            "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": world.kafka.bootstrap_servers,
+            "BLACKBOX_REDIS_URL": world.redis.url,
+            "BLACKBOX_REQUEST_TOPICS": f"{topic}:countdown",
+            "BLACKBOX_DEAD_LETTER_TOPIC": world.dead_letters,
+            "BLACKBOX_GROUP_ID": world.name,
+        }
+        self.settings = settings_of(self.environment)
+        self.books = [Books(world, self.settings, partition) for partition in range(shards)]
+
+    def close(self) -> None:
+        with ExitStack() as ending:
+            for books in self.books:
+                ending.callback(books.close)
+
+    def audit(self, **how: Any) -> Verdict:
+        with audited(self.spark, self.settings, **how) as found:
+            return found.verdict
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    return load(**{n.removeprefix("BLACKBOX_").lower(): v for n, v in environment.items()})
+
+
 @pytest.fixture
-def books(world: World, spark: SparkSession) -> Iterator[Books]:
-    books = Books(world, spark)
-    yield books
-    books.close()
+def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Shelf]:
+    shelf = Shelf(world, spark, getattr(request, "param", 1))
+    for books in shelf.books:
+        books.index.begin(Labels(0, 0))
+    yield shelf
+    shelf.close()
+
+
+@pytest.fixture
+def type_audit(
+    shelf: Shelf, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """Runs the command in this process, on the shared session."""
+    monkeypatch.setattr(import_module("blackbox.cli.audit"), "spark", lambda *_: nullcontext(spark))
+    none: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("BLACKBOX_"))
+    environment = none | shelf.environment | {"COLUMNS": "100"}
+    return lambda *typed: CliRunner().invoke(app, ["audit", *typed], env=environment)
 
 
 def kinds(verdict: Verdict) -> list[tuple[str, int]]:
     return [(one.kind, one.offset) for one in verdict.exceptions]
 
 
-def test_each_request_is_in_exactly_one_state(books: Books) -> None:
+@pytest.mark.parametrize("shelf", [4], indirect=True)
+def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
+    shelf: Shelf, type_audit: Callable[..., Result], tmp_path: Path
+) -> None:
+    books, torn, cut, untold = shelf.books
     books.ask(caller="shop")  # 0, pending
     books.ask(0, caller="shop")  # 1, delivered
     books.ask(0, topic="no-such-topic")  # 2, dead
@@ -171,168 +241,286 @@ def test_each_request_is_in_exactly_one_state(books: Books) -> None:
     books.ask(id="b")  # 9, pending
     books.write("no request either")  # 10, pending: its dead letter is still to be written
     books.take_in()
+    # A void outcome leaves a request pending, and may be followed by a true one.
+    torn.ask(0)
+    torn.ask(0)
+    torn.take_in()
+    torn.tell(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
+    torn.index.settle({}, torn.tell(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
+    torn.deliver(1)
+    # Of what the journals do not keep nothing can be said: an outcome, an entry, a removal.
+    for _ in range(4):
+        cut.ask(0)
+    cut.take_in()
+    cut.deliver(0)
+    cut.cut(requests=3)
+    for _ in range(2):
+        untold.ask(0)
+    untold.take_in()
+    untold.deliver(0)
+    untold.cut(receipts=1)
 
-    verdict = books.audit(targets=True)
+    html, parquet = tmp_path / "audit.html", tmp_path / "tables"
+    answer = type_audit("--targets", "--json", "--html", str(html), "--parquet", str(parquet))
 
-    assert kinds(verdict) == []
-    assert verdict.is_clean
-    assert {state: count for state, count in verdict.states.items() if count} == {
-        "pending": 3, "delivered": 2, "dead": 1, "replaced": 1, "cancelled": 1, "expired": 1,
-        "invalid": 1,
+    assert answer.exit_code == 0, answer.output
+    verdict = json.loads(answer.stdout)
+    assert (verdict["verdict"], verdict["exceptions"]) == ("clean", [])
+    assert {state: count for state, count in verdict["states"].items() if count} == {
+        "pending": 6, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 1, "expired": 1,
+        "invalid": 1, "unknown": 1,
     }  # fmt: skip
-    assert (verdict.requests, verdict.cancels, verdict.unknown) == (10, 1, 0)
-    assert verdict.callers["shop"] == {"pending": 1, "delivered": 1}
-    assert verdict.callers[None] == {"invalid": 1, "pending": 1}
-    assert verdict.targets["no-such-topic"] == {"dead": 1}
-    assert sum(sum(states.values()) for states in verdict.hours.values()) == 10
+    assert (verdict["cancels"], verdict["unknown"]) == (1, 4)
+    assert verdict["callers"]["shop"] == {"pending": 1, "delivered": 1}
+    assert verdict["callers"][""] == {"invalid": 1, "pending": 1}
+    assert verdict["targets"]["no-such-topic"] == {"dead": 1}
+    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 15
+    assert "Every request is accounted for" in html.read_text()
+    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 15
+    assert shelf.spark.read.parquet(f"{parquet}/exceptions").count() == 0
 
 
-def test_each_planted_fault_is_found_and_nothing_else(books: Books) -> None:
-    lost = books.ask(caller="<b>shop</b>", id="gone")  # 0
-    twice, early, told_twice = books.ask(0), books.ask(3600), books.ask(0)  # 1 to 3
-    bare, ended, replaced, fine = books.ask(), books.ask(0), books.ask(id="a"), books.ask()
-    cancelled = books.ask(id="b")  # 8
-    cancel = books.cancel("b")  # 9
+def lost(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(caller="<b>shop</b>", id="gone")
     books.take_in()
-    stored = {
-        offset: books.client.zscore(books.keys.due, member(offset)) or 1 for offset in range(10)
-    }
-    books.deliver(twice, early, told_twice, ended)
-    books.settle(Receipt(now_ms(), dead=[told_twice]))
-    books.ask(id="a")  # 10
+    books.forget(offset)
+    return {("lost", offset)}
+
+
+def twice_in_its_target(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(0)
     books.take_in()
-    books.settle(Receipt(now_ms(), dead=[cancel]))
-    due, payload = books.keys.due, books.keys.message
-    books.client.zrem(due, member(lost))
-    books.client.delete(payload(member(lost)), payload(member(bare)))
-    for offset in (ended, replaced, cancelled, 900):
-        books.client.zadd(due, {member(offset): stored.get(offset, 1)})
-        books.client.set(payload(member(offset)), b"left")
-    books.client.set(payload(member(700)), b"left")
-    books.send(twice)
-
-    verdict = books.audit(targets=True)
-
-    assert sorted(kinds(verdict)) == [
-        ("duplicated", twice), ("duplicated", told_twice), ("early", early), ("lost", lost),
-        ("no-payload", bare), ("no-request", cancel), ("orphan-entry", ended),
-        ("orphan-entry", replaced), ("orphan-entry", cancelled), ("orphan-entry", 900),
-        ("orphan-payload", 700),
-    ]  # fmt: skip
-    assert not verdict.is_clean
-    assert verdict.by_kind == {
-        "orphan-entry": 4, "duplicated": 2, "early": 1, "lost": 1, "no-payload": 1,
-        "no-request": 1, "orphan-payload": 1,
-    }  # fmt: skip
-    said = {(one.kind, one.offset): one for one in verdict.exceptions}
-    assert said["lost", lost].id == request_id(books.shard, lost)
-    assert said["lost", lost].caller == "<b>shop</b>"
-    assert "targets hold it 2 times" in said["duplicated", twice].detail
-    detail = said["duplicated", told_twice].detail
-    assert detail.startswith(f"2 outcomes; first delivered at {books.target}/")
-    assert detail.endswith(", last dead")
-    assert said["orphan-entry", cancelled].detail == "in the index, but cancelled by 9"
-    assert said["orphan-entry", replaced].detail == "in the index, but replaced by 10"
-    assert fine not in {one.offset for one in verdict.exceptions}
+    books.deliver(offset)
+    books.send(offset)
+    return {("duplicated", offset)}
 
 
-def test_targets_are_held_against_receipts(books: Books) -> None:
-    fine, misplaced, untold = (books.ask(0) for _ in range(3))
+def told_twice(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(0)
+    books.take_in()
+    books.deliver(offset)
+    books.settle(Receipt(now_ms(), dead=[offset]))
+    return {("duplicated", offset)}
+
+
+def early(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(3600)
+    books.take_in()
+    books.deliver(offset)
+    return {("early", offset)}
+
+
+def late(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(0)
+    books.take_in()
+    books.deliver(offset, at_ms=now_ms() + 90_000)
+    return {("late", offset)}
+
+
+def overdue(books: Books) -> set[tuple[str, int]]:
+    asked = {"topic": books.target, "message": "hello", "countdown": 0}
+    offset = books.write(json.dumps(asked), at_ms=now_ms() - 90_000)
+    books.take_in()
+    return {("late", offset)}
+
+
+def entries_of_ended_requests(books: Books) -> set[tuple[str, int]]:
+    delivered, replaced, cancelled = books.ask(0), books.ask(id="a"), books.ask(id="b")
+    books.ask(id="a")
+    books.cancel("b")
+    books.take_in()
+    books.deliver(delivered)
+    for offset in (delivered, replaced, cancelled):
+        books.leave(offset)
+    return {("orphan-entry", offset) for offset in (delivered, replaced, cancelled)}
+
+
+def entry_of_no_request(books: Books) -> set[tuple[str, int]]:
+    books.leave(900)
+    return {("orphan-entry", 900)}
+
+
+def payload_without_entry(books: Books) -> set[tuple[str, int]]:
+    books.client.set(books.keys.message(member(700)), b"left")
+    return {("orphan-payload", 700)}
+
+
+def entry_without_payload(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask()
+    books.take_in()
+    books.client.delete(books.keys.message(member(offset)))
+    return {("no-payload", offset)}
+
+
+def receipts_of_no_request(books: Books) -> set[tuple[str, int]]:
+    cancel = books.cancel("b")
+    books.take_in()
+    books.settle(Receipt(now_ms(), dead=[cancel, 900]))
+    return {("no-request", cancel), ("no-request", 900)}
+
+
+def told_to_be_elsewhere(books: Books) -> set[tuple[str, int]]:
+    fine, misplaced = books.ask(0), books.ask(0)
     books.take_in()
     [(taken, [(_, there)])] = books.deliver(fine).items()
     books.settle(Receipt(now_ms(), delivered={taken: [(misplaced, there)]}))
-    books.send(untold)
-
-    assert kinds(books.audit()) == []
-    assert kinds(books.audit(targets=True)) == [("not-there", misplaced), ("unaccounted", untold)]
+    return {("not-there", misplaced)}
 
 
-def test_a_void_outcome_leaves_a_request_pending(books: Books) -> None:
-    torn, late = books.ask(0), books.ask(0)
+def in_its_target_untold(books: Books) -> set[tuple[str, int]]:
+    offset = books.ask(0)
     books.take_in()
-    gone = f"{books.target}/0"
-    books.tell(Receipt(now_ms(), delivered={gone: [(torn, 0), (late, 1)]}))
-    books.index.settle({}, books.tell(Receipt(now_ms(), void=[torn, late], barrier=True)) + 1)
-    books.deliver(late)
-
-    verdict = books.audit(targets=True)
-
-    assert kinds(verdict) == []
-    assert (verdict.states["pending"], verdict.states["delivered"]) == (1, 1)
+    books.send(offset)
+    return {("unaccounted", offset)}
 
 
-def test_labels_that_do_not_fit_their_journals_are_named(
-    books: Books, monkeypatch: pytest.MonkeyPatch
+def labels_ahead(books: Books) -> set[tuple[str, int]]:
+    books.client.hset(books.keys.state, "requests", 4)
+    books.client.set(books.keys.receipts, 7)
+    return {("labels-ahead", 4), ("labels-ahead", 7)}
+
+
+def labels_behind(books: Books) -> set[tuple[str, int]]:
+    unread = books.ask()
+    untold = books.tell(Receipt(now_ms(), dead=[0]))
+    return {("labels-behind", unread), ("labels-behind", untold)}
+
+
+def empty_redis(books: Books) -> set[tuple[str, int]]:
+    books.client.delete(*books.client.scan_iter(f"blackbox:{{{books.shard}}}:*"))
+    return {("labels-behind", 0)}
+
+
+FAULTS: list[Fault] = [
+    lost, twice_in_its_target, told_twice, early, late, overdue, entries_of_ended_requests,
+    entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
+    told_to_be_elsewhere, in_its_target_untold, labels_ahead, labels_behind, empty_redis,
+]  # fmt: skip
+"""Each puts one thing wrong into books that are right, and says what an audit should find."""
+
+
+@pytest.mark.parametrize("shelf", [len(FAULTS)], indirect=True)
+def test_each_planted_fault_is_found_and_nothing_else(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    books.ask(0)
-    books.ask(0)
-    books.take_in()
-    books.deliver(0)
-    books.ask()  # 2, never taken in
-    books.tell(Receipt(now_ms(), dead=[1]))  # never applied
-    ahead = Shard(books.shard.topic, 1)
-    other = ShardIndex(ahead, books._connections, grace_s=3600)
-    other.begin(Labels(4, 7))
-    other.close()
+    planted: dict[str, set[tuple[str, int]]] = {}
+    for books, fault in zip(shelf.books, FAULTS, strict=True):
+        books.ask()
+        books.deliver_now()
+        planted[fault.__name__] = fault(books)
 
-    verdict = books.audit()
+    verdict = shelf.audit(targets=True, late_s=60)
 
-    found = {(one.kind, one.partition, one.offset, one.detail) for one in verdict.exceptions}
-    assert found == {
-        ("labels-ahead", 1, 4, "the label requests is 4, but that journal ends at 0"),
-        ("labels-ahead", 1, 7, "the label receipts is 7, but that journal ends at 0"),
-        ("labels-behind", 0, 2, "the label requests stays 2, while 1 records wait"),
-        ("labels-behind", 0, 1, "the label receipts stays 1, while 1 outcomes wait"),
+    found: dict[str, set[tuple[str, int]]] = {fault.__name__: set() for fault in FAULTS}
+    for one in verdict.exceptions:
+        found[FAULTS[one.partition].__name__].add((one.kind, one.offset))
+    assert found == planted
+    assert not verdict.is_clean
+    assert verdict.by_kind == {
+        "labels-behind": 4, "orphan-entry": 4, "duplicated": 2, "labels-ahead": 2, "late": 2,
+        "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
+        "orphan-payload": 1, "unaccounted": 1,
+    }  # fmt: skip
+    [gone] = said(verdict, lost)
+    assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
+    assert "&lt;b&gt;shop" in page(verdict)
+    assert "<b>shop" not in page(verdict)
+    assert "targets hold it 2 times" in said(verdict, twice_in_its_target)[0].detail
+    assert re.fullmatch(
+        r"2 outcomes; first delivered at \S+/\d@\d, last dead", said(verdict, told_twice)[0].detail
+    )
+    assert re.fullmatch(r"delivered 9\d{4} ms after it was due", said(verdict, late)[0].detail)
+    assert re.fullmatch(r"still pending \d+ ms after it was due", said(verdict, overdue)[0].detail)
+    assert [one.detail for one in said(verdict, entries_of_ended_requests)] == [
+        "in the index, but delivered", "in the index, but replaced by 5",
+        "in the index, but cancelled by 6",
+    ]  # fmt: skip
+    assert {
+        one.detail for name in (labels_ahead, labels_behind) for one in said(verdict, name)
+    } == {
+        "the label requests is 4, but that journal ends at 2",
+        "the label receipts is 7, but that journal ends at 1",
+        "the label requests stays 2, while 1 records wait",
+        "the label receipts stays 1, while 1 outcomes wait",
     }
-    assert (verdict.states["unread"], verdict.states["dead"]) == (1, 1)
+    assert {one.detail for one in said(verdict, empty_redis)} == {
+        "there is no label, while 2 records wait", "there is no label, while 1 outcomes wait",
+    }  # fmt: skip
 
 
-def test_what_the_journals_do_not_keep_is_unknown_and_no_exception(books: Books) -> None:
-    for _ in range(4):
-        books.ask(0)
+def said(verdict: Verdict, fault: Fault) -> list[Finding]:
+    partition = FAULTS.index(fault)
+    return sorted(
+        (one for one in verdict.exceptions if one.partition == partition),
+        key=lambda one: one.offset,
+    )
+
+
+def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
+    shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
+) -> None:
+    [books] = shelf.books
+    path = str(tmp_path / "ledger")
+    access = kafka(shelf.settings)
+    books.deliver_now()
+    books.deliver_now()
+    gone, _ = books.ask(), books.ask(id="a")  # 2, 3
     books.take_in()
-    books.deliver(0)
-    books.cut(3)
+    extend(shelf.spark, shelf.settings, access, path)
+    books.cut(requests=4, receipts=2)
+    books.forget(gone)
 
-    verdict = books.audit()
+    answer = type_audit("--ledger", path)
 
-    assert kinds(verdict) == []
-    assert (verdict.requests, verdict.unknown) == (1, 3)
+    assert answer.exit_code == 1
+    assert answer.stdout.startswith("4 requests: 2 pending, 2 delivered\n1 exceptions: 1 lost")
+
+    # What neither of them has may have ended what was asked under a caller id before.
+    books.cancel("a")  # 4
+    books.ask()  # 5
+    books.deliver_now()  # 6
+    books.cut(requests=7, receipts=3)
+    books.deliver_now()  # 7
+    extend(shelf.spark, shelf.settings, access, path, accept_gap=True)
+    kept = Ledger.open(shelf.spark, path)
+    verdict = shelf.audit(kept=kept)
+
+    assert kept.gaps
+    assert kinds(verdict) == [("lost", gone)]
+    assert {state: count for state, count in verdict.states.items() if count} == {
+        "pending": 1, "delivered": 3, "unknown": 1,
+    }  # fmt: skip
+    assert verdict.unknown == 2
 
 
-def test_late_is_what_the_operator_calls_late(books: Books) -> None:
-    overdue, pending, late = books.ask(0), books.ask(), books.ask(0)
-    books.take_in()
-    books.deliver(late, at_ms=now_ms() + 90_000)
+def test_what_cannot_be_audited_is_said_in_one_line(
+    shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
+) -> None:
+    [books] = shelf.books
+    books.tell_garbage()
 
-    verdict = books.audit(late_s=0)
+    def problem(*typed: str) -> str:
+        answer = type_audit(*typed)
+        assert (answer.exit_code, answer.stdout) == (1, ""), answer.output
+        assert answer.stderr.count("\n") == 1, answer.stderr
+        return answer.stderr
 
-    assert kinds(verdict) == [("late", overdue), ("late", late)]
-    still, done = verdict.exceptions
-    assert re.fullmatch(r"still pending \d+ ms after it was due", still.detail)
-    assert re.fullmatch(r"delivered 9\d{4} ms after it was due", done.detail)
-    assert verdict.states == dict.fromkeys(STATES, 0) | {"pending": pending + 1, "delivered": 1}
+    assert "holds no ledger; `blackbox ledger` makes one" in problem("--ledger", str(tmp_path))
+    assert f"{receipts_topic(books.shard.topic)}/0@0: " in problem()
 
 
 def test_an_audit_beside_a_live_service_under_load_finds_nothing(
-    world: World, spark: SparkSession, tmp_path: Path
+    world: World, spark: SparkSession
 ) -> None:
     service = world.start_service(poll_interval_ms=50)
     service.wait_ready()
     world.ask(4000, within_s=60)
-    settings = load(
-        **{
-            name.removeprefix("BLACKBOX_").lower(): value
-            for name, value in world.environment().items()
-        }
-    )
-    page = tmp_path / "audit.html"
 
-    verdict = write_page(spark, settings, page, targets=True)
+    with audited(spark, settings_of(world.environment()), targets=True) as found:
+        verdict = found.verdict
 
     assert kinds(verdict) == []
     assert verdict.requests == 4000
     assert verdict.states["pending"] > 0, verdict
     assert verdict.states["delivered"] > 0
-    assert "Every request is accounted for" in page.read_text()

@@ -8,6 +8,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,7 +19,9 @@ import redis
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
 
+from blackbox.cli import app
 from blackbox.connect import formats, kafka, own_topics
 from blackbox.formats import may_have_caller_id
 from blackbox.index.connection import pool
@@ -26,7 +31,8 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.pipeline.journals import Reach, Span, reach, read_outcomes, read_requests
-from blackbox.pipeline.restore import Restore, RestoreRefused
+from blackbox.pipeline.restore.fill import Filling
+from blackbox.pipeline.restore.restore import Report, Restore, RestoreRefused
 from blackbox.receipt import Receipt, encode
 from blackbox.recovery import Recovered, Recovery
 from blackbox.request import Shard
@@ -292,36 +298,35 @@ def every_kind(place: Place) -> int:
     place.receipt(Receipt(1, dead=[ended[3]], expired=[ended[5]]))
     place.ask(1, id="a")
     place.cancel("a", 2)
+    promised = place.ask(3)  # the last receipt names a message that is not there
+    place.receipt(Receipt(1, delivered={f"{place.world.targets[0]}/0": [(promised, 77)]}), 3)
     place.grow()
     place.ask(4)
     place.ask(4, id="a")
-    return 13
+    return 14
 
 
 def test_a_restored_index_is_the_one_that_the_service_would_make(place: Place) -> None:
     count = every_kind(place)
+    ends = reach(place.settings, place.access)
+
+    dry = place.restore().dry_run()
+    assert (dry.pending, dry.notes, place.content()) == (count - 1, [], {})
+    assert reach(place.settings, place.access) == ends, "a dry run changes nothing"
 
     report = place.restore().run()
-
     restored = place.content()
     assert [one.problem for one in report.shards if not one.checked] == []
     assert (report.pending, place.pending()) == (count, count)
-    assert [place.heal(shard).outcomes for shard in place.shards] == [0] * 5
+
+    with pytest.raises(RestoreRefused, match=r"the index is not empty: .*-0, .*add --replace"):
+        place.restore().run()
+    place.restore().run(replace=True)
+    assert place.content() == restored, "it can be run twice"
+
+    assert [place.heal(shard).outcomes for shard in place.shards] == [0] * place.partitions
     assert place.content() == restored, "the service takes it as it is"
     assert restored == place.healed()
-
-
-def test_messages_that_the_last_receipt_promised_and_are_not_there_are_restored(
-    place: Place,
-) -> None:
-    first = place.ask()
-    place.ask()
-    place.receipt(Receipt(1, delivered={f"{place.world.targets[0]}/0": [(first, 77)]}))
-
-    report = place.restore().run()
-
-    assert report.pending == 2
-    assert place.content() == place.healed()
 
 
 def test_requests_written_meanwhile_are_left_to_the_service(
@@ -334,7 +339,7 @@ def test_requests_written_meanwhile_are_left_to_the_service(
         place.ask(1)
         place.cancel("a")
 
-    before(monkeypatch, "_fill", meanwhile)
+    before(monkeypatch, Restore, "_fill", meanwhile)
     assert place.restore().run().pending == 2
 
     place.heal_all()
@@ -342,109 +347,63 @@ def test_requests_written_meanwhile_are_left_to_the_service(
     assert place.pending() == 2
 
 
-STEPS = ("_settled", "_fill", "_fill_named", "_finish")
+def interrupt() -> None:
+    raise Interrupted
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_service_heals_what_an_interrupted_restore_left(
-    place: Place, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    offset = place.ask()
-    place.ask(id="a")
-    place.ask(id="a")
-    place.settle(0, offset)
-    expected = place.healed()
-    place.forget()
-
-    def interrupt() -> None:
-        raise Interrupted
-
-    before(monkeypatch, step, interrupt)
-    with pytest.raises(Interrupted):
-        place.restore().run()
-    place.cancel("a")
-    place.ask(2)
-    place.heal_all()
-
-    found = place.content()
-    assert place.pending() == 1
-    assert found == place.healed() != expected
+STEPS = [(Restore, "_ended"), (Filling, "_fill_chosen"), (Restore, "_finish")]
 
 
-def test_a_restore_starts_over_after_one_that_was_interrupted(
+def test_an_interrupted_restore_leaves_nothing_that_counts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.ask()
+    offset = place.ask()
     first = place.ask(id="a")
+    place.ask(1, id="a")
+    place.settle(0, offset)
 
-    def interrupt() -> None:
-        raise Interrupted
+    for step in STEPS:
+        before(monkeypatch, *step, interrupt)
+        with pytest.raises(Interrupted):
+            place.restore().run()
+        assert place.pending() == 0 if step is STEPS[0] else 1
+    place.settle(0, first)
+    place.restore().run()
+    restored = place.content()
+    assert restored == place.healed(), "another restore starts over"
 
-    before(monkeypatch, "_finish", interrupt)
+    place.forget()
+    before(monkeypatch, Restore, "_finish", interrupt)
     with pytest.raises(Interrupted):
         place.restore().run()
-    assert place.pending() == 2
-    place.settle(0, first)
-
-    place.restore().run()
-
-    found = place.content()
-    assert found[f"blackbox:{{{place.shards[0]}}}:state"].keys() == {b"format", b"requests"}
-    assert found == place.healed()
+    place.heal_all()
+    assert place.content() == restored, "a service begins it anew"
 
 
-def test_a_restore_can_be_run_twice(place: Place) -> None:
-    place.ask()
-    place.ask(1, id="a")
-    place.restore().run()
-    before = place.content()
-
-    with pytest.raises(RestoreRefused, match=r"the index is not empty: .*-0, .*add --replace"):
-        place.restore().run()
-    assert place.content() == before
-    place.restore().run(replace=True)
-
-    assert place.content() == before
-
-
-def test_a_dry_run_changes_nothing(place: Place) -> None:
-    count = every_kind(place)
-    ends = reach(place.settings, place.access)
-
-    report = place.restore().dry_run()
-
-    assert (report.pending, report.notes) == (count, [])
-    assert place.content() == {}
-    assert reach(place.settings, place.access) == ends
-
-
-def test_a_service_that_takes_over_meanwhile_keeps_its_index(
+def test_who_takes_over_meanwhile_keeps_its_index(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in (0, 0, 1):
         place.ask(partition)
+    place.ask(2, id="a")
 
-    before(monkeypatch, "_fill", lambda: place.heal(place.shards[0]))
+    before(monkeypatch, Restore, "_fill", lambda: place.heal(place.shards[0]))
     theirs, mine, *_ = place.restore().run().shards
 
     assert not theirs.checked
     assert "has taken the index over" in (theirs.problem or "")
     assert mine.checked
-    assert place.content() == {**place.healed()}
+    expected = place.content()
 
-
-def test_a_restore_that_takes_over_meanwhile_is_the_one_that_ends(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.ask()
-    place.ask(id="a")
-    reports = []
-
-    before(monkeypatch, "_fill_named", lambda: reports.append(place.restore().run()))
+    place.forget()
+    reports: list[Report] = []
+    before(monkeypatch, Filling, "_fill_chosen", lambda: reports.append(place.restore().run()))
     reports.append(place.restore().run())
 
-    assert [one.shards[0].checked for one in reports] == [True, False]
-    assert place.content() == place.healed()
+    assert [[one.checked for one in report.shards[:3]] for report in reports] == [
+        [True] * 3, [False] * 3,
+    ]  # fmt: skip
+    assert place.content() == expected == place.healed()
 
 
 def test_what_nobody_has_any_more_is_named(place: Place) -> None:
@@ -518,11 +477,13 @@ def upto(spans: Mapping[Shard, Span], offset: int) -> dict[Shard, Span]:
 # with a service
 
 
-def test_a_restore_between_two_services_delivers_each_message_once(place: Place) -> None:
+def test_a_restore_between_two_services_delivers_each_message_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = place.world
     service = world.start_service().wait_ready()
-    world.ask(100, within_s=0.5)
-    world.ask(100, from_s=6, within_s=8)
+    world.ask(100, within_s=0.2)
+    world.ask(100, from_s=6, within_s=6.5)
     until("the first are out", lambda: len(world.received(None)) >= 100)
     with pytest.raises(
         RestoreRefused, match=r"the service runs: .* has 1 members; stop the service"
@@ -531,27 +492,14 @@ def test_a_restore_between_two_services_delivers_each_message_once(place: Place)
     service.stop()
     place.forget()
 
-    report = until_alone(place.restore().run)
+    before(monkeypatch, Restore, "_finish", interrupt)
+    with pytest.raises(Interrupted):
+        until_alone(place.restore().run)
+    report = place.restore().run()
     world.start_service()
 
     assert world.wait_delivered(60).is_exact
     assert (report.scanned, report.pending <= 100) == (200, True)
-
-
-def test_a_service_after_a_restore_that_was_interrupted_delivers_each_message_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt() -> None:
-        raise Interrupted
-
-    place.world.ask(200, within_s=1)
-    before(monkeypatch, "_finish", interrupt)
-    with pytest.raises(Interrupted):
-        place.restore().run()
-
-    place.world.start_service()
-
-    assert place.world.wait_delivered(60).is_exact
 
 
 def until_alone(run: Callable[[], Any]) -> Any:
@@ -570,26 +518,66 @@ def until_alone(run: Callable[[], Any]) -> Any:
 
 
 def test_many_requests_are_restored_as_the_service_would(place: Place) -> None:
-    """With BLACKBOX_TEST_REQUESTS=1000000 and -s: the figures of docs/restore.md."""
     count = REQUESTS // place.partitions
     for shard in place.shards:
         place.fill(shard.partition, count)
-    requests = count * place.partitions
 
-    for _ in range(2):  # Spark is cold at first
-        place.forget()
-        report = place.restore().run()
-        print(f"restore: {report.took_s:.2f} s, {requests / report.took_s:,.0f} requests a second")
-    restored = place.content()
-    place.forget()
-    began = time.monotonic()
-    place.heal_all()
-    took_s = time.monotonic() - began
-    print(f"service alone: {took_s:.2f} s, {requests / took_s:,.0f} requests a second")
+    report = place.restore().run()
 
-    assert report.scanned == requests
-    assert report.pending == place.pending() == requests * PENDING_OF_TEN // 10
-    assert restored == place.content()
+    assert report.scanned == count * place.partitions
+    assert report.pending == place.pending() == report.scanned * PENDING_OF_TEN // 10
+    assert place.content() == place.healed()
+
+
+# the command
+
+
+Typed = Callable[..., Result]
+
+
+@pytest.fixture
+def type_restore(place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Runs the command in this process, on the shared session."""
+    command = import_module("blackbox.cli.restore")
+    monkeypatch.setattr(command, "spark", lambda *_: nullcontext(spark))
+    environment: dict[str, str | None] = dict.fromkeys(
+        n for n in os.environ if n.startswith("BLACKBOX_")
+    )
+    environment |= place.world.environment() | {"COLUMNS": "80"}
+    return lambda *typed: CliRunner().invoke(app, ["restore", *typed], env=environment)
+
+
+def test_the_command_tells_people_and_machines_what_it_did(
+    place: Place, type_restore: Typed
+) -> None:
+    place.ask()
+    place.settle(0, place.ask())
+
+    dry = json.loads(type_restore("--dry-run", "--json").stdout)
+    done = type_restore()
+    again = type_restore("--json")
+
+    assert (dry["dry_run"], dry["scanned"], dry["pending"]) == (True, 2, 1)
+    assert [one["checked"] for one in dry["shards"]] == [False] * place.partitions
+    rows = [line.split() for line in done.stdout.splitlines()]
+    first = [row for row in rows if row[:1] == [str(place.shards[0])]]
+    assert [[*row[1:3], row[-1]] for row in first] == [["2", "1", "yes"]]
+    assert ["total", "2", "1"] in [row[:3] for row in rows]
+    assert (again.exit_code, again.stdout) == (3, "")
+    assert "the index is not empty" in again.stderr
+
+
+def test_a_ledger_that_cannot_be_used_is_named(type_restore: Typed, tmp_path: Path) -> None:
+    manifests = tmp_path / "manifest"
+
+    absent = type_restore("--ledger", str(tmp_path))
+    manifests.mkdir()
+    (manifests / f"{1:020d}.json").write_text('{"format": 99}')
+    strange = type_restore("--ledger", str(tmp_path))
+
+    assert [absent.exit_code, strange.exit_code] == [1, 1]
+    assert f"{tmp_path} holds no ledger; `blackbox ledger` makes one" in absent.stderr
+    assert "has the format 99" in strange.stderr
 
 
 # what may have a caller id
@@ -616,13 +604,38 @@ def test_a_record_of_another_format_has_to_be_parsed() -> None:
     assert not may_have_caller_id("countdown", None)
 
 
-def before(monkeypatch: pytest.MonkeyPatch, step: str, do: Callable[[], object]) -> None:
+def before(
+    monkeypatch: pytest.MonkeyPatch, whose: type, step: str, do: Callable[[], object]
+) -> None:
     """Let something happen once, before a step of the next restore."""
-    method = getattr(Restore, step)
+    method = getattr(whose, step)
 
-    def once(self: Restore, *given: Any, **more: Any) -> Any:
-        monkeypatch.setattr(Restore, step, method)
+    def once(self: Any, *given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(whose, step, method)
         do()
         return method(self, *given, **more)
 
-    monkeypatch.setattr(Restore, step, once)
+    monkeypatch.setattr(whose, step, once)
+
+
+def test_a_cold_tier_is_left_to_the_service(place: Place) -> None:
+    place.settings = place.settings.model_copy(update={"hot_horizon_s": 60})
+
+    with pytest.raises(RestoreRefused, match="BLACKBOX_HOT_HORIZON_S=60: restore does not know"):
+        place.restore().run()
+
+
+def test_a_request_that_was_carried_from_a_cold_tier_ends_the_restore_of_its_shard(
+    place: Place,
+) -> None:
+    request = json.dumps({"topic": "orders", "message": "x", "countdown": 600})
+    place.world.send_raw(request, [], 0)
+    place.world.send_raw(request, [("blackbox-carried", b"[0,0,1,false]")], 0)
+    place.world.flush()
+
+    first, *others = place.restore().run().shards
+
+    assert "was carried from the cold tier; restore does not know" in (first.problem or "")
+    assert all(other.problem is None for other in others)
+    place.heal_all()
+    assert place.content() == place.healed()

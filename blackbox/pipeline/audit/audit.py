@@ -45,7 +45,9 @@ from blackbox.pipeline.audit.fates import (
     lateness,
     requests,
 )
-from blackbox.pipeline.journals import SHARD, Journals, Kept, Reach, pieces, reach
+from blackbox.pipeline.journals import SHARD, Journals, Reach, Span, pieces, reach
+from blackbox.pipeline.ledger.ledger import Ledger
+from blackbox.pipeline.ledger.manifest import Journal
 from blackbox.pipeline.tasks.index import HELD, HeldRows
 from blackbox.pipeline.tasks.targets import FOUND, FoundRows
 from blackbox.plan import Labels
@@ -153,7 +155,7 @@ def audited(
     session: SparkSession,
     settings: Settings,
     *,
-    kept: Kept | None = None,
+    kept: Ledger | None = None,
     targets: bool = False,
     late_s: float | None = None,
 ) -> Iterator[Audited]:
@@ -177,7 +179,7 @@ class _Look:
     """One audit under way."""
 
     def __init__(
-        self, session: SparkSession, settings: Settings, kept: Kept | None, ending: ExitStack
+        self, session: SparkSession, settings: Settings, kept: Ledger | None, ending: ExitStack
     ) -> None:
         self._session = session
         self._settings = settings
@@ -276,22 +278,38 @@ class _Look:
         before: Seen,
         after: Seen,
     ) -> DataFrame:
-        told_from = _told_from(told, outcomes)
+        told_from = _told_from(self._cuts(told), outcomes)
         rows = []
         for shard in shards:
             span = journals.reach.requests[shard]
-            gap = journals.gaps.get(shard, (0, 0))
+            gaps = self._gaps(journals, "requests", shard)
             start = Labels(span.start, told.reach.receipts[shard].start)
             pair = [before[shard] or start, after[shard] or start]
             low, high = Labels(*map(min, *pair)), Labels(*map(max, *pair))
             rows.append(
                 (
-                    *shard, id_prefix(shard), span.start, *gap, span.end,
+                    *shard, id_prefix(shard), *span, told.reach.requests[shard].end, gaps,
+                    _whole_from(span, gaps),
                     low.requests, high.requests, low.receipts, high.receipts,
-                    pair[0] == low, told_from.get(shard),
+                    before[shard] is not None and pair[0] == low, told_from.get(shard),
                 )
             )  # fmt: skip
         return self._session.createDataFrame(rows, MARKS)
+
+    def _gaps(self, journals: Journals, table: str, shard: Shard) -> list[Span]:
+        """Offsets that neither the ledger nor Kafka has, between others that they have."""
+        topic = shard.topic if table == "requests" else receipts_topic(shard.topic)
+        between = journals.gaps.get(Shard(topic, shard.partition))
+        held = self._kept.gaps.get(Journal(table, shard), ()) if self._kept is not None else ()
+        return [*held, *([] if between is None else [between])]
+
+    def _cuts(self, told: Journals) -> dict[Shard, int]:
+        """From where on all receipts are kept, of the shards that do not keep the first ones."""
+        cuts = {
+            shard: _whole_from(span, self._gaps(told, "outcomes", shard))
+            for shard, span in told.reach.receipts.items()
+        }
+        return {shard: cut for shard, cut in cuts.items() if cut > 0}
 
     def _waiting(self, shards: Sequence[Shard], first: Reach, before: Seen) -> DataFrame:
         """Between which offsets lies what was in the journals at the first look and not applied."""
@@ -360,14 +378,12 @@ def _behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> It
                 yield Finding("labels-behind", *shard, label or 0, None, None, detail)
 
 
-def _told_from(told: Journals, outcomes: DataFrame) -> dict[Shard, int]:
-    """Since when all receipts are kept, epoch ms, of the shards that do not keep the first ones."""
-    cuts = {
-        shard: told.gaps[journal].end if journal in told.gaps else span.start
-        for shard, span in told.reach.receipts.items()
-        for journal in [Shard(receipts_topic(shard.topic), shard.partition)]
-    }
-    cuts = {shard: cut for shard, cut in cuts.items() if cut > 0}
+def _whole_from(span: Span, gaps: Sequence[Span]) -> int:
+    return max([span.start, *(gap.end for gap in gaps)])
+
+
+def _told_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+    """Since when all receipts are kept, epoch ms."""
     if not cuts:
         return {}
     first = smallest("at_ms").alias("first")

@@ -14,6 +14,7 @@ from pyspark.sql.functions import (
     col,
     concat,
     count,
+    exists,
     explode,
     greatest,
     hex,
@@ -35,13 +36,15 @@ ASKED = [*PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_i
 """What of a request's record is needed to judge it."""
 
 MARKS = (
-    "topic string, partition int, id_prefix string, first long, gap_start long, gap_end long, "
-    "end long, requests_low long, requests_high long, receipts_low long, receipts_high long, "
+    "topic string, partition int, id_prefix string, first long, end long, "
+    "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
+    "requests_low long, requests_high long, receipts_low long, receipts_high long, "
     "steady boolean, told_from_ms long"
 )
-"""Of each shard: what is kept, from `first` to `end` - 1 without the gap; between which values
-its labels were while the index was read, and whether they did not go back; since when all receipts
-are kept (null: from the first one on)."""
+"""Of each shard: what is kept, from `first` to `end` - 1 without the gaps, and from `whole_from` on
+without any; where it ended before the receipts were read (`end_later`); between which values its
+labels were while the index was read, and whether it had some that did not go back; since when all
+receipts are kept (null: from the first one on)."""
 
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
 """What target topics hold, from `kept_from` to `kept_to` - 1."""
@@ -107,8 +110,11 @@ def exceptions(
 
 def is_known() -> Column:
     """Whether the journals still keep this offset of the request topic."""
-    in_gap = (col("offset") >= col("gap_start")) & (col("offset") < col("gap_end"))
-    return (col("offset") >= col("first")) & ~in_gap
+
+    def holds(gap: Column) -> Column:
+        return (col("offset") >= gap["start"]) & (col("offset") < gap["end"])
+
+    return (col("offset") >= col("first")) & ~exists("gaps", holds)
 
 
 def lateness() -> Column:
@@ -174,7 +180,9 @@ def _copies(found: DataFrame) -> DataFrame:
 
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
-    in_doubt = ~_in_index() & (col("due_ms") < col("told_from_ms"))
+    untold = col("due_ms") < col("told_from_ms")
+    unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    in_doubt = ~_in_index() & _any(untold, unended)
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
@@ -225,7 +233,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "no-request": (
             is_known()
             & col("receipt").isNotNull()
-            & (col("offset") < col("end"))
+            & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
             & (col("kind").isNull() | (col("kind") == lit("cancel"))),
             _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_topic")),
         ),

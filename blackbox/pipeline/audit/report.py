@@ -9,32 +9,19 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from pyspark.sql import SparkSession
 
 from blackbox.pipeline.audit import plots
-from blackbox.pipeline.audit.audit import Verdict, audited
+from blackbox.pipeline.audit.audit import Verdict
 from blackbox.pipeline.audit.fates import STATES
-from blackbox.pipeline.journals import Kept
-from blackbox.settings import Settings
 
 NAMED = 200
 LISTED = 20
 TEMPLATE = Path(__file__).with_name("report.html")
 
 
-def write_page(
-    session: SparkSession,
-    settings: Settings,
-    path: Path,
-    *,
-    kept: Kept | None = None,
-    targets: bool = False,
-    late_s: float | None = None,
-) -> Verdict:
-    """Audit, and write the page; raises what `audited` raises, and OSError."""
-    with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
-        path.write_text(page(found.verdict), encoding="utf-8")
-        return found.verdict
+def write_page(verdict: Verdict, path: Path) -> None:
+    """Write the page of a verdict; raises OSError."""
+    path.write_text(page(verdict), encoding="utf-8")
 
 
 def page(verdict: Verdict) -> str:

@@ -1,76 +1,54 @@
-"""Spark tasks that fill lost indexes again: which requests are ended, and the entries of the others."""
+"""Spark tasks that fill lost indexes again with what is pending, and finish them."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from blackbox import interpreter
 from blackbox.connect import formats
-from blackbox.doubt import IndexFull
+from blackbox.doubt import Doubt, IndexFull
 from blackbox.entry import Entry
 from blackbox.formats import may_have_caller_id
-from blackbox.index.bits import SEGMENT, Bits
+from blackbox.index.bits import Bits
 from blackbox.index.connection import pool
 from blackbox.index.restoring import NOTHING, Content, Restoring, Superseded
 from blackbox.intake import parse
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import read_records
-from blackbox.journal.topics import RECEIPTS_SUFFIX
-from blackbox.plan import Batch
-from blackbox.receipt import Receipt, decode
-from blackbox.request import Reason, Record, Request, Shard
+from blackbox.pipeline.tasks.ended import Bitmaps, flags, numbers
+from blackbox.plan import Batch, Carried, Cold, Labels
+from blackbox.request import Cancel, Reason, Record, Request, Shard
 from blackbox.settings import Settings
-
-Bitmaps = Mapping[Shard, Mapping[int, bytes]]
-"""Offsets of a shard's requests as bitmaps of 65,536 each, by segment, in Redis' order of bits."""
-
-Void = Mapping[Shard, Mapping[int, int]]
-"""By request, the last receipt that declares its earlier outcomes void."""
-
-PUT_ENTRIES = 2000
-PUT_BYTES = 8 << 20
-SEGMENT_BYTES = SEGMENT // 8
-
-MARKS = "topic string, partition int, segment long, bits binary, offset long, receipt long"
-"""A bitmap of a segment; or, without one, the request `offset` that the receipt `receipt` voids."""
 
 Asked = Sequence[tuple[int, Request | Entry]]
 """Pending requests by offset, an invalid one as the entry it becomes."""
 
-NAMES = "topic string, partition int, offset long, caller_id string"
+Change = tuple[int, Request | Cancel | Entry]
 
-DONE = (
-    "topic string, partition int, piece int, scanned long, named long, entries long, "
-    "caller_ids long, checksum long, largest long, seconds double, problem string"
-)
+COLD_TIER = "restore does not know the cold tier: start the service, which rebuilds both tiers"
 
-_MARKS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("segment", pa.int64()),
-        ("bits", pa.binary()),
-        ("offset", pa.int64()),
-        ("receipt", pa.int64()),
-    ]
+
+class HasColdTier(Doubt):
+    """Some of the requests are, or were, in the cold tier."""
+
+
+PUT_ENTRIES = 2000
+PUT_BYTES = 8 << 20
+
+FILLED = (
+    "topic string, partition int, piece int, scanned long, named long, entries long, caller_ids long, "
+    "checksum long, largest long, seconds double, problem string, "
+    "offset long, caller_id string, is_cancel boolean"
 )
-_NAMES = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("caller_id", pa.string()),
-    ]
-)
-_DONE = pa.schema(
+"""What became of a piece; or, without `piece`, a request or cancel that has a caller id."""
+
+_FILLED = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -83,6 +61,9 @@ _DONE = pa.schema(
         ("largest", pa.int64()),
         ("seconds", pa.float64()),
         ("problem", pa.string()),
+        ("offset", pa.int64()),
+        ("caller_id", pa.string()),
+        ("is_cancel", pa.bool_()),
     ]
 )
 
@@ -108,13 +89,13 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Done:
-    """What a task did of a shard; `piece` is its range's number, -1 for rows of the ledger.
+    """What a task did of a shard; `piece` is its range's number, -1 where it has none.
 
-    `named` counts records that may have a caller id. `problem` says why it ended too early.
+    `named` requests have a caller id. `problem` says why it ended too early.
     """
 
     shard: Shard
-    piece: int
+    piece: int = -1
     scanned: int = 0
     named: int = 0
     content: Content = NOTHING
@@ -125,180 +106,150 @@ class Done:
     @classmethod
     def of(cls, row: Any) -> Done:
         """From a row of the schema."""
+        content = Content(row.entries, row.caller_ids, row.checksum)
         return cls(
-            Shard(row.topic, row.partition), row.piece, row.scanned, row.named,
-            Content(row.entries, row.caller_ids, row.checksum), row.largest, row.seconds,
-            row.problem,
+            Shard(row.topic, row.partition), row.piece, row.scanned, row.named, content,
+            row.largest, row.seconds, row.problem,
         )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class MarkReceipts:
-    """Reads ranges of receipts: marks the requests they end, but for what `void` says; tells voids.
-
-    Raises ValueError, naming the place, for a record that is no receipt.
-    """
-
-    access: KafkaAccess
-    ranges: tuple[Range, ...]
-    void: Void
-
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for range_ in (self.ranges[number] for number in _numbers(rows)):
-            shard = Shard(range_.topic.removesuffix(RECEIPTS_SUFFIX), range_.partition)
-            marks = Marks(self.void.get(shard, {}))
-            voided: list[tuple[int, int]] = []
-            for chunk in read_ranges(self.access, [range_]):
-                for at, receipt in _receipts(range_, chunk.messages):
-                    marks.add(receipt.removals(), at)
-                    voided += [(offset, at) for offset in receipt.void]
-            yield _mark_rows(shard, marks, voided)
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of this block; what ends the filling of this shard alone is a `problem`."""
+        began = time.monotonic()
+        try:
+            yield
+        except (Superseded, IndexFull, HasColdTier) as reason:
+            self.problem = str(reason)
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 @dataclass(frozen=True, slots=True)
-class MarkRows:
-    """Marks the requests that rows name, but for those of a receipt that `void` is later than."""
-
-    void: Void
-
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _tune_once()
-        found: dict[tuple[str, int], Marks] = {}
-        for some in rows:
-            columns = (some.column(name).to_pylist() for name in ("offset", "receipt"))
-            shards = zip(
-                some.column("topic").to_pylist(), some.column("partition").to_pylist(), strict=True
-            )
-            for at, offset, receipt in zip(shards, *columns, strict=True):
-                if at not in found:
-                    found[at] = Marks(self.void.get(Shard(*at), {}))
-                found[at].add((offset,), receipt)
-        for at, marks in found.items():
-            yield _mark_rows(Shard(*at), marks, [])
-
-
-class Marks:
-    """Requests of one shard that are ended, as they are found."""
-
-    def __init__(self, void: Mapping[int, int]) -> None:
-        self._void = void
-        self.bitmaps: defaultdict[int, bytearray] = defaultdict(partial(bytearray, SEGMENT_BYTES))
-
-    def add(self, offsets: Iterable[int], receipt: int) -> None:
-        """Those that this receipt ends."""
-        void, bitmaps = self._void, self.bitmaps
-        for offset in offsets:
-            if not void or void.get(offset, -1) < receipt:
-                bit = offset % SEGMENT
-                bitmaps[offset // SEGMENT][bit >> 3] |= 0x80 >> (bit & 7)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadNames:
-    """Reads ranges of request topics: one row for each request or cancel with a caller id."""
-
-    settings: Settings
-    access: KafkaAccess
-    ranges: tuple[Range, ...]
-    latest_ms: int
-
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        contracts = formats(self.settings)
-        for range_ in (self.ranges[number] for number in _numbers(rows)):
-            contract, name = contracts[range_.topic], self.settings.topics[range_.topic]
-            for chunk in read_ranges(self.access, [range_]):
-                messages = [m for m in chunk.messages if may_have_caller_id(name, m.value())]
-                batch = Batch(chunk.start, chunk.end, read_records(messages))
-                asked = [
-                    (offset, one.caller_id)
-                    for offset, one in parse(contract, batch, self.latest_ms, None).changes
-                    if one.caller_id is not None
-                ]
-                yield _name_rows(range_, asked)
-
-
-@dataclass(frozen=True, slots=True)
-class FillFromKafka:
-    """Reads ranges of request topics: puts what is not ended into the indexes of their shards.
-
-    `named` takes only records that may have a caller id; else only the others, which nothing that
-    comes later can replace or cancel.
+class Fill:
+    """Reads ranges of request topics: puts what is not ended and has no caller id, which nothing
+    that comes later can replace or cancel; tells the caller ids of the others, ended or not.
     """
 
     settings: Settings
     access: KafkaAccess
     ranges: tuple[Range, ...]
-    named: bool
     ended: Shipped
     moment: Moment
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filling = _Filling(self.settings, self.moment)
-        try:
-            for number in _numbers(rows):
-                yield _done_rows([self._fill(number, filling)])
-        finally:
-            filling.close()
+        with _filling(self.settings, self.moment) as filling:
+            for number in numbers(rows):
+                range_ = self.ranges[number]
+                done = Done(Shard(range_.topic, range_.partition), number)
+                with done.timed():
+                    ended = flags(self.ended.value.get(done.shard, {}), range_)
+                    for chunk in read_ranges(self.access, [range_]):
+                        done.scanned += len(chunk.messages)
+                        if names := self._put(done, chunk.messages, ended, filling):
+                            done.named += len(names)
+                            yield _name_rows(done.shard, names)
+                yield _done_rows([done])
 
-    def _fill(self, number: int, filling: _Filling) -> Done:
-        range_ = self.ranges[number]
-        began = time.monotonic()
-        done = Done(Shard(range_.topic, range_.partition), number)
-        ended = _flags(self.ended.value.get(done.shard, {}), range_)
-        try:
-            for chunk in read_ranges(self.access, [range_]):
-                messages = list(self._wanted(chunk.messages, range_, ended, done))
-                filling.put(done, read_records(messages))
-        except (Superseded, IndexFull) as reason:
-            done.problem = str(reason)
-        done.seconds = time.monotonic() - began
-        return done
-
-    def _wanted(
-        self, messages: Sequence[Any], range_: Range, ended: bytes, done: Done
-    ) -> Iterator[Any]:
-        contract, start, named = self.settings.topics[range_.topic], range_.start, self.named
-        done.scanned += len(messages)
+    def _put(
+        self, done: Done, messages: Sequence[Any], ended: bytes, filling: _Filling
+    ) -> list[Change]:
+        contract, start = self.settings.topics[done.shard.topic], self.ranges[done.piece].start
+        plain, others = [], []
         for message in messages:
-            has_name = may_have_caller_id(contract, message.value())
-            done.named += has_name
-            if has_name is named and not ended[message.offset() - start]:
-                yield message
+            if may_have_caller_id(contract, message.value()):
+                others.append(message)
+            elif not ended[message.offset() - start]:
+                plain.append(message)
+        pending = filling.read(done.shard, read_records(plain))
+        named: list[Change] = []
+        for change in filling.read(done.shard, read_records(others)) if others else ():
+            if change[1].caller_id is not None:
+                named.append(change)
+            elif not ended[change[0] - start]:
+                pending.append(change)
+        filling.put(done, pending)
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class FillChosen:
+    """Reads ranges of request topics again: puts those requests that are `chosen`."""
+
+    settings: Settings
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+    chosen: Shipped
+    moment: Moment
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _filling(self.settings, self.moment) as filling:
+            for number in numbers(rows):
+                range_ = self.ranges[number]
+                done = Done(Shard(range_.topic, range_.partition), number)
+                with done.timed():
+                    chosen = flags(self.chosen.value[done.shard], range_)
+                    for chunk in read_ranges(self.access, [range_]):
+                        wanted = [m for m in chunk.messages if chosen[m.offset() - range_.start]]  # type: ignore[operator]
+                        filling.put(done, filling.read(done.shard, read_records(wanted)))
+                yield _done_rows([done])
 
 
 @dataclass(frozen=True, slots=True)
 class FillFromRows:
-    """Puts those requests that rows of the ledger hold, and that are not ended, into their indexes."""
+    """Puts those requests that rows of the ledger hold: all that are not ended, but of those with a
+    caller id only the `chosen` ones.
+    """
 
     settings: Settings
     ended: Shipped
+    chosen: Shipped
     moment: Moment
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _tune_once()
-        ended = {shard: Bits(bitmaps) for shard, bitmaps in self.ended.value.items()}
+        ended, chosen = (
+            {shard: Bits(bitmaps) for shard, bitmaps in shipped.value.items()}
+            for shipped in (self.ended, self.chosen)
+        )
+        none = Bits({})
         done: dict[Shard, Done] = {}
-        filling = _Filling(self.settings, self.moment)
-        try:
+        with _filling(self.settings, self.moment) as filling:
             for some in rows:
-                for shard, records in _by_shard(some.to_pylist()).items():
-                    part = done.setdefault(shard, Done(shard, -1))
-                    skipped: Container[int] = ended.get(shard, frozenset())
-                    pending = [record for record in records if record.offset not in skipped]
-                    self._fill(part, pending, filling)
-                    part.scanned += len(records)
-        finally:
-            filling.close()
+                for shard, held in _by_shard(some.to_pylist()).items():
+                    part = done.setdefault(shard, Done(shard))
+                    part.scanned += len(held)
+                    is_ended, is_chosen = ended.get(shard, none), chosen.get(shard, none)
+                    pending = [
+                        _record(row)
+                        for row in held
+                        if row["offset"] not in is_ended
+                        and (row["caller_id"] is None or row["offset"] in is_chosen)
+                    ]
+                    if part.problem is None:
+                        with part.timed():
+                            filling.put(part, filling.read(shard, pending))
         yield _done_rows(list(done.values()))
 
-    def _fill(self, done: Done, records: list[Record], filling: _Filling) -> None:
-        began = time.monotonic()
-        try:
-            if done.problem is None:
-                filling.put(done, records)
-        except (Superseded, IndexFull) as reason:
-            done.problem = str(reason)
-        done.seconds += time.monotonic() - began
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Reads back the indexes whose numbers are its rows, and finishes those that are as they should be."""
+
+    settings: Settings
+    run: str
+    parts: tuple[tuple[Done, Labels], ...]
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _filling(self.settings, Moment(self.run, 0, 0)) as filling:
+            for number in numbers(rows):
+                part, labels = self.parts[number]
+                done = Done(part.shard, number)
+                with done.timed():
+                    try:
+                        index = filling.index(part.shard, self.run)
+                        index.finish(labels, part.largest, part.content)
+                    except Doubt as reason:
+                        done.problem = str(reason)
+                yield _done_rows([done])
 
 
 class _Filling:
@@ -311,29 +262,49 @@ class _Filling:
         self._connections = pool(settings.redis_url.get_secret_value())
         self._indexes: dict[Shard, Restoring] = {}
 
-    def put(self, done: Done, records: Sequence[Record]) -> None:
-        """Store the entries that these records ask for, and count them."""
+    def read(self, shard: Shard, records: Sequence[Record]) -> list[Change]:
+        """What these records ask for. Raises a Doubt for one of the cold tier."""
         batch = Batch(0, 0, records)
-        contract, latest_ms = self._contracts[done.shard.topic], self._moment.latest_ms
-        changes = parse(contract, batch, latest_ms, None).changes
-        asked = [(offset, one) for offset, one in changes if isinstance(one, (Request, Entry))]
-        for portion in _portions(asked):
-            content, largest = self._put(done.shard, portion)
+        contract, latest_ms = self._contracts[shard.topic], self._moment.latest_ms
+        changes: list[Change] = []
+        for offset, change in parse(contract, batch, latest_ms, None).changes:
+            if isinstance(change, (Cold, Carried)):
+                raise HasColdTier(
+                    f"{shard.source(offset)} was carried from the cold tier; {COLD_TIER}"
+                )
+            changes.append((offset, change))
+        return changes
+
+    def put(self, done: Done, changes: Iterable[Change]) -> None:
+        """Store the entries of these requests, and count them."""
+        run, now_ms = self._moment.run, self._moment.now_ms
+        for portion in _portions([(o, one) for o, one in changes if not isinstance(one, Cancel)]):
+            if run is None:
+                with_id = sum(one.caller_id is not None for _, one in portion)
+                done.content += Content(len(portion), with_id, 0)
+                continue
+            content, largest = self.index(done.shard, run).put(portion, now_ms)
             done.content += content
             done.largest = max(done.largest, largest)
+
+    def index(self, shard: Shard, run: str) -> Restoring:
+        if shard not in self._indexes:
+            self._indexes[shard] = Restoring(shard, self._connections, run, grace_s=self._grace_s)
+        return self._indexes[shard]
 
     def close(self) -> None:
         for index in self._indexes.values():
             index.close()
         self._connections.disconnect()
 
-    def _put(self, shard: Shard, asked: Asked) -> tuple[Content, int]:
-        run = self._moment.run
-        if run is None:
-            return Content(len(asked), sum(one.caller_id is not None for _, one in asked), 0), 0
-        if shard not in self._indexes:
-            self._indexes[shard] = Restoring(shard, self._connections, run, grace_s=self._grace_s)
-        return self._indexes[shard].put(asked, self._moment.now_ms)
+
+@contextmanager
+def _filling(settings: Settings, moment: Moment) -> Iterator[_Filling]:
+    filling = _Filling(settings, moment)
+    try:
+        yield filling
+    finally:
+        filling.close()
 
 
 def _portions(asked: Asked) -> Iterator[Asked]:
@@ -348,72 +319,52 @@ def _portions(asked: Asked) -> Iterator[Asked]:
         yield asked[first:]
 
 
-def _flags(bitmaps: Mapping[int, bytes], range_: Range) -> bytes:
-    """A byte for each offset of the range, 0 unless it is marked."""
-    first, last = range_.start // SEGMENT, (range_.end - 1) // SEGMENT
-    no_bit = bytes(SEGMENT_BYTES)
-    digits = "".join(
-        f"{int.from_bytes(bitmaps.get(segment, no_bit), 'big'):0{SEGMENT}b}"
-        for segment in range(first, last + 1)
-    )
-    skipped = first * SEGMENT
-    flags = digits[range_.start - skipped : range_.end - skipped].encode()
-    return flags.replace(b"0", b"\0")
-
-
-def _receipts(range_: Range, messages: Iterable[Any]) -> Iterator[tuple[int, Receipt]]:
-    for message in messages:
-        try:
-            yield message.offset(), decode(message.value())
-        except ValueError as error:
-            at = f"{range_.topic}/{range_.partition}@{message.offset()}"
-            raise ValueError(f"{at}: {error}") from None
-
-
-def _by_shard(rows: Iterable[Mapping[str, Any]]) -> dict[Shard, list[Record]]:
-    found: dict[Shard, list[Record]] = {}
+def _by_shard(rows: Iterable[Mapping[str, Any]]) -> dict[Shard, list[Mapping[str, Any]]]:
+    found: dict[Shard, list[Mapping[str, Any]]] = {}
     for row in rows:
-        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
-        # A record with such headers cannot be parsed again: they are not in the ledger.
-        unreadable = row["detail"] if row["reason"] == Reason.BAD_HEADERS else None
-        record = Record(
-            row["offset"], row["timestamp_ms"], row["key"], row["value"], headers, unreadable
-        )
-        found.setdefault(Shard(row["topic"], row["partition"]), []).append(record)
+        found.setdefault(Shard(row["topic"], row["partition"]), []).append(row)
     return found
 
 
-def _numbers(rows: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    _tune_once()
-    for some in rows:
-        yield from some.column("id").to_pylist()
+def _record(row: Mapping[str, Any]) -> Record:
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    # A record with such headers cannot be parsed again: they are not in the ledger.
+    unreadable = row["detail"] if row["reason"] == Reason.BAD_HEADERS else None
+    return Record(row["offset"], row["timestamp_ms"], row["key"], row["value"], headers, unreadable)
 
 
-_tune_once = cache(interpreter.tune)
-
-
-def _mark_rows(shard: Shard, marks: Marks, voided: Sequence[tuple[int, int]]) -> pa.RecordBatch:
-    bitmaps = [(segment, bytes(bits), None, None) for segment, bits in marks.bitmaps.items()]
-    return _rows(shard, [*bitmaps, *((None, None, *one) for one in voided)], _MARKS)
-
-
-def _name_rows(range_: Range, named: Sequence[tuple[int, str]]) -> pa.RecordBatch:
-    return _rows(Shard(range_.topic, range_.partition), named, _NAMES)
+def _name_rows(shard: Shard, named: Sequence[Change]) -> pa.RecordBatch:
+    return _batch(
+        topic=[shard.topic] * len(named),
+        partition=[shard.partition] * len(named),
+        offset=[offset for offset, _ in named],
+        caller_id=[one.caller_id for _, one in named],
+        is_cancel=[isinstance(one, Cancel) for _, one in named],
+    )
 
 
 def _done_rows(parts: Sequence[Done]) -> pa.RecordBatch:
-    rows = [
-        (*d.shard, d.piece, d.scanned, d.named, *d.content, d.largest, d.seconds, d.problem)
-        for d in parts
+    return _batch(
+        topic=[part.shard.topic for part in parts],
+        partition=[part.shard.partition for part in parts],
+        piece=[part.piece for part in parts],
+        scanned=[part.scanned for part in parts],
+        named=[part.named for part in parts],
+        entries=[part.content.entries for part in parts],
+        caller_ids=[part.content.caller_ids for part in parts],
+        checksum=[part.content.checksum for part in parts],
+        largest=[part.largest for part in parts],
+        seconds=[part.seconds for part in parts],
+        problem=[part.problem for part in parts],
+    )
+
+
+def _batch(**columns: list[Any]) -> pa.RecordBatch:
+    count = len(columns["topic"])
+    arrays = [
+        pa.array(columns[field.name], field.type)
+        if field.name in columns
+        else pa.nulls(count, field.type)
+        for field in _FILLED
     ]
-    return _batch(rows, _DONE)
-
-
-def _rows(shard: Shard, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    return _batch([(*shard, *row) for row in rows], schema)
-
-
-def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-    arrays = [pa.array(held, field.type) for held, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=_FILLED)

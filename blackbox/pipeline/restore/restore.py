@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql.functions import col, lead, lit
-from pyspark.sql.functions import max as largest
+from pyspark.sql import SparkSession
 
 from blackbox.clock import Clock
 from blackbox.connect import own_topics
-from blackbox.doubt import Doubt, IndexFull
-from blackbox.index.bits import SEGMENT
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.restoring import NotEmpty, Restoring
@@ -28,46 +21,25 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.members import count_members
 from blackbox.journal.ranges import Range
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
-from blackbox.pipeline.failures import in_one_line
-from blackbox.pipeline.journals import PIECE, PLACE, SHARD, Journals, Kept, Reach, Span, pieces
-from blackbox.pipeline.tasks.restore import (
-    DONE,
-    MARKS,
-    NAMES,
-    SEGMENT_BYTES,
-    Done,
-    FillFromKafka,
-    FillFromRows,
-    MarkReceipts,
-    MarkRows,
-    Moment,
-    ReadNames,
-    Void,
-)
+from blackbox.pipeline.journals import Journals, Kept, Reach
+from blackbox.pipeline.restore.ended import Bits, ended, last_of, starts
+from blackbox.pipeline.restore.fill import Filling, summed
+from blackbox.pipeline.restore.tasks import RestoreFailed, Tasks
+from blackbox.pipeline.tasks.restore import COLD_TIER, FILLED, Done, Finish, Moment
 from blackbox.plan import Labels
 from blackbox.recovery import commit_barrier
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
-RECEIPTS_PIECE = 20_000
-"""Receipts that one task reads, each of up to some thousand outcomes."""
+__all__ = ["Report", "Restore", "RestoreFailed", "RestoreRefused", "Restored"]
 
 OPENED_AT_ONCE = 8
-
-Bits = dict[int, int]
-"""Bitmaps of 65,536 offsets by segment, as numbers."""
-
-RECORD = [*PLACE, "timestamp_ms", "reason", "detail", "key", "value", "headers"]
 
 
 class RestoreRefused(Exception):
     """A restore would do harm, or nothing; the text says what to do first."""
-
-
-class RestoreFailed(Exception):
-    """A restore ended before its end. The indexes it did not finish are empty for every service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +91,10 @@ class Restore:
         kept: Kept | None = None,
     ) -> None:
         self._session = session
+        self._tasks = Tasks(session)
         self._settings = settings
         self._access = access
         self._kept = kept
-        self._held = kept.reach if kept is not None else Reach({}, {})
         self._url = settings.redis_url.get_secret_value()
         self._clock = Clock()
 
@@ -150,12 +122,11 @@ class Restore:
                 shard: Labels(journals.in_kafka.requests[shard].end, label)
                 for shard, label in barriers.items()
             }
-            ended = self._settled(journals, labels)  # 3
+            ended = self._ended(journals, labels)  # 3
             _check_ahead(ended, labels)
             self._begin(run, journals.reach, labels, replace)  # 4
-            moment = Moment(run, self._clock.earliest_ms(), self._clock.latest_ms())
-            parts = self._fill(journals, labels, ended, moment)  # 5
-            restored = [self._finish(run, labels[shard], parts[shard]) for shard in shards]  # 6
+            parts = self._fill(journals, labels, ended, run)  # 5
+            restored = self._finish(run, labels, parts)  # 6
         return Report(restored, time.monotonic() - began, _unknown(journals))
 
     def dry_run(self) -> Report:
@@ -171,11 +142,9 @@ class Restore:
             shard: Labels(journals.in_kafka.requests[shard].end, journals.in_kafka.receipts[shard].end)
             for shard in shards
         }  # fmt: skip
-        ended = self._settled(journals, labels)
-        moment = Moment(None, self._clock.earliest_ms(), self._clock.latest_ms())
-        parts = self._fill(journals, labels, ended, moment)
+        parts = self._fill(journals, labels, self._ended(journals, labels), None)
         against = [f"would be refused: {reason}" for reason in self._reasons_against(False)]
-        found = [_restored(parts[shard]) for shard in shards]
+        found = [_restored(part) for part in parts]
         return Report(found, time.monotonic() - began, [*against, *_unknown(journals)])
 
     def _reasons_against(self, replace: bool) -> list[str]:
@@ -187,6 +156,8 @@ class Restore:
             for name, count in members.items()
             if count
         ]
+        if self._settings.hot_horizon_s:
+            reasons.append(f"BLACKBOX_HOT_HORIZON_S={self._settings.hot_horizon_s}: {COLD_TIER}")
         if not replace and (held := self._not_empty()):
             reasons.append(
                 f"the index is not empty: {', '.join(map(str, held))}; the service mends an index "
@@ -223,7 +194,8 @@ class Restore:
     @contextmanager
     def _owned(self, shards: Sequence[Shard]) -> Iterator[dict[Shard, int]]:
         """The receipts label of each shard, whose producer stays open meanwhile."""
-        with ExitStack() as closing, ThreadPoolExecutor(OPENED_AT_ONCE) as threads:
+        with ExitStack() as closing, ThreadPoolExecutor(1 + OPENED_AT_ONCE) as threads:
+            threads.submit(self._tasks.warm_up)
             writers = {shard: self._writer(shard, closing) for shard in shards}
             labels = threads.map(lambda shard: self._take_over(shard, writers[shard]), shards)
             yield dict(zip(shards, labels, strict=True))
@@ -244,30 +216,8 @@ class Restore:
         finally:
             journal.close()
 
-    def _settled(self, journals: Journals, labels: Mapping[Shard, Labels]) -> dict[Shard, Bits]:
-        """The requests that receipts below the labels end, but for those that were void."""
-        ranges = [
-            Range(receipts_topic(shard.topic), shard.partition, start, labels[shard].receipts)
-            for shard, start in _starts(journals.in_kafka.receipts, self._held.receipts, labels)
-        ]
-        cut = tuple(pieces(ranges, RECEIPTS_PIECE))
-        void = self._void_in_ledger()
-        marks = self._run(MarkReceipts(self._access, cut, void), MARKS, len(cut))
-        if any(row.bits is None for row in marks):  # seldom: a transaction was torn
-            void = _with_voids(void, (row for row in marks if row.bits is None))
-            marks = self._run(MarkReceipts(self._access, cut, void), MARKS, len(cut))
-        if self._kept is not None:
-            told = self._kept.outcomes().where(~col("outcome").isin("void", "gone"))
-            marks += _collected(told.select(*PLACE, "receipt").mapInArrow(MarkRows(void), MARKS))
-        return _merged({}, marks)
-
-    def _void_in_ledger(self) -> Void:
-        if self._kept is None:
-            return {}
-        told = self._kept.outcomes().where(col("outcome") == lit("void"))
-        return _with_voids(
-            {}, _collected(told.groupBy(PLACE).agg(largest("receipt").alias("receipt")))
-        )
+    def _ended(self, journals: Journals, labels: Mapping[Shard, Labels]) -> dict[Shard, Bits]:
+        return ended(self._tasks, self._access, self._kept, journals.in_kafka, labels)
 
     def _begin(self, run: str, reach: Reach, labels: Mapping[Shard, Labels], replace: bool) -> None:
         for shard, label in labels.items():
@@ -281,63 +231,29 @@ class Restore:
         self,
         journals: Journals,
         labels: Mapping[Shard, Labels],
-        settled: Mapping[Shard, Bits],
-        moment: Moment,
-    ) -> dict[Shard, Done]:
-        """Three passes at most over the requests; each shard's part of all of them.
-
-        1. what cannot have a caller id, and so is never replaced or cancelled;
-        2. where others are: their caller ids, and which of them a later record replaces or cancels;
-        3. the others.
-        """
-        settings, access = self._settings, self._access
+        ended: Mapping[Shard, Bits],
+        run: str | None,
+    ) -> list[Done]:
+        """Each shard's part of what was filled."""
+        held = self._kept.reach.requests if self._kept is not None else {}
         ranges = [
             Range(*shard, start, labels[shard].requests)
-            for shard, start in _starts(journals.in_kafka.requests, self._held.requests, labels)
+            for shard, start in starts(journals.in_kafka.requests, held, labels)
         ]
-        cut = tuple(pieces(ranges, PIECE))
-        with self._shipped(settled) as ended:
-            task = FillFromKafka(settings, access, cut, False, ended, moment)
-            parts = _done(self._run(task, DONE, len(cut)))  # 1
-        named = tuple(cut[part.piece] for part in parts if part.named)
-        if named or self._kept is not None:
-            again = self._fill_named(named, labels, settled, moment)  # 2, 3
-            parts += [replace(part, scanned=0) if part.piece >= 0 else part for part in again]
-        return {shard: _sum(shard, parts) for shard in labels}
+        moment = Moment(run, self._clock.earliest_ms(), self._clock.latest_ms())
+        filling = Filling(self._tasks, self._settings, self._access, self._kept, moment)
+        parts = filling.fill(ranges, ended)
+        return [summed(shard, parts) for shard in labels]
 
-    def _fill_named(
-        self,
-        cut: tuple[Range, ...],
-        labels: Collection[Shard],
-        settled: Mapping[Shard, Bits],
-        moment: Moment,
-    ) -> list[Done]:
-        settings, access = self._settings, self._access
-        names = self._rows(ReadNames(settings, access, cut, moment.latest_ms), NAMES, len(cut))
-        if self._kept is not None:
-            held = self._kept.requests().where(col("caller_id").isNotNull())
-            names = names.unionByName(held.select(*PLACE, "caller_id"))
-        replaced = superseded(names).withColumn("receipt", lit(0))
-        marks = _collected(replaced.mapInArrow(MarkRows({}), MARKS))
-        with self._shipped(_merged(settled, marks)) as ended:
-            task = FillFromKafka(settings, access, cut, True, ended, moment)
-            parts = _done(self._run(task, DONE, len(cut)))
-            if self._kept is not None:
-                rows = self._kept.requests().where(col("kind") != lit("cancel")).select(RECORD)
-                filled = rows.mapInArrow(FillFromRows(settings, ended, moment), DONE)
-                parts += [part for part in _done(_collected(filled)) if part.shard in labels]
-        return parts
-
-    def _finish(self, run: str, labels: Labels, part: Done) -> Restored:
-        restored = _restored(part)
-        if restored.problem is not None:
-            return restored
-        try:
-            with self._index(run, part.shard) as index:
-                index.finish(labels, part.largest, part.content)
-        except (Doubt, IndexFull) as reason:
-            return replace(restored, problem=str(reason))
-        return replace(restored, checked=True)
+    def _finish(
+        self, run: str, labels: Mapping[Shard, Labels], parts: Sequence[Done]
+    ) -> list[Restored]:
+        whole = tuple((part, labels[part.shard]) for part in parts if part.problem is None)
+        task = Finish(self._settings, run, whole)
+        found = {
+            done.shard: done for done in map(Done.of, self._tasks.run(task, FILLED, len(whole)))
+        }
+        return [_restored(part, found.get(part.shard)) for part in parts]
 
     @contextmanager
     def _index(self, run: str, shard: Shard) -> Iterator[Restoring]:
@@ -349,80 +265,10 @@ class Restore:
             index.close()
             connections.disconnect()
 
-    @contextmanager
-    def _shipped(self, ended: Mapping[Shard, Bits]) -> Iterator[Any]:
-        bitmaps = {
-            shard: {segment: bits.to_bytes(SEGMENT_BYTES, "big") for segment, bits in held.items()}
-            for shard, held in ended.items()
-        }
-        shipped = self._session.sparkContext.broadcast(bitmaps)
-        try:
-            yield shipped
-        finally:
-            shipped.destroy()
 
-    def _rows(self, task: Any, schema: str, count: int) -> DataFrame:
-        """The answers of `count` tasks."""
-        return self._session.range(0, count, 1, max(1, count)).mapInArrow(task, schema)
-
-    def _run(self, task: Any, schema: str, count: int) -> list[Any]:
-        return _collected(self._rows(task, schema, count)) if count else []
-
-
-def superseded(names: DataFrame) -> DataFrame:
-    """The requests whose caller id a later record of the same shard has: replaced, or cancelled."""
-    by_name = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
-    following = names.withColumn("next", lead("offset").over(by_name))
-    return following.where(col("next").isNotNull()).select(PLACE)
-
-
-def _starts(
-    kafka: Mapping[Shard, Span], held: Mapping[Shard, Span], shards: Collection[Shard]
-) -> list[tuple[Shard, int]]:
-    """From where on each journal is read from Kafka: behind the ledger."""
-    return [
-        (shard, max(kafka[shard].start, held[shard].end if shard in held else 0))
-        for shard in shards
-    ]
-
-
-def _collected(rows: DataFrame) -> list[Any]:
-    try:
-        return rows.collect()
-    except (PySparkException, Py4JError) as failure:
-        raise RestoreFailed(in_one_line(failure)) from failure
-
-
-def _done(rows: Iterable[Any]) -> list[Done]:
-    return list(map(Done.of, rows))
-
-
-def _merged(settled: Mapping[Shard, Bits], marks: Iterable[Any]) -> dict[Shard, Bits]:
-    merged = {shard: dict(bits) for shard, bits in settled.items()}
-    for row in marks:
-        if row.bits is not None:
-            bits = merged.setdefault(Shard(row.topic, row.partition), {})
-            more = int.from_bytes(row.bits, "big")
-            bits[row.segment] = bits.get(row.segment, 0) | more
-    return merged
-
-
-def _with_voids(void: Void, told: Iterable[Any]) -> Void:
-    merged = {shard: dict(receipts) for shard, receipts in void.items()}
-    for row in told:
-        receipts = merged.setdefault(Shard(row.topic, row.partition), {})
-        receipts[row.offset] = max(row.receipt, receipts.get(row.offset, -1))
-    return merged
-
-
-def _check_ahead(settled: Mapping[Shard, Bits], labels: Mapping[Shard, Labels]) -> None:
-    for shard, bits in settled.items():
-        if shard not in labels or not bits:
-            continue
-        segment = max(bits)
-        following = (segment + 1) * SEGMENT
-        last = following - (bits[segment] & -bits[segment]).bit_length()
-        if last >= labels[shard].requests:
+def _check_ahead(ended: Mapping[Shard, Bits], labels: Mapping[Shard, Labels]) -> None:
+    for shard, bits in ended.items():
+        if shard in labels and bits and (last := last_of(bits)) >= labels[shard].requests:
             raise RestoreRefused(
                 f"{shard}: a receipt speaks of the request {last}, and the next one to be written is "
                 f"{labels[shard].requests}; was the topic deleted and created anew? Then delete the "
@@ -430,22 +276,12 @@ def _check_ahead(settled: Mapping[Shard, Bits], labels: Mapping[Shard, Labels]) 
             )
 
 
-def _sum(shard: Shard, parts: Iterable[Done]) -> Done:
-    total = Done(shard, -1)
-    for part in parts:
-        if part.shard == shard:
-            total.scanned += part.scanned
-            total.content += part.content
-            total.largest = max(total.largest, part.largest)
-            total.seconds += part.seconds
-            total.problem = total.problem or part.problem
-    return total
-
-
-def _restored(part: Done) -> Restored:
-    return Restored(
-        part.shard, part.scanned, part.content.entries, part.seconds, problem=part.problem
-    )
+def _restored(part: Done, finished: Done | None = None) -> Restored:
+    is_checked = finished is not None and finished.problem is None
+    problem = part.problem if finished is None else finished.problem
+    seconds = part.seconds + (finished.seconds if finished is not None else 0.0)
+    scanned, pending = part.scanned, part.content.entries
+    return Restored(part.shard, scanned, pending, seconds, is_checked, problem)
 
 
 def _has_labels(inspector: Inspector, shard: Shard) -> bool:

@@ -1,0 +1,1 @@
+"""A lost Redis filled again from the journals."""
