@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blackbox import logs
 from blackbox.cli import signals
-from blackbox.cli.failures import FAILED, INTERRUPTED
+from blackbox.cli.failures import FAILED, INTERRUPTED, BadUsage
 
 
 def demo(
@@ -19,12 +20,17 @@ def demo(
         bool, typer.Option("--keep", help="Leave it running afterwards, until Ctrl-C.")
     ] = False,
     engine: Annotated[str, typer.Option(help="Who runs the verbs: spark or process.")] = "spark",
+    report: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the audit's page.")
+    ] = Path("blackbox-audit.html"),
 ) -> None:
     """Start Kafka, Redis and blackbox, send requests, and prove what came out.
 
-    Ends with 0 only if every message came out exactly once, none early, and every broken request
-    became a dead letter.
+    Ends with 0 only if every message came out exactly once, none early, every broken request
+    became a dead letter, and the audit finds no exceptions.
     """
+    if not report.absolute().parent.is_dir():
+        raise BadUsage(f"--report {report}: there is no folder {report.absolute().parent}")
     # The time it took until here was almost all spent by the processor.
     began_s = time.time() - time.process_time()
     logs.silent()
@@ -34,7 +40,7 @@ def demo(
     from blackbox.demo.display import Display
     from blackbox.demo.performance import Demo
 
-    show = Demo(requests, seconds, engine, keep, began_s)
+    show = Demo(requests, seconds, engine, keep, began_s, report)
     try:
         is_good = show.perform(Display(Console()))
     except KeyboardInterrupt:

@@ -17,8 +17,6 @@ from blackbox.connect import kafka
 from blackbox.settings import Settings, load
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from blackbox.pipeline.ledger.extend import Done
 
 Where = Annotated[str | None, typer.Option("--path", help="The ledger; default: BLACKBOX_LEDGER.")]
@@ -93,7 +91,7 @@ def _verify(settings: Settings, place: str, json: bool) -> None:
 
 
 @contextmanager
-def _session(settings: Settings, doing: str) -> Iterator[SparkSession]:
+def _session(settings: Settings, doing: str) -> Iterator[Any]:
     """A session whose LedgerError ends the command, once the bar is gone."""
     problem = None
     with spark(settings, doing) as session:

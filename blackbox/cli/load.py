@@ -27,8 +27,6 @@ from blackbox.settings import Settings
 from blackbox.settings import load as read_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from blackbox.pipeline.load import BadRow, File, Load, Verdict
 
 LOOK_S = 0.5
@@ -142,7 +140,7 @@ def _judge_and_send(
 
 
 @contextmanager
-def _spark(settings: Settings) -> Iterator[SparkSession]:
+def _spark(settings: Settings) -> Iterator[Any]:
     from blackbox.pipeline.session import start_session
 
     session = start_session(settings.spark_master, settings.spark_settings())
@@ -152,7 +150,7 @@ def _spark(settings: Settings) -> Iterator[SparkSession]:
         session.stop()
 
 
-def _tasks_done(session: SparkSession) -> Callable[[], int]:
+def _tasks_done(session: Any) -> Callable[[], int]:
     tracker = session.sparkContext.statusTracker()
     stages: set[int] = set()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.box import ROUNDED
@@ -113,6 +116,12 @@ class Display:
                 width=min(WIDTH, self._console.width),
             )
         )
+
+    def page(self, path: Path) -> None:
+        """Where the audit's page is, and how to look at it."""
+        opener = "open" if sys.platform == "darwin" else "xdg-open"
+        self._console.print("\nThe audit's page, with plots:\n")
+        self._console.print(Text(f"  {opener} {shlex.quote(str(path))}"), soft_wrap=True)
 
     def addresses(self, bootstrap_servers: str, redis_url: str, http: str) -> None:
         """Where everything is, and how to use it from another terminal."""

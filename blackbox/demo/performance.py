@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 from blackbox.client import Client
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
-from blackbox.demo.service import DemoService
+from blackbox.demo.service import DemoAudit, DemoService, missing_for_audit
 from blackbox.demo.verdict import Tally, Verdict, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
@@ -37,9 +39,10 @@ class Demo:
     engine: str
     keep: bool
     began_s: float
+    report: Path
 
     def perform(self, display: Display) -> bool:
-        """Run it; whether the verdict is good. Leaves no process behind, whatever ends it."""
+        """Run it; whether both verdicts are good. Leaves no process behind, whatever ends it."""
         script = write_script(self.requests, self.seconds)
         display.title(
             f"{self.requests:,} requests by {len(CALLERS)} services, due within {self.seconds:g} s"
@@ -53,11 +56,12 @@ class Demo:
                 say("read everything back with an independent consumer")
             first_s = verdict.first_ms / 1000 - self.began_s if verdict.first_ms else None
             display.verdict(verdict, first_s)
+            is_clean = self._audit(stack, display, ending)
             if self.keep:
                 display.addresses(stack.bootstrap_servers, stack.redis_url, service.http)
                 with suppress(KeyboardInterrupt):
                     Event().wait()
-        return verdict.is_good
+        return verdict.is_good and is_clean
 
     def _start_servers(self, display: Display, ending: ExitStack) -> EmbeddedStack:
         with display.step("starting Kafka and Redis") as say:
@@ -77,6 +81,21 @@ class Demo:
             service.wait_ready()
             say(f"blackbox on {self.engine} at {service.http}, all shards open")
         return service
+
+    def _audit(self, stack: EmbeddedStack, display: Display, ending: ExitStack) -> bool:
+        """Hold journals, index and targets against each other; whether they agree."""
+        missing = missing_for_audit()
+        if missing:
+            display.note(f"no audit without {', '.join(missing)}: pip install 'blackbox[spark]'")
+            return True
+        page = self.report.absolute()
+        with display.step("auditing: requests, receipts, Redis and targets, on Spark") as say:
+            audit = DemoAudit(stack, page)
+            ending.callback(audit.stop)
+            found = audit.wait()
+            say(f"audit: {_judged(found)}")
+        display.page(page)
+        return not found["by_kind"]
 
     def _watch(
         self, script: Sequence[Line], stack: EmbeddedStack, service: DemoService, display: Display
@@ -192,6 +211,14 @@ class _Meter:
         if delivered == before:
             then, before = self._began, 0
         return (delivered - before) / (at - then) if at > then else 0.0
+
+
+def _judged(audit: dict[str, Any]) -> str:
+    requests = sum(audit["states"].values())
+    if not audit["by_kind"]:
+        return f"each of {requests:,} requests has exactly one fate, no exceptions"
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in audit["by_kind"].items())
+    return f"exceptions in {requests:,} requests: {kinds}"
 
 
 def _fetching(display: Display) -> Callable[[str], None]:

@@ -51,7 +51,7 @@ def kill_group(process_group: int) -> None:
 
 
 def remove(folder: str) -> None:
-    # Another server's guard may be removing the same folder while its server still writes.
+    # The owner or another server's guard may be removing it too, while a server still writes.
     for _ in range(REMOVE_ATTEMPTS):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
+from blackbox.embedded import guard
 from blackbox.embedded.kafka import EmbeddedKafka
 from blackbox.embedded.redis import EmbeddedRedis
 
@@ -25,7 +26,8 @@ class EmbeddedStack:
         self, folder: Path | None = None, *, progress: Callable[[str], None] | None = None
     ) -> None:
         self._temporary = folder is None
-        self.folder = (folder or Path(tempfile.mkdtemp(prefix="blackbox-"))).resolve()
+        # Not made here: whoever is interrupted before it has the stack could not remove it.
+        self.folder = (folder or Path(tempfile.gettempdir(), f"blackbox-{token_hex(8)}")).resolve()
         disposable = self.folder if self._temporary else None
         self.kafka = EmbeddedKafka(self.folder / "kafka", disposable=disposable, progress=progress)
         self.redis = EmbeddedRedis(self.folder / "redis", disposable=disposable, progress=progress)
@@ -41,6 +43,8 @@ class EmbeddedStack:
     def start(self) -> None:
         """Start both side by side; if one of them fails, neither is left running."""
         try:
+            if self._temporary:
+                self.folder.mkdir(mode=0o700, exist_ok=True)
             # Kafka takes longer, and only the main thread notices Ctrl-C.
             with ThreadPoolExecutor(1) as pool:
                 redis = pool.submit(self.redis.start)
@@ -57,7 +61,7 @@ class EmbeddedStack:
             self.kafka.stop()
             redis.result()
         if self._temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            guard.remove(str(self.folder))
 
     def __enter__(self) -> Self:
         self.start()

@@ -20,7 +20,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Mark, Marks, piece_name
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.tasks.load import MOST_SHOWN, REPORTS, Checked, CheckTask, SendTask, Sent
-from blackbox.pipeline.tasks.rows import KINDS, Piece, UnusableFile, cut
+from blackbox.pipeline.tasks.pieces import KINDS, Piece, UnusableFile, cut
 from blackbox.settings import Settings
 
 LANE_ROWS_PER_S = 20_000

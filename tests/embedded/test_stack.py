@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,20 @@ def test_when_one_server_fails_the_other_is_not_left_running(
         stack.start()
     with pytest.raises(EmbeddedError, match=r"call start\(\) first"):
         _ = stack.redis.pid
+
+
+def test_a_stack_interrupted_at_any_moment_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stack = EmbeddedStack()
+    assert list(tmp_path.iterdir()) == [], "a Ctrl-C now finds nobody who would remove it"
+
+    def interrupted() -> None:
+        assert stack.folder.stat().st_mode & 0o777 == 0o700
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stack.kafka, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stack.start()
+    assert list(tmp_path.iterdir()) == []

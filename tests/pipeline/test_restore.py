@@ -306,22 +306,42 @@ def every_kind(place: Place) -> int:
     return 14
 
 
-def test_a_restored_index_is_the_one_that_the_service_would_make(place: Place) -> None:
+Typed = Callable[..., Result]
+
+
+@pytest.fixture
+def type_restore(place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Runs the command in this process, on the shared session."""
+    command = import_module("blackbox.cli.restore")
+    monkeypatch.setattr(command, "spark", lambda *_: nullcontext(spark))
+    environment: dict[str, str | None] = dict.fromkeys(
+        n for n in os.environ if n.startswith("BLACKBOX_")
+    )
+    environment |= place.world.environment() | {"COLUMNS": "80"}
+    return lambda *typed: CliRunner().invoke(app, ["restore", *typed], env=environment)
+
+
+def test_a_restored_index_is_the_one_that_the_service_would_make(
+    place: Place, type_restore: Typed
+) -> None:
     count = every_kind(place)
     ends = reach(place.settings, place.access)
 
-    dry = place.restore().dry_run()
-    assert (dry.pending, dry.notes, place.content()) == (count - 1, [], {})
-    assert reach(place.settings, place.access) == ends, "a dry run changes nothing"
+    dry = json.loads(type_restore("--dry-run", "--json").stdout)
+    assert (dry["pending"], dry["notes"]) == (count - 1, [])
+    assert place.content() == {}, "a dry run changes nothing"
+    assert reach(place.settings, place.access) == ends
 
-    report = place.restore().run()
+    done = type_restore()
     restored = place.content()
-    assert [one.problem for one in report.shards if not one.checked] == []
-    assert (report.pending, place.pending()) == (count, count)
+    rows = [line.split() for line in done.stdout.splitlines() if place.world.name in line]
+    assert [row[-1] for row in rows] == ["yes"] * place.partitions
+    assert place.pending() == sum(int(row[2]) for row in rows) == count
 
-    with pytest.raises(RestoreRefused, match=r"the index is not empty: .*-0, .*add --replace"):
-        place.restore().run()
-    place.restore().run(replace=True)
+    refused = type_restore("--json")
+    assert (refused.exit_code, refused.stdout) == (3, "")
+    assert "the index is not empty: " in refused.stderr
+    assert type_restore("--replace").exit_code == 0
     assert place.content() == restored, "it can be run twice"
 
     assert [place.heal(shard).outcomes for shard in place.shards] == [0] * place.partitions
@@ -332,7 +352,9 @@ def test_a_restored_index_is_the_one_that_the_service_would_make(place: Place) -
 def test_requests_written_meanwhile_are_left_to_the_service(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.ask()
+    count = REQUESTS // place.partitions * place.partitions
+    for shard in place.shards:
+        place.fill(shard.partition, count // place.partitions)
     place.ask(id="a")
 
     def meanwhile() -> None:
@@ -340,18 +362,17 @@ def test_requests_written_meanwhile_are_left_to_the_service(
         place.cancel("a")
 
     before(monkeypatch, Restore, "_fill", meanwhile)
-    assert place.restore().run().pending == 2
+    report = place.restore().run()
+    assert report.scanned == count + 1
+    assert report.pending == place.pending() == count * PENDING_OF_TEN // 10 + 1
 
     place.heal_all()
     assert place.content() == place.healed()
-    assert place.pending() == 2
+    assert place.pending() == report.pending
 
 
 def interrupt() -> None:
     raise Interrupted
-
-
-STEPS = [(Restore, "_ended"), (Filling, "_fill_chosen"), (Restore, "_finish")]
 
 
 def test_an_interrupted_restore_leaves_nothing_that_counts(
@@ -362,18 +383,17 @@ def test_an_interrupted_restore_leaves_nothing_that_counts(
     place.ask(1, id="a")
     place.settle(0, offset)
 
-    for step in STEPS:
-        before(monkeypatch, *step, interrupt)
-        with pytest.raises(Interrupted):
-            place.restore().run()
-        assert place.pending() == 0 if step is STEPS[0] else 1
+    before(monkeypatch, Restore, "_finish", interrupt)
+    with pytest.raises(Interrupted):
+        place.restore().run()
+    assert place.pending() == 2
     place.settle(0, first)
     place.restore().run()
     restored = place.content()
     assert restored == place.healed(), "another restore starts over"
 
     place.forget()
-    before(monkeypatch, Restore, "_finish", interrupt)
+    before(monkeypatch, Filling, "_fill_chosen", interrupt)
     with pytest.raises(Interrupted):
         place.restore().run()
     place.heal_all()
@@ -512,59 +532,6 @@ def until_alone(run: Callable[[], Any]) -> Any:
             return None
 
     return until("the group is empty", tried)
-
-
-# at scale
-
-
-def test_many_requests_are_restored_as_the_service_would(place: Place) -> None:
-    count = REQUESTS // place.partitions
-    for shard in place.shards:
-        place.fill(shard.partition, count)
-
-    report = place.restore().run()
-
-    assert report.scanned == count * place.partitions
-    assert report.pending == place.pending() == report.scanned * PENDING_OF_TEN // 10
-    assert place.content() == place.healed()
-
-
-# the command
-
-
-Typed = Callable[..., Result]
-
-
-@pytest.fixture
-def type_restore(place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Runs the command in this process, on the shared session."""
-    command = import_module("blackbox.cli.restore")
-    monkeypatch.setattr(command, "spark", lambda *_: nullcontext(spark))
-    environment: dict[str, str | None] = dict.fromkeys(
-        n for n in os.environ if n.startswith("BLACKBOX_")
-    )
-    environment |= place.world.environment() | {"COLUMNS": "80"}
-    return lambda *typed: CliRunner().invoke(app, ["restore", *typed], env=environment)
-
-
-def test_the_command_tells_people_and_machines_what_it_did(
-    place: Place, type_restore: Typed
-) -> None:
-    place.ask()
-    place.settle(0, place.ask())
-
-    dry = json.loads(type_restore("--dry-run", "--json").stdout)
-    done = type_restore()
-    again = type_restore("--json")
-
-    assert (dry["dry_run"], dry["scanned"], dry["pending"]) == (True, 2, 1)
-    assert [one["checked"] for one in dry["shards"]] == [False] * place.partitions
-    rows = [line.split() for line in done.stdout.splitlines()]
-    first = [row for row in rows if row[:1] == [str(place.shards[0])]]
-    assert [[*row[1:3], row[-1]] for row in first] == [["2", "1", "yes"]]
-    assert ["total", "2", "1"] in [row[:3] for row in rows]
-    assert (again.exit_code, again.stdout) == (3, "")
-    assert "the index is not empty" in again.stderr
 
 
 def test_a_ledger_that_cannot_be_used_is_named(type_restore: Typed, tmp_path: Path) -> None:

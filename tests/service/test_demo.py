@@ -25,14 +25,19 @@ pytestmark = pytest.mark.usefixtures("stack")
 
 
 class RunningDemo:
-    """A demo in a process of its own, whose temporary files are in a folder of the test's."""
+    """A demo in a process of its own, whose temporary files are in a folder of the test's.
+
+    It writes its page beside that folder, into the current one.
+    """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
+        self.page = folder.parent / "blackbox-audit.html"
         self._log = folder.parent / f"{folder.name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "blackbox", "demo", *arguments],
+                cwd=folder.parent,
                 env=os.environ | {"TMPDIR": str(folder), "BLACKBOX_REQUEST_TOPICS": "not for it"},
                 stdout=log,
                 stderr=log,
@@ -77,17 +82,25 @@ def demo(tmp_path: Path) -> Iterator[StartDemo]:
 
 def test_the_demo_ends_with_a_good_verdict_and_leaves_nothing_behind(demo: StartDemo) -> None:
     running = demo("--requests", "300", "--seconds", "2")
-    assert running.process.wait(90) == 0, running.said
+    assert running.process.wait(150) == 0, running.said
     assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in running.said
     assert "4 dead letters, as expected" in running.said
     assert "sent 300" in running.said
     assert "first delivery" in running.said
+    assert "audit: each of 300 requests has exactly one fate, no exceptions" in running.said
+    assert str(running.page) in running.said
+    assert "Every request is accounted for" in running.page.read_text()
     assert running.left_behind() == []
 
 
-@pytest.mark.parametrize("moment", ["starting Kafka", "starting blackbox", "all shards open"])
-def test_ctrl_c_ends_the_demo_cleanly_at_any_time(demo: StartDemo, moment: str) -> None:
-    running = demo("--requests", "300", "--seconds", "60")
+@pytest.mark.parametrize(
+    ("moment", "seconds"),
+    [("starting Kafka", 60), ("starting blackbox", 60), ("all shards open", 60), ("auditing", 1)],
+)
+def test_ctrl_c_ends_the_demo_cleanly_at_any_time(
+    demo: StartDemo, moment: str, seconds: int
+) -> None:
+    running = demo("--requests", "300", "--seconds", str(seconds))
     running.says(moment)
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(30) == 130, running.said
@@ -107,7 +120,7 @@ def test_a_demo_that_is_kept_shows_its_addresses_until_ctrl_c(demo: StartDemo) -
 
 
 def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     honest = performance.send
 
@@ -118,7 +131,8 @@ def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
     monkeypatch.setattr(performance, "send", forgetful)
     monkeypatch.setattr(performance, "OVERTIME_S", 3.0)
     said = io.StringIO()
-    demo = Demo(requests=50, seconds=1, engine="process", keep=False, began_s=time.time())
+    report = tmp_path / "audit.html"
+    demo = Demo(50, 1, engine="process", keep=False, began_s=time.time(), report=report)
     assert not demo.perform(Display(Console(file=said, width=80)))
     assert "50 asked · 43 delivered · 1 lost · 0 duplicated · 0 early" in said.getvalue()
     assert "Not as asked: lost, unread" in said.getvalue()

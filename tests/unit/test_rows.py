@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from blackbox.cli.load import printable
-from blackbox.pipeline.tasks import rows
-from blackbox.pipeline.tasks.rows import Bad, UnusableFile, Written, cut, records
+from blackbox.pipeline.tasks import pieces, rows
+from blackbox.pipeline.tasks.pieces import KINDS, UnusableFile, cut
+from blackbox.pipeline.tasks.rows import Bad, Written, records
 
 DUE = datetime(2027, 1, 1, tzinfo=UTC)
 DUE_MS = 1798761600000
@@ -103,13 +104,13 @@ def test_pieces_of_lines_are_the_whole_with_exact_numbers(
     lines.write_bytes(b"\n".join(held))
     whole = read(lines, "jsonl")
     assert [number for number, _ in whole] == [n for n in range(1, 200) if n % 5]
-    monkeypatch.setattr(rows, "PIECE_BYTES", 64)
-    monkeypatch.setattr(rows, "READ_BYTES", 16)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
+    monkeypatch.setattr(pieces, "READ_BYTES", 16)
 
-    pieces = cut(str(lines), "jsonl").pieces
+    found = cut(str(lines), "jsonl").pieces
 
-    assert len(pieces) > 10
-    assert [piece.start for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
+    assert len(found) > 10
+    assert [piece.start for piece in found[1:]] == [piece.end for piece in found[:-1]]
     assert read(lines, "jsonl") == whole
 
 
@@ -119,7 +120,7 @@ def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
     path = parquet(tmp_path, {"message": [str(n) for n in range(100)]}, row_group_size=13)
     whole = read(path, "parquet")
     assert [number for number, _ in whole] == list(range(1, 101))
-    monkeypatch.setattr(rows, "PIECE_ROWS", 17)
+    monkeypatch.setattr(pieces, "PIECE_ROWS", 17)
     monkeypatch.setattr(rows, "READ_ROWS", 5)
 
     assert len(cut(str(path), "parquet").pieces) == 6
@@ -127,7 +128,7 @@ def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
 
 
 @pytest.mark.parametrize("skip", [0, 1, 12, 13, 14, 29, 30, 31])
-@pytest.mark.parametrize("kind", rows.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_reading_begins_behind_any_row(kind: str, skip: int, tmp_path: Path) -> None:
     path = tmp_path / f"a.{kind}"
     if kind == "parquet":
@@ -262,7 +263,7 @@ def test_an_empty_file_has_no_pieces_and_no_parquet_is_named(tmp_path: Path) -> 
 def test_an_endless_line_is_refused_before_it_is_read(
     lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(pieces, "LONGEST_LINE", 1 << 20)
     lines.write_bytes(b"{}\n[" + b"1," * (1 << 20))
 
     with pytest.raises(UnusableFile, match="line 2 is longer than 1 MiB"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,7 +22,8 @@ NAME_LENGTH = 22
 _STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "font.size": 8.5,
+    "font.size": 9.2,
+    "axes.titlesize": 9.2,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -43,7 +45,8 @@ ENDED_BADLY = ("dead", "expired", "invalid")
 @mpl.rc_context(_STYLE)
 def lateness(late: Lateness) -> str:
     """How many deliveries were how late, on a logarithmic axis, with p50 and p99."""
-    figure, axes = _figure()
+    figure = _figure()
+    axes = figure.subplots()
     merged = STEPS_A_DECADE // BARS_A_DECADE
     bars: dict[int, int] = {}
     for step, count in late.counts.items():
@@ -56,55 +59,68 @@ def lateness(late: Lateness) -> str:
     axes.set_xlim(10 ** (first / BARS_A_DECADE), 10 ** (max(last, first + 8) / BARS_A_DECADE))
     top = max(bars.values()) * 1.32
     axes.set_ylim(0, top)
-    for name, ms, height in (("p50", late.p50_ms, 0.99), ("p99", late.p99_ms, 0.88)):
+    low, high = axes.get_xlim()
+    for name, ms, height, wanted in (
+        ("p50", late.p50_ms, 0.99, "right"),
+        ("p99", late.p99_ms, 0.88, "left"),
+    ):
         axes.axvline(ms + 1, color=_INK, linewidth=0.8, linestyle=(0, (3, 2)))
-        is_right = ms + 1 > (axes.get_xlim()[0] * axes.get_xlim()[1]) ** 0.5
-        side, gap = ("right", -3) if is_right else ("left", 3)
+        along = math.log((ms + 1) / low) / math.log(high / low)
+        side = "left" if along < 0.2 else "right" if along > 0.8 else wanted
         axes.annotate(
-            f"{name} {duration(ms)}", (ms + 1, top * height), (gap, 0),
+            f"{name} {duration(ms)}", (ms + 1, top * height), (3 if side == "left" else -3, 0),
             textcoords="offset points", ha=side, va="top", color=_INK,
         )  # fmt: skip
-    marks = [ms for ms in _decades() if axes.get_xlim()[0] <= ms + 1 <= axes.get_xlim()[1]]
+    marks = [ms for ms in _decades() if low <= ms + 1 <= high]
     axes.set_xticks([ms + 1 for ms in marks], [duration(ms) for ms in marks])
     axes.minorticks_off()
-    return _svg(figure, axes, "Lateness: how many deliveries were how late")
+    _count_axis(axes)
+    return _svg(figure, "Lateness: how many deliveries were how late")
 
 
 @mpl.rc_context(_STYLE)
 def pending(due: Series) -> str:
     """How much of what is pending comes due when."""
-    figure, axes = _figure()
+    figure = _figure()
+    axes = figure.subplots()
     axes.bar(
         [(at + 0.5) * due.width_ms for at in range(len(due.counts))], due.counts,
         due.width_ms * 0.92, color=_COLOURS["pending"],
     )  # fmt: skip
     _time_axis(axes, due)
-    return _svg(figure, axes, "When what is pending comes due")
+    _count_axis(axes)
+    return _svg(figure, "When what is pending comes due")
 
 
 @mpl.rc_context(_STYLE)
 def throughput(asked: Series, delivered: Series | None) -> str:
-    """Requests asked and messages delivered a second, over time."""
-    figure, axes = _figure()
-    for name, series in (("asked", asked), ("delivered", delivered)):
-        if series is not None:
-            a_second = [count * 1000 / series.width_ms for count in series.counts]
-            edges = [at * series.width_ms for at in range(len(a_second) + 1)]
-            axes.stairs(
-                a_second, edges, color=_COLOURS[name], linewidth=1.5, baseline=None, label=name
-            )
-    longest = max(len(series.counts) for series in (asked, delivered) if series is not None)
-    _time_axis(axes, asked._replace(counts=[0] * longest))
-    axes.set_ylim(bottom=0)
-    _legend(axes, 2)
-    return _svg(figure, axes, "Asked and delivered a second, over time")
+    """Requests asked and messages delivered a second, over time: often a burst and a long tail."""
+    shown = {
+        name: series
+        for name, series in (("asked", asked), ("delivered", delivered))
+        if series is not None
+    }
+    figure = _figure()
+    longest = max(len(series.counts) for series in shown.values())
+    several = figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, series) in zip(several, shown.items(), strict=True):
+        a_second = [count * 1000 / series.width_ms for count in series.counts]
+        edges = [at * series.width_ms for at in range(len(a_second) + 1)]
+        axes.stairs(a_second, edges, color=_COLOURS[name], fill=True, alpha=0.25)
+        axes.stairs(a_second, edges, color=_COLOURS[name], linewidth=1.2, baseline=None)
+        axes.set_ylim(0, max(a_second) * 1.1)
+        axes.set_title(name, loc="left", color=_COLOURS[name], pad=3)
+        _count_axis(axes, 2, whole=False)
+    _time_axis(several[-1], asked._replace(counts=[0] * longest))
+    return _svg(figure, "Asked and delivered a second, over time")
 
 
 @mpl.rc_context(_STYLE)
 def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
     """What became of the requests of the busiest callers."""
     shown = list(states.items())[:CALLERS]
-    figure, axes = _figure(0.9 + 0.26 * max(4, len(shown)))
+    figure = _figure(0.9 + 0.26 * max(4, len(shown)))
+    axes = figure.subplots()
     rows = range(len(shown))
     reached = [0] * len(shown)
     for name, parts in (("delivered", ("delivered",)), ("pending", ("pending", "unread")), ("dead", ENDED_BADLY)):  # fmt: skip
@@ -118,7 +134,7 @@ def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
     axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
     _legend(axes, 3)
-    return _svg(figure, axes, "What became of each caller's requests", is_counted=False)
+    return _svg(figure, "What became of each caller's requests")
 
 
 def duration(ms: float) -> str:
@@ -135,20 +151,22 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _figure(height_in: float = HEIGHT_IN) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    return figure, figure.add_subplot()
+def _figure(height_in: float = HEIGHT_IN) -> Figure:
+    return Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
 
 
-def _svg(figure: Figure, axes: Any, about: str, *, is_counted: bool = True) -> str:
-    for spine in axes.spines.values():
-        spine.set_color(_LINE)
-    axes.tick_params(color=_LINE, labelcolor=_INK)
-    if is_counted:
-        axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter(lambda value, _: number(value))
-        axes.grid(axis="y", color=_LINE, linewidth=0.4, alpha=0.5)
-        axes.set_axisbelow(True)
+def _count_axis(axes: Any, steps: int = 4, *, whole: bool = True) -> None:
+    axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(steps, integer=whole))
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    axes.grid(axis="y", color=_LINE, linewidth=0.4, alpha=0.5)
+    axes.set_axisbelow(True)
+
+
+def _svg(figure: Figure, about: str) -> str:
+    for axes in figure.axes:
+        for spine in axes.spines.values():
+            spine.set_color(_LINE)
+        axes.tick_params(color=_LINE, labelcolor=_INK)
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context({"svg.hashsalt": about}):
@@ -166,13 +184,19 @@ def _time_axis(axes: Any, series: Series) -> None:
     """Round instants, UTC, as far apart as their names are long."""
     length_ms = len(series.counts) * series.width_ms
     step_ms = even_width_ms(length_ms, 5)
-    names = ((86_400_000, "%d %b"), (60_000, "%H:%M"), (1000, "%H:%M:%S"))
-    form = next((form for size, form in names if step_ms % size == 0), "%H:%M:%S.%f")
     first_ms = -(-series.start_ms // step_ms) * step_ms
     marks = list(range(first_ms, series.start_ms + length_ms, step_ms))
-    instants = [datetime.fromtimestamp(ms / 1000, UTC) for ms in marks]
     axes.set_xlim(0, length_ms)
-    axes.set_xticks([ms - series.start_ms for ms in marks], [at.strftime(form) for at in instants])
+    axes.set_xticks([ms - series.start_ms for ms in marks], [_instant(ms, step_ms) for ms in marks])
+
+
+def _instant(ms: int, step_ms: int) -> str:
+    at = datetime.fromtimestamp(ms / 1000, UTC)
+    if ms % 86_400_000 == 0:
+        return at.strftime("%d %b")
+    if step_ms % 1000:
+        return at.strftime("%H:%M:%S.%f")[:-5]
+    return at.strftime("%H:%M:%S" if step_ms % 60_000 else "%H:%M")
 
 
 def _legend(axes: Any, columns: int) -> None:

@@ -29,7 +29,9 @@ def page(verdict: Verdict) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": "{:,}".format, "moment": moment, "took": plots.duration}
+    environment.filters |= {
+        "count": "{:,}".format, "counted": _counted, "moment": moment, "took": plots.duration,
+    }  # fmt: skip
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         verdict=verdict,
@@ -53,6 +55,10 @@ def moment(ms: int) -> str:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return f"{ms} ms after 1970"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:

@@ -16,16 +16,8 @@ from blackbox.connect import formats
 from blackbox.doubt import Doubt, Fenced
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import PieceWriter, record_bytes
-from blackbox.pipeline.tasks.rows import (
-    OWN_COLUMNS,
-    Bad,
-    Piece,
-    UnusableFile,
-    Written,
-    check_unchanged,
-    columns,
-    records,
-)
+from blackbox.pipeline.tasks.pieces import Piece, UnusableFile, check_unchanged
+from blackbox.pipeline.tasks.rows import OWN_COLUMNS, Bad, Written, columns, records
 from blackbox.request import Invalid, Reason, Record
 from blackbox.settings import Settings
 

@@ -1,38 +1,29 @@
-"""Rows of files as the records that a service would have written; and files cut into pieces."""
+"""Rows of files as the records that a service would have written."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
-import os
 import re
-from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from functools import lru_cache
 from itertools import accumulate, islice
-from math import isfinite
 from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from blackbox.pipeline.tasks.cells import instants, plain_rows
+from blackbox.pipeline.tasks.pieces import LONGEST_LINE, Piece, UnusableFile
 from blackbox.request import Headers, Reason
-
-KINDS = ("parquet", "csv", "jsonl")
 
 CALLER = "caller"
 RECORD_KEY = "record_key"
 OWN_COLUMNS = (CALLER, RECORD_KEY)
 """Columns that are no fields of a request but parts of its record."""
 
-PIECE_ROWS = 250_000
-PIECE_BYTES = 32 << 20
-LONGEST_LINE = 64 << 20
-READ_BYTES = 1 << 20
 READ_ROWS = 4000
 
 UNREADABLE = "unreadable"
@@ -41,25 +32,6 @@ _BLANKS = b" \t\r\n"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _NUMBERS = ("countdown", "at", "expires_after")
 _TRUTH = {"true": True, "false": False}
-
-
-class UnusableFile(Exception):
-    """A file that cannot be loaded as it is; the text names it and says why."""
-
-
-class Piece(NamedTuple):
-    """A part of a file that one task reads: rows of Parquet, whole lines of JSON, or a whole CSV.
-
-    `start` and `end` are rows (Parquet) or bytes; `line` is the number of the first line.
-    """
-
-    path: str
-    kind: str
-    size: int
-    mtime_ns: int
-    start: int
-    end: int
-    line: int = 1
 
 
 class Written(NamedTuple):
@@ -75,80 +47,6 @@ class Bad(NamedTuple):
 
     reason: str
     detail: str
-
-
-class Cut(NamedTuple):
-    """A file's content as a name, and its pieces in order; an empty file has none."""
-
-    digest: str
-    pieces: list[Piece]
-
-
-def cut(path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: None) -> Cut:
-    """Read a file once and cut it; the same content is always cut alike. Raises UnusableFile."""
-    try:
-        found = os.stat(path)
-        whole = Piece(path, kind, found.st_size, found.st_mtime_ns, 0, found.st_size)
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            places = [whole]
-            if kind == "jsonl":
-                places = list(_cut_lines(whole, _seen(file, digest, on_bytes)))
-            else:
-                for _ in _seen(file, digest, on_bytes):
-                    pass
-        if kind == "parquet":
-            places = _cut_rows(whole)
-        check_unchanged(whole)
-    except (OSError, pa.ArrowException) as error:
-        raise UnusableFile(f"{path}: {error}") from None
-    return Cut(digest.hexdigest(), places if found.st_size else [])
-
-
-def check_unchanged(piece: Piece) -> None:
-    """Raises UnusableFile when the file is not the one that was cut any more."""
-    found = os.stat(piece.path)
-    if (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
-        raise UnusableFile(
-            f"{piece.path} was changed while it was loaded; what is sent of it stays sent"
-        )
-
-
-def _seen(file: Any, digest: Any, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
-    while chunk := file.read(READ_BYTES):
-        digest.update(chunk)
-        yield chunk
-        on_bytes(len(chunk))
-
-
-def _cut_lines(whole: Piece, chunks: Iterator[bytes]) -> Iterator[Piece]:
-    """Pieces of at least 32 MiB but the last, each of whole lines."""
-    start, start_line, line_start, line, seen = 0, 1, 0, 1, 0
-    for chunk in chunks:
-        last = chunk.rfind(b"\n")
-        if last >= 0:
-            line_start = seen + last + 1
-            line += chunk.count(b"\n")
-            if line_start - start >= PIECE_BYTES:
-                yield whole._replace(start=start, end=line_start, line=start_line)
-                start, start_line = line_start, line
-        seen += len(chunk)
-        if seen - line_start > LONGEST_LINE:
-            raise UnusableFile(
-                f"{whole.path}: line {line} is longer than {LONGEST_LINE >> 20} MiB; "
-                "JSON Lines has one JSON object on each line, and no array around them"
-            )
-    if seen > start:
-        yield whole._replace(start=start, end=seen, line=start_line)
-
-
-def _cut_rows(whole: Piece) -> list[Piece]:
-    with pq.ParquetFile(whole.path) as file:
-        rows = file.metadata.num_rows
-    return [
-        whole._replace(start=start, end=min(start + PIECE_ROWS, rows))
-        for start in range(0, rows, PIECE_ROWS)
-    ]
 
 
 def columns(piece: Piece) -> list[str]:
@@ -355,85 +253,10 @@ def _parquet_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any]
         from_group = bisect_right(ends, first)
         groups = [n for n in range(from_group, len(ends)) if n == 0 or ends[n - 1] < piece.end]
         at = ends[from_group - 1] if from_group else 0
-        instants = _instants(file)
+        utc = instants(file)
         for batch in file.iter_batches(READ_ROWS, row_groups=groups) if groups else ():
             low, high = max(0, first - at), min(batch.num_rows, piece.end - at)
             if low < high:
                 wanted = batch.slice(low, high - low)
-                yield from enumerate(_plain_rows(wanted, instants), at + low + 1)
+                yield from enumerate(plain_rows(wanted, utc), at + low + 1)
             at += batch.num_rows
-
-
-def _instants(file: Any) -> set[str]:
-    """Columns of the old type of timestamps, which Spark writes: UTC, though it does not say so."""
-    found = (file.schema.column(n) for n in range(len(file.schema)))
-    return {column.path for column in found if column.physical_type == "INT96"}
-
-
-def _plain_rows(batch: pa.RecordBatch, instants: set[str]) -> Iterator[dict[str, Any]]:
-    names = batch.schema.names
-    held = [
-        _plain_column(name, column, name in instants)
-        for name, column in zip(names, batch.columns, strict=True)
-    ]
-    for row in zip(*held, strict=True):
-        cells = {name: cell for name, cell in zip(names, row, strict=True) if cell is not None}
-        message = cells.get("message")
-        if type(message) is bytes:
-            cells["message"] = b64encode(message).decode()
-            cells.setdefault("encoding", "base64")
-        yield cells
-
-
-def _plain_column(name: str, column: pa.Array, is_instant: bool) -> list[Any]:
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        if kind.tz is None and not is_instant:
-            return list(column.cast(pa.string()).to_pylist())
-        to_a_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[kind.unit]
-        times = 1000 if kind.unit == "s" else 1
-        instants = column.cast(pa.int64()).to_pylist()
-        return [None if at is None else -(-at * times // to_a_ms) for at in instants]
-    cells: list[Any] = column.to_pylist()
-    meant = _meaning(kind)
-    if meant is not None:
-        cells = [None if cell is None else meant(cell) for cell in cells]
-    if name == "headers" and pa.types.is_struct(kind):
-        return [cell and {k: v for k, v in cell.items() if v is not None} for cell in cells]
-    return cells
-
-
-def _meaning(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes JSON of a cell of this type without changing it; None where nothing is to do."""
-    if pa.types.is_floating(kind):
-        return _number
-    if pa.types.is_decimal(kind):
-        return _digits
-    if pa.types.is_map(kind):
-        of = _meaning(kind.item_type) or _same
-        return lambda cell: _object_of_pairs([(k, None if v is None else of(v)) for k, v in cell])
-    if pa.types.is_struct(kind):
-        parts = {part.name: _meaning(part.type) or _same for part in kind}
-        return lambda cell: {k: None if v is None else parts[k](v) for k, v in cell.items()}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        each = _meaning(kind.value_type) or _same
-        return lambda cell: [None if v is None else each(v) for v in cell]
-    return None
-
-
-def _same(cell: Any) -> Any:
-    return cell
-
-
-def _number(cell: float) -> Any:
-    return cell if isfinite(cell) else orjson.Fragment(json.dumps(cell))
-
-
-def _digits(cell: Decimal) -> Any:
-    return orjson.Fragment(format(cell, "f"))
-
-
-def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    """An object with every pair, so that a name that is there twice is found."""
-    members = (b":".join((orjson.dumps(str(k)), orjson.dumps(v))) for k, v in pairs)
-    return orjson.Fragment(b"{" + b",".join(members) + b"}")

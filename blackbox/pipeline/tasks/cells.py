@@ -1,0 +1,88 @@
+"""Cells of Parquet as what stands for them in JSON, without a change."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+
+def instants(file: Any) -> set[str]:
+    """Columns of the old type of timestamps, which Spark writes: UTC, though it does not say so."""
+    found = (file.schema.column(n) for n in range(len(file.schema)))
+    return {column.path for column in found if column.physical_type == "INT96"}
+
+
+def plain_rows(batch: pa.RecordBatch, instants: set[str]) -> Iterator[dict[str, Any]]:
+    names = batch.schema.names
+    held = [
+        _plain_column(name, column, name in instants)
+        for name, column in zip(names, batch.columns, strict=True)
+    ]
+    for row in zip(*held, strict=True):
+        cells = {name: cell for name, cell in zip(names, row, strict=True) if cell is not None}
+        message = cells.get("message")
+        if type(message) is bytes:
+            cells["message"] = b64encode(message).decode()
+            cells.setdefault("encoding", "base64")
+        yield cells
+
+
+def _plain_column(name: str, column: pa.Array, is_instant: bool) -> list[Any]:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None and not is_instant:
+            return list(column.cast(pa.string()).to_pylist())
+        to_a_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[kind.unit]
+        times = 1000 if kind.unit == "s" else 1
+        instants = column.cast(pa.int64()).to_pylist()
+        return [None if at is None else -(-at * times // to_a_ms) for at in instants]
+    cells: list[Any] = column.to_pylist()
+    meant = _meaning(kind)
+    if meant is not None:
+        cells = [None if cell is None else meant(cell) for cell in cells]
+    if name == "headers" and pa.types.is_struct(kind):
+        return [cell and {k: v for k, v in cell.items() if v is not None} for cell in cells]
+    return cells
+
+
+def _meaning(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes JSON of a cell of this type without changing it; None where nothing is to do."""
+    if pa.types.is_floating(kind):
+        return _number
+    if pa.types.is_decimal(kind):
+        return _digits
+    if pa.types.is_map(kind):
+        of = _meaning(kind.item_type) or _same
+        return lambda cell: _object_of_pairs([(k, None if v is None else of(v)) for k, v in cell])
+    if pa.types.is_struct(kind):
+        parts = {part.name: _meaning(part.type) or _same for part in kind}
+        return lambda cell: {k: None if v is None else parts[k](v) for k, v in cell.items()}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        each = _meaning(kind.value_type) or _same
+        return lambda cell: [None if v is None else each(v) for v in cell]
+    return None
+
+
+def _same(cell: Any) -> Any:
+    return cell
+
+
+def _number(cell: float) -> Any:
+    return cell if isfinite(cell) else orjson.Fragment(json.dumps(cell))
+
+
+def _digits(cell: Decimal) -> Any:
+    return orjson.Fragment(format(cell, "f"))
+
+
+def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
+    """An object with every pair, so that a name that is there twice is found."""
+    members = (b":".join((orjson.dumps(str(k)), orjson.dumps(v))) for k, v in pairs)
+    return orjson.Fragment(b"{" + b",".join(members) + b"}")
