@@ -122,6 +122,10 @@ def _print(verdict: Verdict) -> None:
     console = Console()
     states = [f"{count:,} {state}" for state, count in verdict.states.items() if count]
     console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))
+    if verdict.cold:
+        console.print(
+            Text(f"{verdict.cold:,} of the pending ones are cold: in Kafka, out of Redis")
+        )
     if verdict.unknown:
         console.print(Text(f"{verdict.unknown:,} not judged: the journals do not keep them"))
     if verdict.is_clean:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from blackbox.index.bits import Bits
 from blackbox.index.connection import Session, pack, pool
 from blackbox.index.keys import Keys
 from blackbox.request import Shard
@@ -78,6 +79,12 @@ class Dump:
             ]
             if cursor == b"0":
                 return
+
+    def cold(self, shard: Shard) -> Iterator[list[int]]:
+        """The requests of the cold tier."""
+        flat = self._session.run([pack("HGETALL", Keys(shard).cold)], 1)[0]
+        for segment, bitmap in zip(flat[::2], flat[1::2], strict=True):
+            yield list(Bits({int(segment): bitmap}))
 
     def close(self) -> None:
         self._session.close()

@@ -38,6 +38,7 @@ from blackbox.receipt import Places, Receipt, encode
 from blackbox.request import Shard, member, request_id
 from blackbox.settings import Settings, load
 from tests.world import World
+from tests.year import HOUR_MS, Year
 
 pytestmark = pytest.mark.service
 module = import_module("blackbox.pipeline.audit.audit")
@@ -524,3 +525,45 @@ def test_an_audit_beside_a_live_service_under_load_finds_nothing(
     assert verdict.requests == 4000
     assert verdict.states["pending"] > 0, verdict
     assert verdict.states["delivered"] > 0
+
+
+def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
+    world: World, spark: SparkSession
+) -> None:
+    year = Year(world)
+
+    def audit() -> Verdict:
+        world.flush()
+        with audited(spark, year.settings) as found:
+            return found.verdict
+
+    now_ms = year.began_ms
+    due_ms = now_ms + 9 * HOUR_MS
+    year.ask("near", now_ms + HOUR_MS // 2)
+    for name in ("a", "b", "cancelled", "replaced"):
+        year.ask(name, due_ms, id=name)
+    year.ask("nameless", due_ms)
+    year.pass_to(now_ms)
+    year.cancel("cancelled")
+    year.ask("new", due_ms + HOUR_MS, id="replaced")
+    year.pass_to(now_ms)
+    found = audit()
+    assert (found.by_kind, found.cold, found.states["pending"]) == ({}, 4, 5)
+
+    assert year.promote(now_ms + 8 * HOUR_MS) == 3
+    found = audit()
+    assert (found.by_kind, found.requests, found.cold) == ({"labels-behind": 1}, 7, 4)
+    year.pass_to(now_ms + 8 * HOUR_MS)
+    year.cancel("b")
+    year.pass_to(due_ms)
+    found = audit()
+    assert (found.by_kind, found.cold) == ({}, 1)
+    assert {state: count for state, count in found.states.items() if count} == {
+        "delivered": 3, "cancelled": 2, "replaced": 1, "pending": 1,
+    }  # fmt: skip
+
+    year.client.delete(f"blackbox:{{{year.shards[0]}}}:cold")
+    found = audit()
+    assert [(one.kind, one.id) for one in found.exceptions] == [
+        ("lost", request_id(year.shards[0], 7))
+    ]

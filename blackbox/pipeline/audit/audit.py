@@ -99,6 +99,7 @@ class Lateness(NamedTuple):
 class Verdict:
     """What an audit found. Counts are of requests, by state.
 
+    `cold` counts those pending that wait in Kafka, out of Redis;
     `unknown` counts what cannot be judged because the journals do not keep it any more;
     `by_kind` all exceptions, of which `exceptions` names the first. `hours` are those of the due
     times, epoch ms. `seen_ms` is when it began, `took_s` how long it took.
@@ -113,6 +114,7 @@ class Verdict:
     targets: Mapping[str | None, Mapping[str, int]]
     hours: Mapping[int, Mapping[str, int]]
     cancels: int
+    cold: int
     unknown: int
     by_kind: Mapping[str, int]
     exceptions: Sequence[Finding]
@@ -220,6 +222,7 @@ class _Look:
             shards=len(shards),
             **_totals(rows),
             cancels=sum(one["cancels"] for one in counts),
+            cold=sum(one["cold"] for one in counts),
             unknown=sum(one["unknown"] for one in counts),
             by_kind=by_kind,
             exceptions=named,
@@ -422,6 +425,7 @@ def _by_shard(judged: DataFrame, waiting: DataFrame) -> list[dict[str, Any]]:
         largest(when(is_pending, col("due_ms"))).alias("due_last_ms"),
         largest(when(col("outcome") == lit("delivered"), lateness())).alias("longest_ms"),
         counted(col("kind") == lit("cancel")).alias("cancels"),
+        counted(is_pending & col("cold")).alias("cold"),
         counted(is_cut).alias("unknown"),
         counted(col("kind").isNotNull() & unread).alias("unread"),
         counted(unapplied).alias("unapplied"),

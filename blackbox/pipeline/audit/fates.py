@@ -32,7 +32,9 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.pipeline.journals import PLACE, SHARD, settled
 
-ASKED = [*PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id"]
+ASKED = [
+    *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
+]  # fmt: skip
 """What of a request's record is needed to judge it."""
 
 MARKS = (
@@ -76,8 +78,10 @@ def fates(
     told = _told(outcomes)
     if spans is not None:
         told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
+    index = _index(held)
     rows = asked.join(_ended(asked).hint("merge"), PLACE, "left")
-    rows = rows.join(told, PLACE, "full").join(_index(held), PLACE, "full")
+    rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
+    rows = _with_carried(rows, asked, told, index)
     if found is not None:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
@@ -119,8 +123,59 @@ def is_known() -> Column:
 
 def lateness() -> Column:
     """Delivered after it was due, or was asked for if that is later, in ms."""
-    since = greatest(col("due_ms"), col("timestamp_ms"))
-    return greatest(col("outcome_ms") - since, lit(0))
+    return greatest(col("outcome_ms") - _due_since(), lit(0))
+
+
+def _due_since() -> Column:
+    """A request that was asked for when it was due already is late from then on."""
+    asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
+    return greatest(col("due_ms"), asked_ms)
+
+
+def _with_carried(
+    rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame
+) -> DataFrame:
+    """With what became of requests of the cold tier: `carried_by` another record.
+
+    A record that carries on what was carried before, or is in the index itself, counts for nothing;
+    one whose request had its outcome as well, and has one of its own, is the second: `outcome_of`.
+    """
+    carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
+    if carrying.isEmpty():
+        nothing = lit(None).cast("long")
+        return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
+    before = [*SHARD, "carries"]
+    over = told.select(*SHARD, col("offset").alias("carries"), col("receipt").alias("ended_at"))
+    entries = index.where(col("entry")).select(
+        *SHARD, col("offset").alias("carries"), col("entry").alias("stayed")
+    )
+    own = told.select(*PLACE, col("receipt").alias("own"))
+    judged = (
+        carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
+        .join(over, before, "left")
+        .join(entries, before, "left")
+        .join(own, PLACE, "left")
+    )
+    stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
+    counts = (col("offset") == col("first")) & ~stayed
+    judged = judged.select(
+        *PLACE,
+        (counts | col("own").isNotNull()).alias("counts"),
+        when(col("own").isNotNull() & col("ended_at").isNotNull(), col("carries")).alias(
+            "outcome_of"
+        ),
+        when(counts, col("carries")).alias("takes"),
+    )
+    carried = judged.where(col("takes").isNotNull()).select(
+        *SHARD, col("takes").alias("offset"), col("offset").alias("carried_by")
+    )
+    kind = when(col("counts"), col("kind")).when(col("counts").isNull(), col("kind"))
+    return (
+        rows.join(judged.drop("takes"), PLACE, "left")
+        .join(carried, PLACE, "left")
+        .withColumn("kind", kind.otherwise(lit("void")))
+        .drop("counts")
+    )
 
 
 def _ended(asked: DataFrame) -> DataFrame:
@@ -131,8 +186,10 @@ def _ended(asked: DataFrame) -> DataFrame:
         *PLACE,
         lead("offset").over(later).alias("ended_by"),
         lead("kind").over(later).alias("ended_as"),
+        lead("carries").over(later).alias("ended_carries"),
     )
-    return following.where(col("ended_by").isNotNull())
+    is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
+    return following.where(is_ended).drop("ended_carries")
 
 
 def _told(outcomes: DataFrame) -> DataFrame:
@@ -163,7 +220,9 @@ def _told(outcomes: DataFrame) -> DataFrame:
 def _index(held: DataFrame) -> DataFrame:
     """Each entry and each payload once."""
     return held.groupBy(PLACE).agg(
-        largest("entry").alias("entry"), largest("payload").alias("payload")
+        largest("entry").alias("entry"),
+        largest("payload").alias("payload"),
+        largest("cold").alias("cold"),
     )
 
 
@@ -191,8 +250,11 @@ def _with_state(rows: DataFrame) -> DataFrame:
         .when(in_doubt, lit("unknown"))
         .otherwise(lit("pending"))
     )
+    is_carried = _is(col("carried_by") < col("requests_high"))
+    is_to_be = col("carries").isNotNull() & (col("offset") >= col("requests_high"))
+    kind = when(is_carried | is_to_be, lit("carried")).otherwise(col("kind"))
     is_request = col("kind").isin("request", "invalid")
-    return rows.withColumn("state", when(is_request, state))
+    return rows.withColumn("kind", kind).withColumn("state", when(is_request, state))
 
 
 def _rules() -> dict[str, tuple[Column, Column]]:
@@ -205,30 +267,38 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         & (col("state") != lit("unknown"))
     )
     was_told = col("receipt") < col("receipts_low")
-    was_ended = col("ended_by") < col("requests_low")
+    was_ended = (col("ended_by") < col("requests_low")) | _is(
+        col("carried_by") < col("requests_low")
+    )
     never_asked = (col("offset") < col("requests_low")) & (
-        col("kind").isNull() | (col("kind") == lit("cancel"))
+        col("kind").isNull() | col("kind").isin("cancel", "void")
     )
     not_read = (col("offset") >= col("requests_high")) & col("steady")
     over_throughout = _any(was_told, was_ended, never_asked, not_read)
-    entry, payload = _is(col("entry")), _is(col("payload"))
+    entry, payload, cold = _is(col("entry")), _is(col("payload")), _is(col("cold"))
+    gone = cold & (col("offset") < col("first"))
     return {
         "lost": (
-            is_known() & pending_throughout & ~entry,
-            _text(
-                "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
-                "not in the index",
+            gone | (is_known() & pending_throughout & ~entry & ~cold),
+            when(gone, lit("in the cold tier, and Kafka does not keep it any more")).otherwise(
+                _text(
+                    "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
+                    "not in the index",
+                )
             ),
         ),
-        "orphan-entry": (is_known() & entry & over_throughout, _why_orphan()),
+        "orphan-entry": (is_known() & (entry | cold) & over_throughout, _why_orphan()),
         "no-payload": (is_known() & entry & ~payload, lit("its entry is there, its payload not")),
         "orphan-payload": (~entry & payload, lit("its payload is there, its entry not")),
         "duplicated": (
-            is_known() & (col("outcomes") > lit(1)),
-            _text(
+            is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
+            when(
+                col("outcome_of").isNotNull(),
+                _text(col("outcome"), ", as was the request it carries, at ", col("outcome_of")),
+            ).otherwise(_text(
                 col("outcomes"), " outcomes; first ", col("outcome"), _at("to_topic"),
                 ", last ", col("again.outcome"), _at("again.to.to_topic"),
-            ),
+            )),
         ),
         "no-request": (
             is_known()
@@ -247,7 +317,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
 
 
 def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
-    since = greatest(col("due_ms"), col("timestamp_ms"))
+    since = _due_since()
     delivered = (col("outcome") == lit("delivered")) & (lateness() > late_ms)
     overdue = (col("state") == lit("pending")) & (lit(now_ms) - since > late_ms)
     by_ms = when(delivered, lateness()).otherwise(lit(now_ms) - since)
@@ -300,12 +370,19 @@ def _why_orphan() -> Column:
         .when(col("kind").isNull(), lit("in the index, but no such request"))
         .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
         .when(col("state") == lit("unread"), lit("in the index, but above its label"))
+        .when(
+            col("carried_by").isNotNull(), _text("in the index, but carried by ", col("carried_by"))
+        )
+        .when(
+            col("kind") == lit("void"),
+            lit("in the index, but it carries on what needs no carrying"),
+        )
         .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
     )
 
 
 def _in_index() -> Column:
-    return _is(col("entry"))
+    return _is(col("entry")) | _is(col("cold"))
 
 
 def _is(condition: Column) -> Column:
@@ -340,7 +417,8 @@ def _place(name: str) -> Column:
 
 def _id() -> Column:
     """`blackbox.request.request_id` of the row's place."""
-    high = shiftright(col("offset"), 48).bitwiseOR(lit(0x8000))
-    low = col("offset").bitwiseAND(lit(0xFFFF_FFFF_FFFF))
+    asked_at = coalesce(col("origin"), col("offset"))
+    high = shiftright(asked_at, 48).bitwiseOR(lit(0x8000))
+    low = asked_at.bitwiseAND(lit(0xFFFF_FFFF_FFFF))
     digits = (lower(lpad(hex(part), size, "0")) for part, size in ((high, 4), (low, 12)))
     return concat(col("id_prefix"), next(digits), lit("-"), next(digits))

@@ -11,8 +11,11 @@ from blackbox.index.dump import Dump
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
-HELD = "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean"
-"""What an index has of a request: its entry, its payload, or one without the other."""
+HELD = (
+    "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "
+    "cold boolean"
+)
+"""What an index has of a request: its entry, its payload, one without the other, or a cold one's bit."""
 
 _HELD = pa.schema(
     [
@@ -22,6 +25,7 @@ _HELD = pa.schema(
         ("at_ms", pa.int64()),
         ("entry", pa.bool_()),
         ("payload", pa.bool_()),
+        ("cold", pa.bool_()),
     ]
 )
 
@@ -41,6 +45,7 @@ class HeldRows:
                 yield from _orphans(dump, self.shards)
             else:
                 yield from _entries(dump, self.shards[number])
+                yield from _cold(dump, self.shards[number])
         dump.close()
 
 
@@ -53,7 +58,15 @@ def _entries(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
             [one.at_ms for one in held],
             there,
             [one.has_payload for one in held],
+            [False] * len(held),
         )
+
+
+def _cold(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
+    for offsets in dump.cold(shard):
+        count = len(offsets)
+        nothing = [False] * count
+        yield _batch([shard] * count, offsets, [None] * count, nothing, nothing, [True] * count)
 
 
 def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
@@ -65,6 +78,7 @@ def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
             [None] * count,
             [False] * count,
             [True] * count,
+            [False] * count,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from blackbox import interpreter
+from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Chunk, Range, read_ranges
@@ -22,9 +23,13 @@ from blackbox.settings import Settings
 
 REQUESTS = (
     "topic string, partition int, offset long, timestamp_ms long, kind string, target string, "
-    "due_ms long, expires_ms long, caller string, caller_id string, reason string, detail string"
+    "due_ms long, expires_ms long, caller string, caller_id string, reason string, detail string, "
+    "carries long, origin long"
 )
-"""`kind` is request, cancel or invalid; an invalid one is due when it was written."""
+"""`kind` is request, cancel or invalid; an invalid one is due when it was written.
+
+A record that promotion wrote `carries` the one at this offset, and is the request of `origin`.
+"""
 
 RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key: string, value: binary>>"
 
@@ -51,6 +56,8 @@ _REQUESTS = pa.schema(
         ("caller_id", pa.string()),
         ("reason", pa.string()),
         ("detail", pa.string()),
+        ("carries", pa.int64()),
+        ("origin", pa.int64()),
     ]
 )
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -81,14 +88,14 @@ class RequestRows:
     ranges: tuple[Range, ...]
     whole: bool
 
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         contracts = formats(self.settings)
         latest_ms = time.time_ns() // 1_000_000
-        for chunk in _chunks(self.access, self.ranges, rows):
+        for chunk in _chunks(self.access, self.ranges, numbers):
             read = contracts[chunk.range.topic].parse
             records = read_records(chunk.messages)
-            asked = [(record, _asked(read, record, latest_ms)) for record in records]
-            yield _request_rows(chunk.range, asked, self.whole)
+            rows = [_columns_of(read, record, latest_ms) for record in records]
+            yield _request_rows(chunk.range, records if self.whole else None, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +125,49 @@ def _chunks(
 _tune_once = cache(interpreter.tune)
 
 
-def _asked(read: Any, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...]:
+    asked: Request | Cancel | Invalid
+    about: tuple[Any, ...]
+    carries: tuple[int | None, int | None] = (None, None)
     if record.unreadable is not None:
-        return Invalid(Reason.BAD_HEADERS, record.unreadable)
-    asked: Request | Cancel | Invalid = read(record, latest_ms)
-    return asked
-
-
-def _columns_of(record: Record, asked: Request | Cancel | Invalid) -> tuple[Any, ...]:
+        asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+    elif carried(record.headers):
+        asked, carries = _carried(read, record, latest_ms)
+    else:
+        asked = read(record, latest_ms)
     at = (record.offset, record.timestamp_ms)
     if isinstance(asked, Request):
         target, _, due_ms, _, _, caller, caller_id, expires_ms = asked
-        return (*at, "request", target, due_ms, expires_ms, caller, caller_id, None, None)
-    if isinstance(asked, Cancel):
-        return (*at, "cancel", None, None, None, None, asked.caller_id, None, None)
-    due_ms = record.timestamp_ms
-    return (*at, "invalid", None, due_ms, None, None, None, str(asked.reason), asked.detail)
+        about = ("request", target, due_ms, expires_ms, caller, caller_id, None, None)
+    elif isinstance(asked, Cancel):
+        about = ("cancel", None, None, None, None, asked.caller_id, None, None)
+    else:
+        due_ms, reason = record.timestamp_ms, str(asked.reason)
+        about = ("invalid", None, due_ms, None, None, None, reason, asked.detail)
+    return (*at, *about, *carries)
+
+
+def _carried(
+    read: Any, record: Record, latest_ms: int
+) -> tuple[Any, tuple[int | None, int | None]]:
+    """What was asked at first; the record that this one carries, and the first of them."""
+    try:
+        carry = carry_of(record)
+    except ValueError as error:
+        return Invalid(Reason.BAD_HEADERS, str(error)), (None, None)
+    return read(as_asked(record), latest_ms), (carry.previous, carry.origin)
 
 
 def _request_rows(
-    range_: Range, asked: list[tuple[Record, Request | Cancel | Invalid]], whole: bool
+    range_: Range, whole: list[Record] | None, rows: list[tuple[Any, ...]]
 ) -> pa.RecordBatch:
-    columns = zip(*(_columns_of(*one) for one in asked), strict=True)
-    where = [[range_.topic] * len(asked), [range_.partition] * len(asked)]
-    if not whole:
+    columns = zip(*rows, strict=True)
+    where = [[range_.topic] * len(rows), [range_.partition] * len(rows)]
+    if whole is None:
         return _batch([*where, *columns], _REQUESTS)
-    keys = [record.key for record, _ in asked]
-    values = [record.value for record, _ in asked]
-    headers = [[{"key": k, "value": v} for k, v in record.headers] for record, _ in asked]
+    keys = [record.key for record in whole]
+    values = [record.value for record in whole]
+    headers = [[{"key": k, "value": v} for k, v in record.headers] for record in whole]
     return _batch([*where, *columns, keys, values, headers], _RECORDS)
 
 

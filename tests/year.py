@@ -1,0 +1,152 @@
+"""A world whose clock the test turns: months pass in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import redis
+from confluent_kafka import Message
+
+from blackbox.connect import formats, kafka
+from blackbox.dispatch import Dispatch
+from blackbox.doubt import Doubt
+from blackbox.index.connection import pool
+from blackbox.index.inspector import Inspector
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.targets import Targets
+from blackbox.journal.topics import OwnTopics
+from blackbox.journal.writer import Writer
+from blackbox.promoter import Promoter
+from blackbox.recovery import Recovery
+from blackbox.request import Shard
+from blackbox.settings import load
+from tests.world import World, read_all, until
+
+HORIZON_S = 3600
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class Year:
+    """A world whose clock the test turns: its shards are opened, filled and emptied at any time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.environment = world.environment(hot_horizon_s=HORIZON_S)
+        self.settings = load(
+            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
+            redis_url=world.redis.url,
+            request_topics=f"{world.requests}:countdown",
+            dead_letter_topic=world.dead_letters,
+            group_id=world.name,
+            hot_horizon_s=HORIZON_S,
+        )
+        self.access = kafka(self.settings)
+        self.client = redis.Redis.from_url(world.redis.url)
+        self.shards = [Shard(world.requests, 0)]
+        self.began_ms = time.time_ns() // 1_000_000
+        self.expected: dict[str, int] = {}
+        admin = self.access.admin()
+        topics = OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=-1)
+        topics.ensure()
+        until("its shard has a leader", self._has_leader)
+
+    def _has_leader(self) -> bool:
+        journal = ShardJournal(self.shards[0], self.access)
+        try:
+            return journal.request_bounds().end == journal.receipt_bounds().end == 0
+        except Doubt:
+            return False
+        finally:
+            journal.close()
+
+    def ask(self, body: str, due_ms: int, *, id: str | None = None, partition: int = 0) -> None:
+        request: dict[str, object] = {"topic": self.world.targets[0], "message": body, "at": due_ms}
+        self.expected[body] = due_ms
+        self.world.send_raw(json.dumps(request | ({"id": id} if id else {})), [], partition)
+
+    def cancel(self, id: str, partition: int = 0) -> None:
+        self.world.send_raw(json.dumps({"id": id, "cancel": True}), [], partition)
+
+    def pass_to(self, now_ms: int) -> None:
+        """Open every shard at that time and deliver all that is due."""
+        self.world.flush()
+        for shard in self.shards:
+            self._live(shard, now_ms)
+
+    def _live(self, shard: Shard, now_ms: int) -> None:
+        connections = pool(self.world.redis.url)
+        index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
+        journal = ShardJournal(shard, self.access)
+        writer = Writer(shard, self.access, exactly_once=True)
+        intake = Intake(formats(self.settings)[shard.topic], index, self.settings.horizon_ms)
+        try:
+            Recovery(
+                shard=shard,
+                index=index,
+                journal=journal,
+                writer=writer,
+                confirm=lambda: None,
+                apply=lambda batch: intake.apply(batch, now_ms),
+                now_ms=lambda: now_ms,
+            ).open()
+            dispatch = Dispatch(
+                shard=shard,
+                index=index,
+                writer=writer,
+                targets=Targets(self.access.admin()),
+                journal=journal,
+                reread=intake.reread,
+                dead_letter_topic=self.world.dead_letters,
+            )
+            while dispatch.tick(now_ms).is_full:
+                pass
+        finally:
+            for part in (index, journal, writer):
+                part.close()
+            connections.disconnect()
+
+    def promote(self, now_ms: int) -> int:
+        """How many came near."""
+        self.world.flush()
+        promoter = Promoter(self.settings, self.access)
+        try:
+            return sum(promoter.promote(shard, now_ms).near for shard in self.shards)
+        finally:
+            promoter.close()
+
+    def promote_killed(self, now_ms: int, after_s: float) -> None:
+        """A promotion that may be killed half-way."""
+        command = [sys.executable, "-m", "tests.promoting", str(now_ms)]
+        with (self.world.folder / "promoting.log").open("ab") as log:
+            running = subprocess.Popen(
+                command, env=os.environ | self.environment, stdout=log, stderr=log
+            )
+        try:
+            running.wait(after_s)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+    def standing(self, shard: int = 0) -> tuple[int, int]:
+        """Entries in Redis, and requests in the cold tier."""
+        inspector = Inspector(self.client)
+        found = inspector.standing(self.shards[shard], 0)
+        assert len(inspector.cold(self.shards[shard])[1]) == found.cold
+        return found.pending, found.cold
+
+    def forget(self) -> None:
+        for key in self.client.scan_iter(f"blackbox:{{{self.world.requests}-*"):
+            self.client.delete(key)
+
+    def delivered(self) -> list[str]:
+        return sorted((m.value() or b"").decode() for m in self.messages())
+
+    def messages(self, topic: str | None = None) -> list[Message]:
+        return read_all(self.world.kafka.bootstrap_servers, topic or self.world.targets[0])
