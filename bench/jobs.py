@@ -184,7 +184,7 @@ class Yard(Field):
         return found
 
     def lose_redis(self) -> None:
-        self._redis.flushall()
+        self._redis.flushall(asynchronous=True)  # as total, and answered at once
 
     def in_redis(self) -> Pending:
         """What the indexes hold."""

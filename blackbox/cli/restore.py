@@ -1,4 +1,4 @@
-"""`blackbox restore`: fill a lost Redis again, faster than the service does it alone."""
+"""`blackbox restore`: fill a lost Redis again, with many tasks at once."""
 
 from __future__ import annotations
 

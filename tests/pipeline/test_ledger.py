@@ -176,9 +176,12 @@ class Books:
 
     def assert_equal(self, path: Path | str) -> None:
         """The ledger holds what the topics hold, row by row."""
-        ledger = self.open(path)
-        assert requests_in(ledger.requests()) == self.requests_in_kafka()
-        assert outcomes_in(ledger.outcomes()) == self.outcomes_in_kafka()
+        with ThreadPoolExecutor(2) as readers:
+            asked = readers.submit(self.requests_in_kafka)
+            told = readers.submit(self.outcomes_in_kafka)
+            ledger = self.open(path)
+            assert requests_in(ledger.requests()) == asked.result()
+            assert outcomes_in(ledger.outcomes()) == told.result()
 
 
 def headers_of(message: Message) -> list[Any]:
