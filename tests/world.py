@@ -401,6 +401,7 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
         }
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
