@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 HELM_VERSION := v3.22.0
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 .PHONY: help install demo test faults check format bench engines jobs helm constraints clean
 
@@ -22,8 +23,8 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: install  ## All tests, on real servers that they start themselves
-	$(BIN)/python -m pytest
+test: install  ## All tests, on real servers that they start themselves (about 20 minutes)
+	$(TESTS)
 
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
 	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 \
@@ -34,7 +35,7 @@ check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 format: install  ## Format and mend what can be mended
 	$(BIN)/ruff format .

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -394,6 +394,11 @@ class World:
 
 def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
     """All records of a topic that a read_committed consumer can read now."""
+    return list(each_of(bootstrap_servers, topic))
+
+
+def each_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
+    """The same, one by one."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -406,7 +411,6 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
-    found: list[Message] = []
     ended: set[int | None] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(10)
@@ -414,9 +418,8 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
         for one in (message, *consumer.consume(10_000, timeout=0)):
             error = one.error()
             if error is None:
-                found.append(one)
+                yield one
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 ended.add(one.partition())
     consumer.close()
-    return found

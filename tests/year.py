@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import redis
 from confluent_kafka import Message
@@ -26,7 +27,7 @@ from blackbox.promoter import Promoter
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
 from blackbox.settings import load
-from tests.world import World, read_all, until
+from tests.world import World, each_of, read_all, until
 
 HORIZON_S = 3600
 HOUR_MS = 3_600_000
@@ -51,7 +52,6 @@ class Year:
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]
         self.began_ms = time.time_ns() // 1_000_000
-        self.expected: dict[str, int] = {}
         admin = self.access.admin()
         topics = OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=-1)
         topics.ensure()
@@ -68,7 +68,6 @@ class Year:
 
     def ask(self, body: str, due_ms: int, *, id: str | None = None, partition: int = 0) -> None:
         request: dict[str, object] = {"topic": self.world.targets[0], "message": body, "at": due_ms}
-        self.expected[body] = due_ms
         self.world.send_raw(json.dumps(request | ({"id": id} if id else {})), [], partition)
 
     def cancel(self, id: str, partition: int = 0) -> None:
@@ -147,6 +146,17 @@ class Year:
 
     def delivered(self) -> list[str]:
         return sorted((m.value() or b"").decode() for m in self.messages())
+
+    def counts(self, most: int) -> bytearray:
+        """How often each of these many numbers was delivered."""
+        counts = bytearray(most)
+        for message in each_of(self.world.kafka.bootstrap_servers, self.world.targets[0]):
+            counts[int(message.value() or b"")] += 1
+        return counts
+
+    def redis_bytes(self) -> int:
+        memory: Any = self.client.info("memory")
+        return int(memory["used_memory"])
 
     def messages(self, topic: str | None = None) -> list[Message]:
         return read_all(self.world.kafka.bootstrap_servers, topic or self.world.targets[0])

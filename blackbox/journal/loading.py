@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,18 +13,15 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.request import Headers
 
-OPEN_ATTEMPTS = 5
-OPEN_ATTEMPT_S = 6.0
-SETTLE_S = 20.0
 ASK_S = 0.2
 
 LAYOUT = "1"
@@ -153,19 +149,14 @@ class PieceWriter:
         self._topic = topic
         self._mark = f"{LAYOUT}/{total}"
         gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
-        self._producer: Producer = replace(access, settings=gathered).producer(name)
+        self._transactions = Transactions(replace(access, settings=gathered), name, name)
+        self._producer = self._transactions.producer
         self._consumer: Consumer = access.in_group(name).consumer()
         self._failed: KafkaError | None = None
 
     def open(self) -> int:
         """Returns how many rows are in. Raises JournalLost without brokers for 30 s."""
-        for attempt in range(1, OPEN_ATTEMPTS + 1):
-            try:
-                self._producer.init_transactions(OPEN_ATTEMPT_S)
-                break
-            except KafkaException as error:
-                if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
-                    raise doubt(error, f"{self._name}: cannot open the transactional id") from None
+        self._transactions.open()
         try:
             [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)
             if at.error is not None:
@@ -198,10 +189,8 @@ class PieceWriter:
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next to open the piece to settle."""
         self._consumer.close()
-        self._producer.purge()
-        with suppress(KafkaException, SystemError):  # a fenced one says so once more
-            self._producer.flush(0)
         del self._producer
+        self._transactions.close()
 
     def _produce(self, key: str | None, value: bytes, headers: Headers) -> None:
         while True:

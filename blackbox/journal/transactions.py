@@ -18,10 +18,10 @@ SETTLE_S = 20.0
 class Transactions:
     """One producer under one `transactional.id`; unusable after its first doubt.
 
-    `what` stands in front of what its failures say. Not safe for use from two threads at once.
+    Without an id it can only flush and be closed. `what` stands in front of what its failures say. Not safe for use from two threads at once.
     """
 
-    def __init__(self, access: KafkaAccess, transactional_id: str, what: str) -> None:
+    def __init__(self, access: KafkaAccess, transactional_id: str | None, what: str) -> None:
         self._what = what
         self.producer: Producer = access.producer(transactional_id)
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost, Refused
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.topics import receipts_topic
+from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.outgoing import Outgoing
 from blackbox.receipt import Places, Receipt, encode
 from blackbox.request import Reason, Shard
-
-OPEN_ATTEMPTS = 5
-OPEN_ATTEMPT_S = 6.0
-SETTLE_S = 20.0
 
 Refusal = tuple[str, str]
 """(reason word, detail)"""
@@ -50,9 +46,9 @@ class Writer:
         self._shard = shard
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
-        self._producer: Producer = access.producer(
-            f"{access.group_id}-{shard}" if exactly_once else None
-        )
+        transactional_id = f"{access.group_id}-{shard}" if exactly_once else None
+        self._transactions = Transactions(access, transactional_id, str(shard))
+        self._producer = self._transactions.producer
         self._failed: dict[int, KafkaError] = {}
         self._is_closed = False
 
@@ -61,23 +57,13 @@ class Writer:
 
         Raises JournalLost when the brokers do not manage it in 5 attempts of 6 s.
         """
-        if not self._exactly_once:
-            return
-        for attempt in range(1, OPEN_ATTEMPTS + 1):
-            try:
-                self._producer.init_transactions(OPEN_ATTEMPT_S)
-                return
-            except KafkaException as error:
-                if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
-                    raise doubt(error, f"{self._shard}: cannot open the transactional id") from None
+        if self._exactly_once:
+            self._transactions.open()
 
     def begin(self) -> None:
         self._failed = {}
         if self._exactly_once:
-            try:
-                self._producer.begin_transaction()
-            except KafkaException as error:
-                raise doubt(error, f"{self._shard}: cannot begin a transaction") from None
+            self._transactions.begin()
 
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
         """Queue a record; once the broker has it, `places` says where it went.
@@ -103,7 +89,7 @@ class Writer:
 
         With `exactly_once` a refusal aborts the transaction and raises Refused instead.
         """
-        left = self._flush()
+        left = self._transactions.flush()
         if left:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
         if not self._failed:
@@ -117,7 +103,7 @@ class Writer:
         if others and (not suspects or not self._exactly_once):
             raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
-            self._abort()
+            self._transactions.abort()
             raise Refused(suspects)
         return suspects
 
@@ -129,9 +115,9 @@ class Writer:
         places: Places = {}
         self._produce_receipt(receipt, places)
         if self._exactly_once:
-            self._commit()  # flushes first
+            self._transactions.commit()  # flushes first
         else:
-            self._flush()
+            self._transactions.flush()
         if not places:
             raise JournalLost(f"{self._shard}: the receipt was not acknowledged: {self._failed}")
         [[(_, offset)]] = places.values()
@@ -141,19 +127,8 @@ class Writer:
         """Drop what is queued; an open transaction stays for the next owner to settle."""
         if not self._is_closed:
             self._is_closed = True
-            self._producer.purge()
-            self._producer.flush(0)
-            del self._producer  # its threads and sockets end with the last reference
-
-    def _flush(self) -> int:
-        try:
-            return self._producer.flush(SETTLE_S)
-        except (KafkaException, SystemError) as error:
-            # a fatal error that comes while reports are served has the other as its cause
-            cause = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(cause, KafkaException):
-                raise
-            raise doubt(cause, f"{self._shard}: cannot flush") from None
+            del self._producer
+            self._transactions.close()
 
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
         try:
@@ -166,22 +141,6 @@ class Writer:
             )
         except (KafkaException, BufferError) as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
-
-    def _commit(self) -> None:
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            try:
-                self._producer.commit_transaction(SETTLE_S / 4)
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise doubt(error, f"{self._shard}: the commit's outcome is unknown") from None
-
-    def _abort(self) -> None:
-        try:
-            self._producer.abort_transaction(SETTLE_S)
-        except KafkaException as error:
-            raise doubt(error, f"{self._shard}: cannot abort") from None
 
     def _report(
         self, offset: int, places: Places, error: KafkaError | None, message: Message

@@ -9,7 +9,7 @@ import pytest
 from tests.raw_record import write_with_header
 from tests.world import World, both_engines, until
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 UNREADABLE: list[bytes | None] = [
     b"", None, b"   ", b"{", b"[]", b'"text"', b"null", b"42", b"\xff\xfe", b"\xef\xbb\xbf{}",
@@ -40,6 +40,7 @@ IMPOSSIBLE: list[dict[str, object]] = [
 ]
 
 
+@both_engines
 def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
     world: World,
 ) -> None:
@@ -61,6 +62,7 @@ def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
     assert service.metric("blackbox_invalid_total") == len(bad)
 
 
+@both_engines
 def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_nothing(world: World) -> None:
     world.start_service().wait_ready()
     value = json.dumps({"topic": world.targets[0], "countdown": 0}).encode()

@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 
 from tests.world import World, both_engines, read_all, until
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 POLL_INTERVAL_MS = 1000
 
@@ -27,6 +27,7 @@ def header(message: Message, name: str) -> str:
     return value.decode()
 
 
+@both_engines
 def test_a_thousand_undeliverable_requests_do_not_delay_the_good_ones_behind_them(
     world: World,
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_message_too_large_for_the_client_takes_nothing_with_it(world: World) 
     assert "left out" in header(letter, "blackbox-detail")
 
 
+@both_engines
 def test_what_the_broker_refuses_is_isolated_and_the_rest_of_the_batch_goes_out(
     world: World,
 ) -> None:
@@ -112,6 +114,7 @@ def test_an_expired_request_is_a_dead_letter(world: World) -> None:
     until("the dead letter", lambda: reasons(world) == {"expired": 1})
 
 
+@both_engines
 def test_a_replaced_request_fires_once_and_a_cancelled_one_never(world: World) -> None:
     for number in range(20):
         named = {
