@@ -238,11 +238,9 @@ class Dispatch:
             self._put_off(sent, failed, did, now_ms)
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
-        originals = self.journal.records(o for o, entry in dead.items() if not _is_record(entry))
+        originals = self._originals(o for o, entry in dead.items() if not _is_record(entry))
         for offset, entry in dead.items():
             original = originals.get(offset) or _as_record(offset, entry)
-            if carried(original.headers) and not _is_record(entry):
-                original = as_asked(original)
             forms = dead_letters(
                 self.shard,
                 self.dead_letter_topic,
@@ -281,7 +279,7 @@ class Dispatch:
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, entry._replace(reason=reason, detail=detail)
-        whole = None if _is_record(entry) else self.journal.records([offset]).get(offset)
+        whole = None if _is_record(entry) else self._originals([offset]).get(offset)
         whole = whole or _as_record(offset, entry)
         if whole.value is not None:
             less = whole._replace(value=None)
@@ -293,6 +291,13 @@ class Dispatch:
         told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
         letter = refused_entry(less, Invalid(Reason(entry.reason), told), entry.due_ms)
         return now_ms, letter._replace(caller_id=entry.caller_id, alone=entry.alone)
+
+    def _originals(self, offsets: Iterable[int]) -> dict[int, Record]:
+        """The records of these valid requests as their callers wrote them."""
+        return {
+            offset: as_asked(record) if carried(record.headers) else record
+            for offset, record in self.journal.records(offsets).items()
+        }
 
     def _defer(
         self, changes: Mapping[int, tuple[int, Entry]], did: Dispatched, now_ms: int

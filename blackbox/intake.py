@@ -13,6 +13,9 @@ from blackbox.formats import Format
 from blackbox.plan import Batch, Carried, Change, Cold, Plan, Touched, View, resolve
 from blackbox.request import Cancel, Invalid, Reason, Record, Request
 
+MOST_COLD_BYTES = 900_000
+"""A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
+
 
 class Index(Protocol):
     """What intake needs of a shard's index."""
@@ -122,6 +125,7 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
             horizon_ms is not None
             and type(asked) is Request
             and is_cold(asked.due_ms, record.timestamp_ms, horizon_ms)
+            and len(record.value or b"") <= MOST_COLD_BYTES
         ):
             changes.append((record.offset, Cold(asked.caller_id)))
         else:
@@ -131,7 +135,7 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
 
 def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
     """Whether a request written at this time stays out of the index, whenever it is read."""
-    return due_ms - timestamp_ms > horizon_ms
+    return timestamp_ms >= 0 and due_ms - timestamp_ms > horizon_ms
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
@@ -178,11 +182,12 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
 def _taken(plan: Plan) -> Taken:
     puts = plan.puts.values()
     invalid = sum(put.reason is not None for put in puts if type(put) is Entry)
+    carried = sum(offset in plan.puts or offset in plan.frozen for offset in plan.carried)
     return Taken(
-        accepted=len(puts) - invalid + len(plan.frozen) - plan.carried,
+        accepted=max(0, len(puts) - invalid + len(plan.frozen) - carried),
         invalid=invalid,
         cancelled=plan.cancelled,
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
-        carried=plan.carried,
+        carried=carried,
     )

@@ -93,8 +93,8 @@ Change = Request | Entry | Cancel | Cold | Carried
 class Plan:
     """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id.
 
-    `frozen` are requests new in the cold tier, `thawed` those that leave it; `carried` of the puts
-    come from there.
+    `frozen` are requests new in the cold tier, `thawed` those that leave it. `carried` are those that
+    come from there, into the index or as another record.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Plan:
     thawed: set[int] = field(default_factory=set)
     cancelled: int = 0
     replaced: int = 0
-    carried: int = 0
+    carried: set[int] = field(default_factory=set)
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
@@ -160,13 +160,12 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     was_delivered = offset in view.skipped
     if not is_cold and previous >= view.known_from and not was_delivered:
         return False
-    if caller_id is not None and plan.holders.get(caller_id) == previous:
+    if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
         plan.holders[caller_id] = None
-    if not is_cold and was_delivered:
+    if not is_cold:
         _end(plan, view, previous)
         _end(plan, view, origin)
-    if not was_delivered:
-        plan.carried += 1
+    plan.carried.add(offset)
     return True
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from threading import Event
+
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from blackbox.clock import Clock
 from blackbox.connect import formats
-from blackbox.doubt import Doubt
+from blackbox.doubt import Doubt, IndexLost
+from blackbox.index.bits import Bits
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.carrier import Carrier
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.plan import Labels
 from blackbox.promotion import Promoted, Promotion
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -20,11 +26,15 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.promotion")
 
 LONGEST_PAUSE_S = 3600.0
+FIRST_S = 30.0
+"""After a start, so that what came near meanwhile does not wait for long."""
 
 
-def promotion_every_s(horizon_s: int) -> float:
-    """How often to promote: four times within the horizon, so that one run may fail."""
-    return min(LONGEST_PAUSE_S, horizon_s / 4)
+def schedule(scheduler: BackgroundScheduler, schedule: Schedule, horizon_s: int) -> None:
+    """Promote soon, then four times within the horizon, so that one run may fail; hourly without one."""
+    every_s = min(LONGEST_PAUSE_S, horizon_s / 4 or LONGEST_PAUSE_S)
+    soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
+    scheduler.add_job(schedule.run, "interval", seconds=every_s, next_run_time=soon, id="promote")
 
 
 class Promoter:
@@ -36,19 +46,28 @@ class Promoter:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
 
-    def promote(self, shard: Shard, now_ms: int) -> Promoted:
-        """One run for one shard; raises as `Promotion.run`."""
+    def promote(
+        self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
+    ) -> Promoted:
+        """One run for one shard, which ends when `confirm` raises a Doubt; raises as `Promotion.run`."""
+        labels, cold = self._look(shard)
+        if labels is None:
+            raise Doubt(f"{shard}: its index is empty or lost; promote when it is open again")
+        if not cold:
+            return Promoted(shard)
         journal = ShardJournal(shard, self._access)
         carrier = Carrier(shard, self._access)
         try:
             return Promotion(
                 shard=shard,
-                index=self._inspector,
+                label=labels.requests,
+                cold=cold,
                 journal=journal,
                 carrier=carrier,
                 contract=self._formats[shard.topic],
                 lead_ms=self._settings.horizon_ms,
                 renew_after_ms=self._renew_after_ms(shard.topic),
+                confirm=confirm,
             ).run(now_ms)
         finally:
             carrier.close()
@@ -57,17 +76,20 @@ class Promoter:
     def close(self) -> None:
         self._inspector.close()
 
+    def _look(self, shard: Shard) -> tuple[Labels | None, Bits]:
+        try:
+            return self._inspector.cold(shard)
+        except IndexLost:  # a connection that was kept may have ended long ago
+            return self._inspector.cold(shard)
+
     def _renew_after_ms(self, topic: str) -> int | None:
         """Half of what Kafka keeps: time enough for a run that fails."""
-        described = self._kept(topic)
-        return None if described.retention_ms < 0 else described.retention_ms // 2
-
-    def _kept(self, topic: str) -> TopicSettings:
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None or not isinstance(found.settings, TopicSettings):
             why = found.settings if found is not None else "there is no such topic"
             raise Doubt(f"{topic}: cannot tell how long Kafka keeps it: {why}")
-        return found.settings
+        kept_ms = found.settings.retention_ms
+        return None if kept_ms < 0 else kept_ms // 2
 
 
 class Schedule:
@@ -78,21 +100,36 @@ class Schedule:
         settings: Settings,
         access: KafkaAccess,
         clock: Clock,
-        shards: Callable[[], Iterable[Shard]],
+        shards: Callable[[], Collection[Shard]],
     ) -> None:
         self._promoter = Promoter(settings, access)
         self._clock = clock
         self._shards = shards
+        self._stopping = Event()
 
     def run(self) -> None:
         for shard in sorted(self._shards()):
             try:
-                done = self._promoter.promote(shard, self._clock.earliest_ms())
+                self._promote(shard)
             except Doubt as reason:
-                logger.warning("%s; promoting again at the next time", reason)
-                continue
-            if done.near or done.renewed:
-                logger.info(
-                    "%s: of %d cold requests %d came near, %d were written anew",
-                    shard, done.cold, done.near, done.renewed,
-                )  # fmt: skip
+                if not self._stopping.is_set():
+                    logger.warning("%s; promoting again at the next time", reason)
+            except Exception:
+                logger.exception("%s: promotion failed unexpectedly", shard)
+
+    def stop(self) -> None:
+        """End the run in flight within a batch."""
+        self._stopping.set()
+
+    def _promote(self, shard: Shard) -> None:
+        def confirm() -> None:
+            if self._stopping.is_set() or shard not in self._shards():
+                raise Doubt(f"{shard}: given up while it was being promoted")
+
+        confirm()
+        done = self._promoter.promote(shard, self._clock.earliest_ms(), confirm)
+        if done.near or done.renewed:
+            logger.info(
+                "%s: of %d cold requests %d came near, %d were written anew",
+                shard, done.cold, done.near, done.renewed,
+            )  # fmt: skip

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blackbox.cold import as_asked, carried, carry_of, carry_on
-from blackbox.doubt import Doubt
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch, Labels
+from blackbox.plan import Batch
 from blackbox.request import Headers, Record, Request, Shard
 
 logger = logging.getLogger("blackbox.promotion")
 
 CARRIED_AT_ONCE = 5000
+FAR_APART = 20_000
+"""Offsets between two cold requests that are worth a new read."""
+
 BYTES_AT_ONCE = 8 << 20
 
 
@@ -33,24 +35,21 @@ class Bounds(Protocol):
 class Journal(Protocol):
     """What promotion needs of the request topic."""
 
-    def request_bounds(self) -> Bounds: ...
+    def settled_bounds(self) -> Bounds: ...
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
 
 
-class Index(Protocol):
-    """What promotion needs of all indexes; it changes none."""
-
-    def cold(self, shard: Shard) -> tuple[Labels | None, Set[int]]: ...
-
-
 class Carrier(Protocol):
-    """The producer of a shard's carried records; `flush` returns the next offset behind the last one."""
+    """The producer of a shard's carried records.
+
+    `flush` returns the next offset behind the last one, and why some were refused.
+    """
 
     def open(self) -> None: ...
     def begin(self) -> None: ...
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None: ...
-    def flush(self) -> int: ...
+    def flush(self) -> tuple[int, Mapping[int, str]]: ...
     def commit(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -59,7 +58,8 @@ class Carrier(Protocol):
 class Promoted:
     """What a run did for a shard: `cold` there were, `near` came back, `renewed` stay cold.
 
-    `lost` are requests that retention removed from Kafka while they were cold.
+    `lost` are requests that retention removed from Kafka while they were cold, `refused` those
+    whose record Kafka does not take again.
     """
 
     shard: Shard
@@ -67,104 +67,140 @@ class Promoted:
     near: int = 0
     renewed: int = 0
     lost: int = 0
+    refused: int = 0
+
+
+class _Chosen(NamedTuple):
+    record: Record
+    stays_cold: bool
+    caller_id: str | None
 
 
 @dataclass(slots=True)
 class Promotion:
     """Carries on what is due within `lead_ms` (None: everything), and what is kept not much longer.
 
+    `cold` are the requests of the cold tier that an index says are below `label`.
     `renew_after_ms` is the age at which a record is written anew; None: Kafka keeps it for ever.
+    `confirm` is called now and again, and raises a Doubt to end the run.
     """
 
     shard: Shard
-    index: Index
+    label: int
+    cold: Set[int]
     journal: Journal
     carrier: Carrier
     contract: Format
     lead_ms: int | None
     renew_after_ms: int | None
+    confirm: Callable[[], None] = lambda: None
     _ended: set[str] = field(default_factory=set)
     _carried: set[int] = field(default_factory=set)
     _seen: int = 0
+    _near: int = 0
+    _renewed: int = 0
+    _refused: int = 0
 
     def run(self, now_ms: int) -> Promoted:
         """Carry each such request once, whatever ended an earlier run and whoever else runs.
 
-        1. the index tells which requests are cold, and up to where it has read;
-        2. fence every other run, and settle what it left open;
-        3. read what the index has not: some are carried already, some cancelled or replaced;
-        4. carry the others, in transactions: before each is committed, whatever came in between is
+        1. fence every other run, and settle what it left open;
+        2. read what the index has not: some are carried already, some cancelled or replaced;
+        3. carry the others, in transactions: before each is committed, whatever came in between is
            looked at, so that nothing is carried that was ended first.
 
-        Raises a Doubt when Kafka or Redis does not answer, or another run took over; run it again.
+        Raises a Doubt when Kafka does not answer, or another run took over; run it again.
         """
-        labels, cold = self.index.cold(self.shard)  # 1
-        if labels is None:
-            raise Doubt(f"{self.shard}: its index is empty or lost; promote when it is open again")
-        if not cold:
-            return Promoted(self.shard)
-        self.carrier.open()  # 2
-        bounds = self.journal.request_bounds()
-        self._seen = max(labels.requests, bounds.start)
-        for batch in self.journal.requests(self._seen, bounds.end):  # 3
+        self.carrier.open()  # 1
+        bounds = self.journal.settled_bounds()
+        self._seen = max(self.label, bounds.start)
+        for batch in self.journal.requests(self._seen, bounds.end):  # 2
             self._note_carried(batch)
             self._note_ended(batch, now_ms)
         self._seen = max(self._seen, bounds.end)
-        near, renewed = self._carry_all(cold, labels.requests, bounds.start, now_ms)  # 4
-        lost = sum(offset < bounds.start for offset in cold)
+        self._carry_all(bounds.start, now_ms)  # 3
+        lost = sum(offset < bounds.start for offset in self.cold)
         if lost:
             logger.error(
                 "%s: %d cold requests were removed by retention before they were carried on: they "
                 "are lost; set retention.ms of %s well above the time between two promotions",
                 self.shard, lost, self.shard.topic,
             )  # fmt: skip
-        return Promoted(self.shard, len(cold), near, renewed, lost)
+        return Promoted(self.shard, len(self.cold), self._near, self._renewed, lost, self._refused)
 
-    def _carry_all(self, cold: Set[int], label: int, start: int, now_ms: int) -> tuple[int, int]:
-        near = renewed = size = 0
-        waiting: list[tuple[Record, bool, str | None]] = []
-        for record in self._cold_records(cold, label, start):
-            asked = self.contract.parse(
-                as_asked(record) if carried(record.headers) else record, now_ms
-            )
-            stays_cold = isinstance(asked, Request) and not self._is_near(asked.due_ms, now_ms)
-            if stays_cold and not self._is_old(record.timestamp_ms, now_ms):
+    def _carry_all(self, start: int, now_ms: int) -> None:
+        size = 0
+        waiting: list[_Chosen] = []
+        for record in self._cold_records(start):
+            chosen = self._chosen(record, now_ms)
+            if chosen is None:
                 continue
-            caller_id = asked.caller_id if isinstance(asked, Request) else None
-            waiting.append((record, stays_cold, caller_id))
+            waiting.append(chosen)
             size += len(record.value or b"")
             if len(waiting) == CARRIED_AT_ONCE or size > BYTES_AT_ONCE:
-                done = self._carry(waiting, now_ms)
-                near, renewed, size = near + done[0], renewed + done[1], 0
+                self._carry(waiting, now_ms)
+                size = 0
                 waiting.clear()
-        done = self._carry(waiting, now_ms)
-        return near + done[0], renewed + done[1]
+        self._carry(waiting, now_ms)
 
-    def _cold_records(self, cold: Set[int], label: int, start: int) -> Iterator[Record]:
-        first = max(start, min(cold))
-        for batch in self.journal.requests(first, max(first, label)):
-            for record in batch.records:
-                if record.offset in cold and record.offset not in self._carried:
-                    yield record
+    def _cold_records(self, start: int) -> Iterator[Record]:
+        """Only the stretches of the journal that have cold requests are read."""
+        for first, end in _stretches(self.cold, start, self.label):
+            for batch in self.journal.requests(first, end):
+                self.confirm()
+                for record in batch.records:
+                    if record.offset in self.cold and record.offset not in self._carried:
+                        yield record
 
-    def _carry(
-        self, waiting: Sequence[tuple[Record, bool, str | None]], now_ms: int
-    ) -> tuple[int, int]:
-        while kept := [one for one in waiting if one[2] is None or one[2] not in self._ended]:
-            self.carrier.begin()
-            for record, stays_cold, _ in kept:
-                self.carrier.send(record, carry_on(record, is_cold=stays_cold), now_ms)
-            end = self.carrier.flush()
-            if any(caller_id is not None for _, _, caller_id in kept):
-                for batch in self.journal.uncommitted(self._seen, end):
-                    self._note_ended(batch, now_ms)
-                self._seen = end
-            if all(one[2] is None or one[2] not in self._ended for one in kept):
-                self.carrier.commit()
-                renewed = sum(stays_cold for _, stays_cold, _ in kept)
-                return len(kept) - renewed, renewed
-            self.carrier.abort()
-        return 0, 0
+    def _chosen(self, record: Record, now_ms: int) -> _Chosen | None:
+        asked = self.contract.parse(as_asked(record) if carried(record.headers) else record, now_ms)
+        if not isinstance(asked, Request):  # its contract has changed: to be a dead letter
+            return _Chosen(record, False, None)
+        if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
+            return _Chosen(record, False, asked.caller_id)
+        if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
+            return None
+        return _Chosen(record, True, asked.caller_id)
+
+    def _carry(self, waiting: Sequence[_Chosen], now_ms: int) -> None:
+        """In one transaction; in ever smaller ones where Kafka refuses something, down to that alone."""
+        kept = [one for one in waiting if one.caller_id not in self._ended]
+        if not kept:
+            return
+        self.carrier.begin()
+        for record, stays_cold, _ in kept:
+            self.carrier.send(record, carry_on(record, is_cold=stays_cold), now_ms)
+        end, refused = self.carrier.flush()
+        if any(caller_id is not None for _, _, caller_id in kept):
+            for batch in self.journal.uncommitted(self._seen, end):
+                self._note_ended(batch, now_ms)
+            self._seen = max(self._seen, end)
+        if not refused and not any(one.caller_id in self._ended for one in kept):
+            self.carrier.commit()
+            renewed = sum(stays_cold for _, stays_cold, _ in kept)
+            self._renewed += renewed
+            self._near += len(kept) - renewed
+            return
+        self.carrier.abort()
+        if not refused:
+            self._carry(kept, now_ms)
+            return
+        self.carrier.open()  # a producer is of no use after a refusal
+        if len(kept) == 1:
+            self._refuse(refused)
+        else:
+            half = len(kept) // 2
+            self._carry(kept[:half], now_ms)
+            self._carry(kept[half:], now_ms)
+
+    def _refuse(self, refused: Mapping[int, str]) -> None:
+        for offset, why in refused.items():
+            self._refused += 1
+            logger.error(
+                "%s: cannot be carried on, and will be late or lost: %s; does %s take records as "
+                "large as it did?",
+                self.shard.source(offset), why, self.shard.topic,
+            )  # fmt: skip
 
     def _note_carried(self, batch: Batch) -> None:
         for record in batch.records:
@@ -178,8 +214,18 @@ class Promotion:
             if change.caller_id is not None:
                 self._ended.add(change.caller_id)
 
-    def _is_near(self, due_ms: int, now_ms: int) -> bool:
-        return self.lead_ms is None or due_ms <= now_ms + self.lead_ms
 
-    def _is_old(self, timestamp_ms: int, now_ms: int) -> bool:
-        return self.renew_after_ms is not None and timestamp_ms < now_ms - self.renew_after_ms
+def _stretches(offsets: Iterable[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """From the first of some offsets to behind the last, wherever they lie close together."""
+    first = last = -1
+    for offset in offsets:
+        if offset < start or offset >= end:
+            continue
+        if first < 0:
+            first = offset
+        elif offset - last > FAR_APART:
+            yield first, last + 1
+            first = offset
+        last = offset
+    if first >= 0:
+        yield first, last + 1

@@ -156,8 +156,8 @@ class Recovery:
         bounds = self.journal.request_bounds()
         try:
             if self.index.labels.requests < bounds.start:
-                self.apply(Batch(self.index.labels.requests, bounds.start, []))
                 self.index.lost_before(bounds.start)
+                self.apply(Batch(self.index.labels.requests, bounds.start, []))
             for batch in self.journal.requests(self.index.labels.requests, bounds.end):
                 self.apply(batch)
         except IndexFull as full:

@@ -18,7 +18,7 @@ from blackbox.journal.reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
 from blackbox.owners import Owners
-from blackbox.promoter import Schedule, promotion_every_s
+from blackbox.promoter import Schedule, schedule
 from blackbox.request import Shard
 from blackbox.settings import Settings
 from blackbox.watch import Watch
@@ -60,6 +60,9 @@ class Service:
             opened=self._reader.start,
             closed=self._reader.stop,
         )
+        self._promotion = Schedule(
+            settings, self._kafka, self._clock, shards=self._owners.open_shards
+        )
         self._stopping = Event()
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
         self._scheduler = BackgroundScheduler(
@@ -75,10 +78,7 @@ class Service:
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
-        if settings.hot_horizon_s:
-            schedule = Schedule(settings, self._kafka, self._clock, self._owners.open_shards)
-            every_s = promotion_every_s(settings.hot_horizon_s)
-            self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")
+        schedule(self._scheduler, self._promotion, settings.hot_horizon_s)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
@@ -88,6 +88,7 @@ class Service:
     def stop(self) -> None:
         """Finish the ticks in flight, give every shard up, leave the group. Usually well under 4 s."""
         self._stopping.set()
+        self._promotion.stop()
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
         self._membership.close()

@@ -11,7 +11,7 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.failures import FAILED, BadUsage, ended, printable
 from blackbox.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def _audited(
     problem = None
     with spark(settings, "auditing") as session:
         from blackbox.pipeline.audit.audit import audited
-        from blackbox.pipeline.audit.report import write_page
         from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, explained
 
         try:
@@ -80,6 +79,8 @@ def _audited(
                 with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
                     verdict = found.verdict
                     if html is not None and verdict.shards:
+                        from blackbox.pipeline.audit.report import write_page
+
                         write_page(verdict, html)
                     if parquet is not None and verdict.shards:
                         found.write(parquet)
@@ -138,7 +139,7 @@ def _print(verdict: Verdict) -> None:
         table.add_column(name, overflow="fold")
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
-        table.add_row(*map(Text, (one.kind, place, one.caller or "", one.detail)))
+        table.add_row(*map(Text, (one.kind, place, printable(one.caller or ""), one.detail)))
     console.print(table)
     if verdict.found > SHOWN:
         console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blackbox.cli.failures import FAILED, ended
+from blackbox.pipeline import missing_packages
 from blackbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,17 +20,22 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 
 
+def need_spark() -> None:
+    """End the command, saying what to install, where this installation lacks something."""
+    if missing := missing_packages():
+        raise ended(
+            f"not installed: {', '.join(missing)}; this command runs on Spark: "
+            "pip install 'blackbox[spark]'",
+            FAILED,
+        )
+
+
 @contextmanager
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; what it does is shown on stderr, `doing` beside it."""
-    try:
-        from blackbox.pipeline.session import start_session
-    except ImportError as missing:
-        raise ended(
-            f"{missing.name} is not installed; this command runs on Spark: "
-            "pip install 'blackbox[spark]'",
-            FAILED,
-        ) from None
+    need_spark()
+    from blackbox.pipeline.session import start_session
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
         shown = bar.add_task(f"{doing}: starting Spark", total=None)

@@ -53,3 +53,12 @@ def _with_remedy(error: Doubt) -> str:
         return f"{error}; check that Redis runs at {place} (BLACKBOX_REDIS_URL)"
     servers = os.environ.get("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "")
     return f"{error}; check that Kafka runs at {servers} (BLACKBOX_KAFKA_BOOTSTRAP_SERVERS)"
+
+
+SHOWN_CHARS = 400
+
+
+def printable(text: str) -> str:
+    """The same on one line, of bounded length, without what a terminal would obey."""
+    shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)

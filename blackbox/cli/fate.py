@@ -12,7 +12,6 @@ from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.inspector import Inspector, Pending
-from blackbox.intake import is_cold
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.logs import QUIET
@@ -109,7 +108,7 @@ class Registry:
             outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
             if outcome is not None:
                 return _fate(shard, offset, **(known | outcome))
-            if record is not None and self._may_be_carried(record, known.get("due_ms")):
+            if record is not None and known.get("state") != "cancel":
                 there = _carried_to(journal, offset)  # 3
                 if there is not None:
                     return replace(
@@ -129,12 +128,6 @@ class Registry:
 
     def close(self) -> None:
         self._inspector.close()
-
-    def _may_be_carried(self, record: Record, due_ms: int | None) -> bool:
-        horizon_ms = self._settings.horizon_ms
-        if horizon_ms is None or due_ms is None:
-            return False
-        return carried(record.headers) or is_cold(due_ms, record.timestamp_ms, horizon_ms)
 
     def _known(self, shard: Shard, record: Record | None) -> dict[str, Any]:
         """What the request's own record says."""

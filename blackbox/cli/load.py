@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from blackbox import logs
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.cli.batch import need_spark
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended, printable
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from blackbox.pipeline.load import BadRow, File, Load, Verdict
 
 LOOK_S = 0.5
-SHOWN_CHARS = 400
 
 
 class Loaded(NamedTuple):
@@ -74,14 +74,9 @@ def load(
     kind = _kind(format)
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
     access = kafka(settings, logs.QUIET)
-    try:
-        from blackbox.pipeline.load import Load, NotLoaded, UnusableFile, find_files, read_files
-    except ImportError as missing:
-        raise ended(
-            f"{missing.name} is not installed; this command runs on Spark: "
-            "pip install 'blackbox[spark]'",
-            FAILED,
-        ) from None
+    need_spark()
+    from blackbox.pipeline.load import Load, NotLoaded, UnusableFile, find_files, read_files
+
     try:
         found = find_files(file, kind)
         most_bytes = _most_bytes(access, topic)
@@ -263,12 +258,6 @@ def _line(bad: BadRow) -> str:
     return printable(f"{bad.path}, {unit} {bad.number}: {bad.reason}: {bad.detail}")
 
 
-def printable(text: str) -> str:
-    """The same on one line, of bounded length, without what a terminal would obey."""
-    shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
-
-
 def _print(done: Loaded) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("files", "rows", "sent now", "already there", "seconds", "rows/s"):
@@ -279,5 +268,7 @@ def _print(done: Loaded) -> None:
     Console().print(table)
     if done.dry_run:
         typer.echo("every row is good; nothing was sent (--dry-run)")
+    elif not done.rows:
+        typer.echo("there are no rows in these files")
     elif not done.sent:
         typer.echo("this load is complete already; --again NAME sends it once more")

@@ -17,7 +17,7 @@ from blackbox.settings import load
 if TYPE_CHECKING:
     from blackbox.pipeline.tasks.promote import Outcome
 
-COUNTS = ("cold", "near", "renewed", "lost")
+COUNTS = ("cold", "near", "renewed", "lost", "refused")
 
 
 def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -39,7 +39,8 @@ def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     for outcome in outcomes:
         if outcome.problem is not None:
             typer.echo(outcome.problem, err=True)
-    if any(outcome.problem is not None or outcome.promoted.lost for outcome in outcomes):
+    totals = _totals(outcomes)
+    if any(o.problem is not None for o in outcomes) or totals["lost"] or totals["refused"]:
         raise typer.Exit(FAILED)
 
 

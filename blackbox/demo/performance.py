@@ -14,10 +14,11 @@ from typing import Any
 from blackbox.client import Client
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
-from blackbox.demo.service import DemoAudit, DemoService, missing_for_audit
+from blackbox.demo.service import DemoAudit, DemoService
 from blackbox.demo.verdict import Tally, Verdict, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
+from blackbox.pipeline import missing_packages
 
 REQUEST_TOPIC = "TB"
 DEAD_LETTER_TOPIC = "blackbox.dead-letters"
@@ -84,7 +85,7 @@ class Demo:
 
     def _audit(self, stack: EmbeddedStack, display: Display, ending: ExitStack) -> bool:
         """Hold journals, index and targets against each other; whether they agree."""
-        missing = missing_for_audit()
+        missing = missing_packages()
         if missing:
             display.note(f"no audit without {', '.join(missing)}: pip install 'blackbox[spark]'")
             return True

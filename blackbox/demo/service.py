@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -23,7 +22,6 @@ RETRIES = 1
 
 JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AUDIT_DEADLINE_S = 300.0
-AUDIT_PACKAGES = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
 
 
 class DemoService:
@@ -102,11 +100,6 @@ class DemoAudit:
 
     def stop(self) -> None:
         self._process.kill()
-
-
-def missing_for_audit() -> list[str]:
-    """The packages that an audit needs and this installation does not have."""
-    return [name for name in AUDIT_PACKAGES if find_spec(name) is None]
 
 
 def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:

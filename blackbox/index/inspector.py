@@ -99,14 +99,9 @@ class Inspector:
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
 
     def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
-        """The requests of the cold tier, and the labels at which they were."""
-        keys = Keys(shard)
-        labels: Labels | None = None
-        while True:
-            before, (bitmaps,) = labels, self._together(("HGETALL", keys.cold))
-            labels = self.labels(shard)
-            if labels is None or labels == before:
-                break
+        """The labels, and the requests of the cold tier as they are then or a little later."""
+        labels = self.labels(shard)
+        (bitmaps,) = self._together(("HGETALL", Keys(shard).cold))
         return labels, Bits({int(segment): bitmap for segment, bitmap in _pairs(bitmaps)})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:

@@ -280,7 +280,8 @@ class ShardIndex(PackedIndex):
             yield put(offset, stored, entry.due_ms, now_ms)
         yield from self._zadd([(entry.due_ms, offset) for offset, entry in plan.puts.items()])
         yield from self._remove(plan.removals)
-        yield from self._hold(plan.holders)
+        moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
+        yield from self._hold(moved)
         yield from self._freeze(plan, view)
         yield self._write_requests(end, b"largest", largest)
         used = range(view.labels.requests // SEGMENT, end // SEGMENT)

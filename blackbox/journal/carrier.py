@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.transactions import Transactions
+from blackbox.journal.writer import REASONS
 from blackbox.request import Headers, Record, Shard
 
 
@@ -18,19 +21,42 @@ class Carrier:
 
     def __init__(self, shard: Shard, access: KafkaAccess) -> None:
         self._shard = shard
-        self._transactions = Transactions(
-            access, f"{access.group_id}-{shard}-promotion", f"{shard}: promotion"
-        )
-        self._failed: KafkaError | None = None
+        self._access = access
+        self._open: Transactions | None = None
+        self._failed: dict[int, KafkaError] = {}
         self._end = 0
-        self.open = self._transactions.open
-        self.begin = self._transactions.begin
-        self.commit = self._transactions.commit
-        self.abort = self._transactions.abort
-        self.close = self._transactions.close
+
+    def open(self) -> None:
+        """Fence every earlier one, and settle what it left open; also after a refusal, of this one."""
+        self.close()
+        name = f"{self._access.group_id}-{self._shard}-promotion"
+        self._open = Transactions(self._access, name, f"{self._shard}: promotion")
+        self._open.open()
+
+    def begin(self) -> None:
+        self._failed = {}
+        self._transactions.begin()
+
+    def commit(self) -> None:
+        self._transactions.commit()
+
+    def abort(self) -> None:
+        self._transactions.abort()
+
+    def close(self) -> None:
+        """Drop what is queued; safe to call twice."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @property
+    def _transactions(self) -> Transactions:
+        assert self._open is not None, "open it first"
+        return self._open
 
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
-        """Queue this record's key and value under these headers. Raises JournalLost when it cannot be sent."""
+        """Queue this record's key and value under these headers."""
+        report = partial(self._report, record.offset)
         while True:
             try:
                 self._transactions.producer.produce(
@@ -38,7 +64,7 @@ class Carrier:
                     record.value,
                     record.key,
                     self._shard.partition,
-                    self._report,
+                    report,
                     None,
                     timestamp_ms,
                     headers,  # type: ignore[arg-type]
@@ -47,22 +73,25 @@ class Carrier:
             except BufferError:
                 self._transactions.producer.poll(0.1)
             except KafkaException as error:
-                at = self._shard.source(record.offset)
-                raise doubt(error, f"{at}: cannot be carried on") from None
+                self._failed[record.offset] = error.args[0]
+                return
 
-    def flush(self) -> int:
-        """Wait until the broker has every record; returns the next offset behind the last one."""
+    def flush(self) -> tuple[int, dict[int, str]]:
+        """Wait until the broker has every record.
+
+        Returns the next offset behind the last one, and why some were refused: abort, and open it anew.
+        """
         left = self._transactions.flush()
-        if self._failed is not None:
-            raise doubt(
-                KafkaException(self._failed), f"{self._shard}: a record cannot be carried on"
-            )
+        refused = {o: e.str() for o, e in self._failed.items() if e.code() in REASONS}
+        if self._failed and not refused:
+            error = next(iter(self._failed.values()))
+            raise doubt(KafkaException(error), f"{self._shard}: a record cannot be carried on")
         if left:
             raise JournalLost(f"{self._shard}: {left} carried records unacknowledged")
-        return self._end
+        return self._end, refused  # what failed beside them failed because of them
 
-    def _report(self, error: KafkaError | None, message: Message) -> None:
+    def _report(self, offset: int, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._failed = error
+            self._failed[offset] = error
         else:
             self._end = max(self._end, (message.offset() or 0) + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from blackbox.doubt import JournalLost
+from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.request import Headers
@@ -169,22 +169,18 @@ class PieceWriter:
     def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
         """Write the next rows; with them, `rows_in` are in. All or, with a Doubt, perhaps none."""
         at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
+        self._transactions.begin()
         try:
-            self._producer.begin_transaction()
             for key, value, headers in rows:
                 self._produce(key, value, headers)
-            whose = self._consumer.consumer_group_metadata()
-            self._patiently(
-                lambda left_s: self._producer.send_offsets_to_transaction([at], whose, left_s)
-            )
-            self._patiently(self._producer.commit_transaction)  # flushes first
-        except (KafkaException, SystemError) as error:
-            # a fatal error that comes while reports are served has the other as its cause
-            cause = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(cause, KafkaException):
+            self._transactions.send_offsets(at, self._consumer.consumer_group_metadata())
+            self._transactions.commit()  # flushes first
+        except KafkaException as error:
+            raise doubt(error, f"{self._name}: cannot be written") from None
+        except Doubt as reason:
+            if self._failed is None:
                 raise
-            refused = f" ({self._failed.str()})" if self._failed is not None else ""
-            raise doubt(cause, f"{self._name}: the outcome is unknown{refused}") from None
+            raise type(reason)(f"{reason} ({self._failed.str()})") from None
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next to open the piece to settle."""
@@ -208,16 +204,6 @@ class PieceWriter:
                 return
             except BufferError:
                 self._producer.poll(0.1)
-
-    def _patiently(self, call: Callable[[float], object]) -> None:
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            try:
-                call(SETTLE_S / 4)
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -44,9 +44,11 @@ class ShardJournal:
     Holds one consumer while it is in use; not safe for use from two threads at once.
     """
 
-    def __init__(self, shard: Shard, access: KafkaAccess) -> None:
+    def __init__(
+        self, shard: Shard, access: KafkaAccess, *, isolation: str = "read_committed"
+    ) -> None:
         self._shard = shard
-        self._isolation = "read_committed"
+        self._isolation = isolation
         self._access = access
         self._receipts_topic = receipts_topic(shard.topic)
         self._consumer: Consumer | None = None
@@ -54,6 +56,14 @@ class ShardJournal:
 
     def request_bounds(self) -> Bounds:
         return self._bounds(self._shard.topic, self._shard.partition)
+
+    def settled_bounds(self) -> Bounds:
+        """The bounds once every transaction that is open now has ended.
+
+        Raises JournalLost when that takes longer than 30 s.
+        """
+        topic, partition = self._shard.topic, self._shard.partition
+        return self._stable_bounds(topic, partition, self._log_end(topic, partition) - 1)
 
     def receipt_bounds(self) -> Bounds:
         return self._bounds(self._receipts_topic, self._shard.partition)
@@ -73,13 +83,11 @@ class ShardJournal:
 
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
         """Like `requests`, with those of transactions that have not ended, or that were aborted."""
-        self.close()
-        self._isolation = "read_uncommitted"
+        other = ShardJournal(self._shard, self._access, isolation="read_uncommitted")
         try:
-            yield from self.requests(start, end)
+            yield from other.requests(start, end)
         finally:
-            self.close()
-            self._isolation = "read_committed"
+            other.close()
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The request records at these offsets, without those that Kafka does not have any more."""
@@ -171,7 +179,7 @@ class ShardJournal:
             if time.monotonic() > deadline:
                 raise JournalLost(
                     f"{topic}/{partition}: an open transaction of another producer hides offset "
-                    f"{place}, so whether it was delivered is not known yet; looking again"
+                    f"{place}, so what is there is not known yet; looking again"
                 )
             time.sleep(STABLE_LOOK_S)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess, doubt
@@ -18,7 +20,8 @@ SETTLE_S = 20.0
 class Transactions:
     """One producer under one `transactional.id`; unusable after its first doubt.
 
-    Without an id it can only flush and be closed. `what` stands in front of what its failures say. Not safe for use from two threads at once.
+    Without an id it can only flush and be closed. `what` stands in front of what its failures say.
+    Not safe for use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess, transactional_id: str | None, what: str) -> None:
@@ -51,16 +54,15 @@ class Transactions:
         except (KafkaException, SystemError) as error:
             raise self._explained(error, "cannot flush") from None
 
+    def send_offsets(self, at: TopicPartition, whose: Any) -> None:
+        """Let the transaction commit this offset of a consumer group as well."""
+        self._patiently(
+            lambda left_s: self.producer.send_offsets_to_transaction([at], whose, left_s)
+        )
+
     def commit(self) -> None:
         """Flushes first. Tries again for about 20 s; then the outcome is unknown: JournalLost."""
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            try:
-                self.producer.commit_transaction(SETTLE_S / 4)
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise doubt(error, f"{self._what}: the commit's outcome is unknown") from None
+        self._patiently(self.producer.commit_transaction)
 
     def abort(self) -> None:
         try:
@@ -74,6 +76,17 @@ class Transactions:
         with suppress(KafkaException, SystemError):  # a fenced one says so once more
             self.producer.flush(0)
         del self.producer  # its threads and sockets end with the last reference
+
+    def _patiently(self, call: Callable[[float], object]) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                call(SETTLE_S / 4)
+                return
+            except (KafkaException, SystemError) as error:
+                is_passing = isinstance(error, KafkaException) and error.args[0].retriable()
+                if not is_passing or time.monotonic() > deadline:
+                    raise self._explained(error, "the commit's outcome is unknown") from None
 
     def _explained(self, error: Exception, what: str) -> Doubt:
         # a fatal error that comes while reports are served has the other as its cause

@@ -17,7 +17,7 @@ from blackbox.request import Reason, Shard
 Refusal = tuple[str, str]
 """(reason word, detail)"""
 
-_REASONS = {
+REASONS = {
     KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: Reason.TOO_LARGE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORIZED,
@@ -80,9 +80,9 @@ class Writer:
                 self._producer.poll(0.1)
             except KafkaException as error:
                 cause = error.args[0]
-                if cause.fatal() or cause.code() not in _REASONS:
+                if cause.fatal() or cause.code() not in REASONS:
                     raise doubt(error, f"{self._shard}: cannot produce") from None
-                return _REASONS[cause.code()], f"{topic}: {cause.str()}"
+                return REASONS[cause.code()], f"{topic}: {cause.str()}"
 
     def flush(self) -> dict[int, Refusal]:
         """Wait until every record is with the brokers; returns those that they refused.
@@ -95,11 +95,11 @@ class Writer:
         if not self._failed:
             return {}
         suspects: dict[int, Refusal] = {
-            offset: (_REASONS[error.code()], error.str())
+            offset: (REASONS[error.code()], error.str())
             for offset, error in self._failed.items()
-            if error.code() in _REASONS
+            if error.code() in REASONS
         }
-        others = [error for error in self._failed.values() if error.code() not in _REASONS]
+        others = [error for error in self._failed.values() if error.code() not in REASONS]
         if others and (not suspects or not self._exactly_once):
             raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:

@@ -23,7 +23,7 @@ from blackbox.metrics import Metrics
 from blackbox.pipeline.dispatch_windows import DispatchWindows
 from blackbox.pipeline.intake_stream import IntakeStream
 from blackbox.pipeline.session import start_session
-from blackbox.promoter import Schedule, promotion_every_s
+from blackbox.promoter import Schedule, schedule
 from blackbox.request import Shard
 from blackbox.settings import Half, Settings
 from blackbox.watch import Watch
@@ -76,6 +76,9 @@ class SparkEngine:
             gained=self._gained,
             lost=self._lost,
         )
+        self._promotion = Schedule(
+            settings, self._kafka, self._clock, shards=self._membership.owned
+        )
         self._scheduler = BackgroundScheduler(
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
@@ -104,10 +107,8 @@ class SparkEngine:
                 tasks=lambda: self._slots - self._slots // 2, tell_full=self._watch.is_full,
             )  # fmt: skip
             self._stream.start()
-        if settings.hot_horizon_s and self._only != "intake":
-            schedule = Schedule(settings, self._kafka, self._clock, self._membership.owned)
-            every_s = promotion_every_s(settings.hot_horizon_s)
-            self._scheduler.add_job(schedule.run, "interval", seconds=every_s, id="promote")
+        if self._only != "intake":
+            schedule(self._scheduler, self._promotion, settings.hot_horizon_s)
         self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
@@ -117,6 +118,7 @@ class SparkEngine:
     def stop(self) -> None:
         """Finish the ticks and the batch in flight, leave the group, end Spark."""
         self._is_stopping = True
+        self._promotion.stop()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
         if self._stream is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,9 @@ class Kept(Protocol):
 
     reach: Reach
 
+    @property
+    def gaps(self) -> Mapping[Shard, Sequence[Span]]: ...
+    def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None: ...
     def requests(self) -> DataFrame: ...
     def outcomes(self) -> DataFrame: ...
 
@@ -55,8 +59,9 @@ class Kept(Protocol):
 class Journals:
     """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
 
-    `reach` says what they hold together. `gaps` are offsets, by journal topic and partition, that
-    the ledger does not reach and Kafka does not keep any more: nothing is known about them.
+    `reach` says what they hold together. `gaps` are offsets within it, by journal topic and
+    partition, that neither has: nothing is known about them. Raises LedgerError for a ledger that is
+    not of these journals.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class Journals:
         self._access = access
         self._kept = kept
         self.in_kafka = reach(settings, access)
+        if kept is not None:
+            kept.check(self.in_kafka, list(settings.topics), access)
         held = kept.reach if kept is not None else Reach({}, {})
         self._requests, self._receipts = (
             {shard: _beyond(kafka[shard], held_.get(shard)) for shard in kafka}
@@ -82,15 +89,17 @@ class Journals:
                 for kafka, held_ in zip(self.in_kafka, held, strict=True)
             )
         )
-        self.gaps = {
-            Shard(name(shard.topic), shard.partition): Span(held_[shard].end, kafka[shard].start)
-            for name, kafka, held_ in (
-                (str, self.in_kafka.requests, held.requests),
-                (receipts_topic, self.in_kafka.receipts, held.receipts),
-            )
-            for shard in kafka
-            if shard in held_ and held_[shard].end < kafka[shard].start
-        }
+        self.gaps = defaultdict[Shard, list[Span]](list)
+        for at, gaps in (kept.gaps if kept is not None else {}).items():
+            self.gaps[at] += gaps
+        for name, kafka, held_ in (
+            (str, self.in_kafka.requests, held.requests),
+            (receipts_topic, self.in_kafka.receipts, held.receipts),
+        ):
+            for shard in kafka.keys() & held_.keys():
+                if held_[shard].end < kafka[shard].start:
+                    at = Shard(name(shard.topic), shard.partition)
+                    self.gaps[at].append(Span(held_[shard].end, kafka[shard].start))
 
     def requests(self, *, whole: bool = False) -> DataFrame:
         """One row for each record of the request topics; see `read_requests`."""

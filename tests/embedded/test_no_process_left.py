@@ -19,6 +19,8 @@ PROLOGUE = """
 import os, signal, sys, time
 from pathlib import Path
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 """
 REDIS = """
 folder = Path(sys.argv[1])

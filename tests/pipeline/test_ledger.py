@@ -31,7 +31,6 @@ from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.extend import Done, Limits, extend
 from blackbox.pipeline.ledger.files import Files
 from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, newest
-from blackbox.pipeline.ledger.manifest import Journal
 from blackbox.receipt import Receipt, encode
 from blackbox.request import Shard
 from blackbox.settings import load
@@ -468,8 +467,8 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
     ledger = books.open(path)
     shard = Shard(books.topic, 0)
     assert ledger.gaps == {
-        Journal("requests", shard): (Span(3, 6),),
-        Journal("outcomes", shard): (Span(1, 2),),
+        shard: (Span(3, 6),),
+        Shard(books.receipts_topic, 0): (Span(1, 2),),
     }
     assert ledger.reach.requests[shard] == Span(0, 8)
     assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
@@ -509,6 +508,8 @@ def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
         "the ledger has one written at 2026-01-01T12:00:02.000+00:00: the topic was deleted and "
         "created again. One ledger cannot hold both: "
     )
+    with pytest.raises(LedgerError, match="the topic was deleted and created again"):
+        Journals(books.spark, books.settings, books.access, books.open(path))
 
 
 def test_a_record_among_the_receipts_that_is_none_is_named(books: Books, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib import import_module
@@ -458,6 +458,11 @@ def test_receipts_of_a_topic_that_was_made_anew_are_refused(place: Place) -> Non
 
 class Files:
     """Journals as the ledger keeps them, up to given offsets."""
+
+    gaps: Mapping[Shard, Sequence[Span]] = {}
+
+    def check(self, *asked: object) -> None:
+        """They were read here."""
 
     def __init__(self, place: Place, held: Reach) -> None:
         self.reach = held

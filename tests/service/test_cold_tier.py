@@ -95,6 +95,27 @@ def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_o
     assert all(year.standing(shard) == (0, 0) for shard in range(PARTITIONS))
 
 
+def test_what_comes_near_is_carried_in_several_transactions_past_what_kafka_refuses(
+    year: Year, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("blackbox.promotion.CARRIED_AT_ONCE", 3)
+    due_ms = year.began_ms + 9 * HOUR_MS
+    for number in range(10):
+        year.ask(f"m{number}", due_ms, id=f"m{number}")
+    year.ask("large".ljust(2000, "."), due_ms)
+    year.ask("last", due_ms)
+    year.pass_to(year.began_ms)
+    set_topic(year, "max.message.bytes", 1500)
+
+    assert year.promote(year.began_ms + 8 * HOUR_MS) == 11
+    assert "/0@10: cannot be carried on" in caplog.text
+
+    set_topic(year, "max.message.bytes", 10_000)
+    assert year.promote(year.began_ms + 8 * HOUR_MS) == 1
+    year.pass_to(due_ms)
+    assert len(year.delivered()) == 12
+
+
 def test_a_cancel_that_comes_while_promotion_runs_wins(
     year: Year, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,10 +284,12 @@ def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
 
 
 def keep(year: Year, retention_ms: int) -> None:
+    set_topic(year, "retention.ms", retention_ms)
+
+
+def set_topic(year: Year, name: str, value: int) -> None:
     admin = AdminClient({"bootstrap.servers": year.world.kafka.bootstrap_servers})
-    entry = ConfigEntry(
-        "retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET
-    )
+    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, year.world.requests, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()

@@ -121,3 +121,16 @@ def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
 def test_a_cancel_is_no_entry(index: ShardIndex) -> None:
     with pytest.raises(ValueError, match="the record at offset 3 is no request"):
         intake(index, at_3=Cancel("a")).reread(record(3))
+
+
+def test_a_request_that_was_carried_and_cancelled_in_one_batch_is_not_accepted_again(
+    index: ShardIndex,
+) -> None:
+    far = request(NOW_MS + 9_000_000, "a")
+    taking = Intake(FakeFormat({0: far, 1: far, 2: Cancel("a")}), index, 1000)
+    carried = record(1)._replace(headers=[("blackbox-carried", b"[0,0,1,false]")])
+
+    cold = taking.apply(Batch(0, 1, [record(0)]), NOW_MS)
+    both = taking.apply(Batch(1, 3, [carried, record(2)]), NOW_MS)
+
+    assert (cold.accepted, both.accepted, both.carried, both.cancelled) == (1, 0, 0, 1)

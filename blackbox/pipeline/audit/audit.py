@@ -20,6 +20,7 @@ from pyspark.sql.functions import (
     explode,
     floor,
     greatest,
+    least,
     lit,
     log10,
     struct,
@@ -33,6 +34,7 @@ from blackbox.connect import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ranges import Ends, Range
 from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.logs import QUIET
 from blackbox.pipeline.audit.fates import (
     ASKED,
     FATE,
@@ -47,7 +49,6 @@ from blackbox.pipeline.audit.fates import (
 )
 from blackbox.pipeline.journals import SHARD, Journals, Reach, Span, pieces, reach
 from blackbox.pipeline.ledger.ledger import Ledger
-from blackbox.pipeline.ledger.manifest import Journal
 from blackbox.pipeline.tasks.index import HELD, HeldRows
 from blackbox.pipeline.tasks.targets import FOUND, FoundRows
 from blackbox.plan import Labels
@@ -57,6 +58,7 @@ from blackbox.settings import Settings
 PATIENCE_S = 10.0
 """How long a label may be beyond its journal's end: the end of a transaction is told a little late."""
 PATIENCE_LOOK_S = 0.1
+CLOCKS_APART_MS = 60_000
 NAMED = 10_000
 """Exceptions that a verdict names; the rest are counted, and in the tables."""
 ROWS_A_TASK = 200_000
@@ -185,7 +187,7 @@ class _Look:
     ) -> None:
         self._session = session
         self._settings = settings
-        self._access = kafka(settings)
+        self._access = kafka(settings, QUIET)
         self._kept = kept
         self._ending = ending
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
@@ -201,7 +203,7 @@ class _Look:
         after = self._labels(shards)
         ahead = self._wait_for_journals(after)  # 3
         journals = self._journals()
-        asked = self._keep(journals.requests().select(ASKED))
+        asked = self._keep(_dated(journals.requests().select(ASKED)))
         spans, found = self._found(asked) if targets else ({}, None)  # 4
         told = self._journals()  # 5
         outcomes = self._keep(told.outcomes())
@@ -285,7 +287,7 @@ class _Look:
         rows = []
         for shard in shards:
             span = journals.reach.requests[shard]
-            gaps = self._gaps(journals, "requests", shard)
+            gaps = journals.gaps.get(shard, [])
             start = Labels(span.start, told.reach.receipts[shard].start)
             pair = [before[shard] or start, after[shard] or start]
             low, high = Labels(*map(min, *pair)), Labels(*map(max, *pair))
@@ -299,17 +301,12 @@ class _Look:
             )  # fmt: skip
         return self._session.createDataFrame(rows, MARKS)
 
-    def _gaps(self, journals: Journals, table: str, shard: Shard) -> list[Span]:
-        """Offsets that neither the ledger nor Kafka has, between others that they have."""
-        topic = shard.topic if table == "requests" else receipts_topic(shard.topic)
-        between = journals.gaps.get(Shard(topic, shard.partition))
-        held = self._kept.gaps.get(Journal(table, shard), ()) if self._kept is not None else ()
-        return [*held, *([] if between is None else [between])]
-
     def _cuts(self, told: Journals) -> dict[Shard, int]:
         """From where on all receipts are kept, of the shards that do not keep the first ones."""
         cuts = {
-            shard: _whole_from(span, self._gaps(told, "outcomes", shard))
+            shard: _whole_from(
+                span, told.gaps.get(Shard(receipts_topic(shard.topic), shard.partition), [])
+            )
             for shard, span in told.reach.receipts.items()
         }
         return {shard: cut for shard, cut in cuts.items() if cut > 0}
@@ -351,6 +348,12 @@ _WAITING = (
     "topic string, partition int, requests_from long, receipts_from long, requests_to long, "
     "receipts_to long"
 )
+
+
+def _dated(asked: DataFrame) -> DataFrame:
+    """A timestamp may be anything where callers give it; what lies ahead counts as now."""
+    soon_ms = lit(_now_ms() + CLOCKS_APART_MS)
+    return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))
 
 
 def _now_ms() -> int:

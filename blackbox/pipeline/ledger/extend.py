@@ -6,19 +6,17 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.functions import col, count, date_from_unix_date, floor, greatest, least, lit
 
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import receipts_topic
 from blackbox.pipeline.journals import PIECE, PLACE, Span, reach, read_outcomes, read_requests
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files
+from blackbox.pipeline.ledger.fit import misfits, name_of, topic_of
 from blackbox.pipeline.ledger.ledger import POSITION, Measured, explained, measure, newest, rows
 from blackbox.pipeline.ledger.manifest import (
     TABLES,
@@ -30,7 +28,6 @@ from blackbox.pipeline.ledger.manifest import (
     Manifest,
     Replaced,
 )
-from blackbox.receipt import decode
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -163,9 +160,10 @@ class _Run:
     def compare(self, *, accept_gap: bool) -> None:
         """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
         manifest = self.done.manifest
+        there = reach(self._settings, self._access)
         in_kafka = {
             Journal(table, shard): span
-            for table, spans in zip(TABLES, reach(self._settings, self._access), strict=True)
+            for table, spans in zip(TABLES, there, strict=True)
             for shard, span in spans.items()
         }
         if not in_kafka and not manifest.number:
@@ -174,9 +172,7 @@ class _Run:
                 f"no request topic ({topics}) on {self._settings.kafka_bootstrap_servers}; "
                 "`blackbox run` creates what is missing"
             )
-        problems = list(self._unfit(in_kafka))
-        if not problems:
-            problems = list(self._strangers(in_kafka))
+        problems = misfits(manifest, there, list(self._settings.topics), self._access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
         if not accept_gap:
             problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
@@ -268,46 +264,6 @@ class _Run:
 
     def _covered(self, journal: Journal, span: Span) -> Covered:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
-
-    def _unfit(self, in_kafka: Mapping[Journal, Span]) -> Iterator[str]:
-        for journal, covered in self.done.manifest.journals.items():
-            span = in_kafka.get(journal)
-            if span is None and journal.shard.topic in self._settings.topics:
-                yield (
-                    f"{_name(journal)}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
-                    f"has no such partition: the topic was deleted. {_ANEW}"
-                )
-            elif span is not None and span.end < covered.end:
-                yield (
-                    f"{_name(journal)}: the ledger holds offsets up to {covered.end - 1}, and in "
-                    f"Kafka it ends at {span.end - 1}: it was truncated, or deleted and created "
-                    f"again. {_ANEW}"
-                )
-
-    def _strangers(self, in_kafka: Mapping[Journal, Span]) -> Iterator[str]:
-        """Journals whose last kept record is another one in Kafka now."""
-        for journal, covered in self.done.manifest.journals.items():
-            last, span = covered.last, in_kafka.get(journal)
-            if last is None or span is None or span.start > last.offset:
-                continue
-            there_ms = self._written_ms(journal, last.offset)
-            if there_ms is not None and there_ms != last.at_ms:
-                yield (
-                    f"{_name(journal)}: the record at offset {last.offset} was written at "
-                    f"{_time(there_ms)}, and the ledger has one written at {_time(last.at_ms)}: the "
-                    f"topic was deleted and created again. {_ANEW}"
-                )
-
-    def _written_ms(self, journal: Journal, offset: int) -> int | None:
-        """When the record at this offset of the journal in Kafka was written."""
-        wanted = Range(_topic(journal), journal.shard.partition, offset, offset + 1)
-        for chunk in read_ranges(self._access, [wanted]):
-            for message in chunk.messages:
-                if journal.table == "requests":
-                    return int(message.timestamp()[1])
-                with suppress(ValueError):
-                    return decode(message.value()).at_ms
-        return None
 
     def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
         offsets = sum(span.end - span.start for span in spans.values())
@@ -401,12 +357,6 @@ class _Run:
         return frame.repartitionByRange(parts, *place).sortWithinPartitions(*place)
 
 
-_ANEW = (
-    "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), "
-    "and keep this one for what was before"
-)
-
-
 def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Span]]:
     """The same spans, cut into steps of at most `size` offsets.
 
@@ -447,27 +397,14 @@ def _number(path: str) -> int:
 _NONE = 1 << 63
 
 
-def _topic(journal: Journal) -> str:
-    topic = journal.shard.topic
-    return topic if journal.table == "requests" else receipts_topic(topic)
-
-
-def _name(journal: Journal) -> str:
-    return f"{_topic(journal)}/{journal.shard.partition}"
-
-
 def _gap(journal: Journal, covered: Covered, span: Span) -> str:
     return (
-        f"{_name(journal)}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
+        f"{name_of(journal)}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
         f"whose retention removed them before a run read them. Run more often, or give "
-        f"{_topic(journal)} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
+        f"{topic_of(journal)} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
         f"{span.start} and records the gap"
     )
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

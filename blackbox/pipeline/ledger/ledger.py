@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,11 +16,13 @@ from pyspark.sql.functions import bit_xor, col, count, lit, struct, xxhash64
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
+from blackbox.journal.access import KafkaAccess
 from blackbox.pipeline.failures import in_one_line
-from blackbox.pipeline.journals import PLACE, Span
+from blackbox.pipeline.journals import PLACE, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files, FilesError, Found
-from blackbox.pipeline.ledger.manifest import TABLES, File, Journal, Last, LedgerError, Manifest
+from blackbox.pipeline.ledger.fit import misfits, topic_of
+from blackbox.pipeline.ledger.manifest import TABLES, File, Last, LedgerError, Manifest
 from blackbox.pipeline.tasks.journals import OUTCOMES, RECORDS
 from blackbox.request import Shard
 
@@ -85,9 +87,18 @@ class Ledger:
         return cls(session, files, manifest)
 
     @property
-    def gaps(self) -> dict[Journal, tuple[Span, ...]]:
-        """Offsets within the reach that Kafka had removed before they were read."""
-        return {j: covered.gaps for j, covered in self.manifest.journals.items() if covered.gaps}
+    def gaps(self) -> dict[Shard, tuple[Span, ...]]:
+        """By journal topic and partition, offsets within the reach that were removed before they were read."""
+        return {
+            Shard(topic_of(journal), journal.shard.partition): covered.gaps
+            for journal, covered in self.manifest.journals.items()
+            if covered.gaps
+        }
+
+    def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
+        """Raises LedgerError unless the journals that are there are those that it keeps."""
+        if problems := misfits(self.manifest, there, topics, access):
+            raise LedgerError("\n".join(problems))
 
     def requests(self) -> DataFrame:
         """One row for each record of the request topics; columns of RECORDS."""

@@ -302,6 +302,7 @@ def _unknown(journals: Journals) -> list[str]:
                 f"{shard}: receipts 0 to {receipts.start - 1} are unknown, they left Kafka: requests "
                 "that they ended and that are still kept are delivered again"
             )
-    for at, gap in journals.gaps.items():
-        notes.append(f"{at}: {gap.start} to {gap.end - 1} are unknown, between ledger and Kafka")
+    for at, gaps in sorted(journals.gaps.items()):
+        for gap in gaps:
+            notes.append(f"{at}: {gap.start} to {gap.end - 1} are unknown, they left Kafka unread")
     return notes

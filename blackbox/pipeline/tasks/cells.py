@@ -64,10 +64,13 @@ def _meaning(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if pa.types.is_struct(kind):
         parts = {part.name: _meaning(part.type) or _same for part in kind}
         return lambda cell: {k: None if v is None else parts[k](v) for k, v in cell.items()}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if any(is_list(kind) for is_list in _LISTS):
         each = _meaning(kind.value_type) or _same
         return lambda cell: [None if v is None else each(v) for v in cell]
     return None
+
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def _same(cell: Any) -> Any:

@@ -17,7 +17,8 @@ from blackbox.request import Shard
 from blackbox.settings import Settings
 
 SCHEMA = (
-    "topic string, partition int, cold long, near long, renewed long, lost long, problem string"
+    "topic string, partition int, cold long, near long, renewed long, lost long, refused long, "
+    "problem string"
 )
 
 
@@ -31,7 +32,8 @@ class Outcome(NamedTuple):
     def of(cls, row: Any) -> Outcome:
         """From a row of the schema."""
         shard = Shard(row.topic, row.partition)
-        return cls(Promoted(shard, row.cold, row.near, row.renewed, row.lost), row.problem)
+        done = Promoted(shard, row.cold, row.near, row.renewed, row.lost, row.refused)
+        return cls(done, row.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def _as_row(outcome: Outcome) -> pa.RecordBatch:
         "near": pa.array([done.near], pa.int64()),
         "renewed": pa.array([done.renewed], pa.int64()),
         "lost": pa.array([done.lost], pa.int64()),
+        "refused": pa.array([done.refused], pa.int64()),
         "problem": pa.array([outcome.problem], pa.string()),
     }
     return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,94 @@
+"""Whether a ledger and the journals in Kafka are the same journals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.topics import receipts_topic
+from blackbox.pipeline.journals import Reach, Span
+from blackbox.pipeline.ledger.manifest import TABLES, Journal, Manifest
+from blackbox.receipt import decode
+
+_ANEW = (
+    "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), "
+    "and keep this one for what was before"
+)
+
+
+def misfits(
+    manifest: Manifest, there: Reach, topics: Collection[str], access: KafkaAccess
+) -> list[str]:
+    """Why it is not the ledger of these topics, as when one was deleted and created again."""
+    in_kafka = {
+        Journal(table, shard): span
+        for table, spans in zip(TABLES, there, strict=True)
+        for shard, span in spans.items()
+    }
+    return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
+
+
+def topic_of(journal: Journal) -> str:
+    topic = journal.shard.topic
+    return topic if journal.table == "requests" else receipts_topic(topic)
+
+
+def name_of(journal: Journal) -> str:
+    return f"{topic_of(journal)}/{journal.shard.partition}"
+
+
+def _beyond(
+    manifest: Manifest, in_kafka: Mapping[Journal, Span], topics: Collection[str]
+) -> Iterator[str]:
+    for journal, covered in manifest.journals.items():
+        span = in_kafka.get(journal)
+        if span is None and journal.shard.topic in topics:
+            yield (
+                f"{name_of(journal)}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
+                f"has no such partition: the topic was deleted. {_ANEW}"
+            )
+        elif span is not None and span.end < covered.end:
+            yield (
+                f"{name_of(journal)}: the ledger holds offsets up to {covered.end - 1}, and in "
+                f"Kafka it ends at {span.end - 1}: it was truncated, or deleted and created "
+                f"again. {_ANEW}"
+            )
+
+
+def _strangers(
+    manifest: Manifest, in_kafka: Mapping[Journal, Span], access: KafkaAccess
+) -> Iterator[str]:
+    """Journals whose last kept record is another one in Kafka now."""
+    for journal, covered in manifest.journals.items():
+        last, span = covered.last, in_kafka.get(journal)
+        if last is None or span is None or span.start > last.offset:
+            continue
+        there_ms = _written_ms(access, journal, last.offset)
+        if there_ms is not None and there_ms != last.at_ms:
+            yield (
+                f"{name_of(journal)}: the record at offset {last.offset} was written at "
+                f"{_time(there_ms)}, and the ledger has one written at {_time(last.at_ms)}: the "
+                f"topic was deleted and created again. {_ANEW}"
+            )
+
+
+def _written_ms(access: KafkaAccess, journal: Journal, offset: int) -> int | None:
+    """When the record at this offset of the journal in Kafka was written."""
+    wanted = Range(topic_of(journal), journal.shard.partition, offset, offset + 1)
+    for chunk in read_ranges(access, [wanted]):
+        for message in chunk.messages:
+            if journal.table == "requests":
+                return int(message.timestamp()[1])
+            with suppress(ValueError):
+                return decode(message.value()).at_ms
+    return None
+
+
+def _time(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):  # a record's own timestamp may be anything
+        return f"{ms} ms"
