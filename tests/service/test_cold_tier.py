@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -76,7 +77,9 @@ def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_o
     for number in cancelled:
         year.cancel(f"order-{number}", number % PARTITIONS)
     hot = sum(year.standing(shard)[0] for shard in range(PARTITIONS))
-    assert hot == sum(due_ms - now_ms <= HOUR_MS for due_ms in dues)
+    took_ms = time.time_ns() // 1_000_000 - now_ms
+    surely = sum(due_ms - now_ms <= HOUR_MS for due_ms in dues)
+    assert surely <= hot <= sum(due_ms - now_ms <= HOUR_MS + took_ms for due_ms in dues)
     print(f"\n{REQUESTS:,} requests: {hot:,} hot, Redis uses {year.redis_bytes():,} bytes")
 
     for step in range(1, STEPS + 1):
