@@ -47,7 +47,7 @@ bench: install  ## Intake and drain beside the raw work and beside the usual loo
 engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines
 
-jobs: install  ## A lost Redis with two million pending: restored, and healed by the service (a lost Redis with two million pending: long)
+jobs: install  ## A lost Redis with two million pending: restored, and healed by the service (long)
 	$(BIN)/python -m bench.jobs restore
 
 helm:  ## The helm that the chart's tests use, if none is on PATH
