@@ -35,6 +35,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.embedded.ports import free_port
+from blackbox.settings import Settings, load
 
 T = TypeVar("T")
 
@@ -242,6 +243,17 @@ class World:
             "engine": self.engine,
         }
         return {f"BLACKBOX_{k.upper()}": str(v) for k, v in (variables | more).items()}
+
+    def settings(self, **more: object) -> Settings:
+        """The same for code of the test's own process."""
+        return load(
+            kafka_bootstrap_servers=self.kafka.bootstrap_servers,
+            redis_url=self.redis.url,
+            request_topics=f"{self.requests}:countdown",
+            dead_letter_topic=self.dead_letters,
+            group_id=self.name,
+            **more,
+        )
 
     def start_service(self, *, only: str | None = None, **more: object) -> ServiceProcess:
         """A service process, without waiting for it; `only` one half of a Spark engine."""

@@ -26,7 +26,6 @@ from blackbox.journal.writer import Writer
 from blackbox.promoter import Promoter
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
-from blackbox.settings import load
 from tests.world import World, each_of, read_all, until
 
 HORIZON_S = 3600
@@ -40,14 +39,7 @@ class Year:
     def __init__(self, world: World) -> None:
         self.world = world
         self.environment = world.environment(hot_horizon_s=HORIZON_S)
-        self.settings = load(
-            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
-            redis_url=world.redis.url,
-            request_topics=f"{world.requests}:countdown",
-            dead_letter_topic=world.dead_letters,
-            group_id=world.name,
-            hot_horizon_s=HORIZON_S,
-        )
+        self.settings = world.settings(hot_horizon_s=HORIZON_S)
         self.access = kafka(self.settings)
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]

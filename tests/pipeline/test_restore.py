@@ -36,7 +36,6 @@ from blackbox.pipeline.restore.restore import Report, Restore, RestoreRefused
 from blackbox.receipt import Receipt, encode
 from blackbox.recovery import Recovered, Recovery
 from blackbox.request import Shard
-from blackbox.settings import load
 from tests.raw_record import write_with_header
 from tests.world import World, until
 
@@ -59,13 +58,7 @@ class Place:
     def __init__(self, world: World, session: SparkSession) -> None:
         self.world = world
         self.session = session
-        self.settings = load(
-            kafka_bootstrap_servers=world.kafka.bootstrap_servers,
-            redis_url=world.redis.url,
-            request_topics=f"{world.requests}:countdown",
-            dead_letter_topic=world.dead_letters,
-            group_id=world.name,
-        )
+        self.settings = world.settings()
         self.access = kafka(self.settings)
         self.client = redis.Redis.from_url(world.redis.url)
         self.partitions = 4

@@ -138,9 +138,7 @@ class Fill:
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _filling(self.settings, self.moment) as filling:
-            for number in numbers(rows):
-                range_ = self.ranges[number]
-                done = Done(Shard(range_.topic, range_.partition), number)
+            for range_, done in _begun(self.ranges, rows):
                 with done.timed():
                     ended = flags(self.ended.value.get(done.shard, {}), range_)
                     for chunk in read_ranges(self.access, [range_]):
@@ -183,9 +181,7 @@ class FillChosen:
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _filling(self.settings, self.moment) as filling:
-            for number in numbers(rows):
-                range_ = self.ranges[number]
-                done = Done(Shard(range_.topic, range_.partition), number)
+            for range_, done in _begun(self.ranges, rows):
                 with done.timed():
                     chosen = flags(self.chosen.value[done.shard], range_)
                     for chunk in read_ranges(self.access, [range_]):
@@ -250,6 +246,13 @@ class Finish:
                     except Doubt as reason:
                         done.problem = str(reason)
                 yield _done_rows([done])
+
+
+def _begun(ranges: Sequence[Range], rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Range, Done]]:
+    """The ranges whose numbers are rows, and what is to be told of each."""
+    for number in numbers(rows):
+        range_ = ranges[number]
+        yield range_, Done(Shard(range_.topic, range_.partition), number)
 
 
 class _Filling:
