@@ -25,7 +25,7 @@ from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.owners")
 
-STOP_S = 4.0
+STOP_S = 3.0
 STUCK_S = 60.0
 
 
@@ -82,7 +82,7 @@ class Owners:
         owner.start()
 
     def lose(self, shards: Sequence[Shard]) -> None:
-        """Give these shards up after the ticks in flight; returns when it is done, after 4 s at most."""
+        """Give these shards up after the ticks in flight; returns when it is done, after 3 s at most."""
         with self._lock:
             owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
         for owner in owners:

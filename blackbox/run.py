@@ -31,6 +31,9 @@ LONGEST_WAIT_S = 10.0
 START_S = 0.5
 """How long a stop waits for a start in flight."""
 
+STOP_S = 3.5
+"""How long a stop waits for what is in flight; what takes longer, the next owner settles."""
+
 
 class Unsound(Exception):
     """Kafka or Redis is set up so that the promises cannot be held: the service refuses to start."""
@@ -58,10 +61,11 @@ def make_engine(
     return SparkEngine(settings, metrics, only=only, failed=failed)
 
 
-def serve(settings: Settings, stop: Event, only: Half | None = None) -> None:
-    """Run the engine until `stop` is set, then stop it; bounded by about 4 s.
+def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
+    """Run the engine until `stop` is set, then stop it, within about 4 s.
 
-    While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
+    Returns whether everything has ended; otherwise threads of it still wait for a server, and the
+    process is to be left without them. While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
     Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
     """
     metrics = Metrics()
@@ -75,11 +79,12 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> None:
         stop.wait()
         logger.info("stopping")
     finally:
-        start.end()
+        has_ended = start.end(STOP_S)
         http.stop()
     if start.failure is not None:
         raise start.failure
-    logger.info("stopped")
+    logger.info("stopped" if has_ended else "left with work in flight; its next owner settles it")
+    return has_ended
 
 
 class _Start:
@@ -98,10 +103,16 @@ class _Start:
     def begin(self, engine: Engine) -> None:
         Thread(target=self._run, args=(engine,), name="start", daemon=True).start()
 
-    def end(self) -> None:
-        """Stop what was started; what still waits for a server is left to the end of the process."""
-        if self._lock.acquire(timeout=START_S) and self._started is not None:
-            self._started.stop()
+    def end(self, timeout_s: float) -> bool:
+        """Stop what was started; False when that, or a start in flight, takes longer."""
+        if not self._lock.acquire(timeout=START_S):
+            return False
+        if self._started is None:
+            return True
+        ending = Thread(target=self._started.stop, name="stop", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
 
     def fail(self, reason: Exception) -> None:
         """The engine cannot go on: stop, and let the process end with this reason."""

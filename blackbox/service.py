@@ -27,7 +27,7 @@ logger = logging.getLogger("blackbox.service")
 
 INTAKE_RECORDS = 4000
 GATHER_S = 0.005
-STOP_S = 4.0
+STOP_S = 3.0
 PAUSE_S = 0.2
 
 
@@ -86,7 +86,7 @@ class Service:
         self._membership.start()
 
     def stop(self) -> None:
-        """Finish the ticks in flight, give every shard up, leave the group. Usually well under 4 s."""
+        """Finish the ticks in flight, give every shard up, leave the group."""
         self._stopping.set()
         self._promotion.stop()
         self._scheduler.shutdown(wait=False)

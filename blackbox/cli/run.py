@@ -50,13 +50,15 @@ def run(
         stop = Event()
         signals.announce(stop)
         try:
-            serve(settings, stop, only)
+            has_ended = serve(settings, stop, only)
         except Unsound as unsound:
             raise ended(str(unsound), REFUSED) from None
         except Exception as failure:
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise
             raise ended(f"Spark failed: {in_one_line(failure)}", FAILED) from None
+    if not has_ended:
+        signals.leave()
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:

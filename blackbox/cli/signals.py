@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
 from threading import Event
 from types import FrameType
+from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 SAME_S = 0.5
@@ -26,6 +28,12 @@ def interrupt() -> None:
 def announce(stop: Event) -> None:
     """Let the first signal set `stop`."""
     _on_first(stop.set)
+
+
+def leave() -> NoReturn:
+    """End the process with exit code 0, without the threads that still wait for something."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def _on_first(react: Callable[[], None]) -> None:

@@ -102,8 +102,8 @@ class DispatchWindows:
         self._ears.start()
         self.assign((), groups)
 
-    def assign(self, shards: Iterable[Shard], groups: int) -> None:
-        """Spread these shards over so many groups; the tasks hear of it at once."""
+    def assign(self, shards: Iterable[Shard], groups: int) -> bool:
+        """Spread these shards over so many groups; the tasks hear of it at once, False if not."""
         with self._lock:
             self._shards, self._count = frozenset(shards), groups
             for group in range(groups):
@@ -113,10 +113,13 @@ class DispatchWindows:
                     )
                     self._keepers[group] = keeper
                     keeper.start()
-        self.renew()
+        return self.renew()
 
-    def renew(self) -> None:
-        """Tell the tasks that their driver lives, and what is theirs; to be repeated every second."""
+    def renew(self) -> bool:
+        """Tell the tasks that their driver lives, and what is theirs; to be repeated every second.
+
+        False when they cannot be told.
+        """
         with self._lock:
             lease = {
                 str(group): [
@@ -130,6 +133,8 @@ class DispatchWindows:
                 self._bus.send(lease_of(self._run), lease)
         except IndexLost as reason:
             logger.warning("cannot renew the lease of dispatch: %s", reason)
+            return False
+        return True
 
     def wait_given_up(self, shards: Iterable[Shard], timeout_s: float) -> bool:
         """Wait until no task owns any of these shards; False when that takes longer."""
@@ -159,14 +164,14 @@ class DispatchWindows:
         return silent | {shard for window in self._fresh() for shard in window.stuck}
 
     def stop(self, timeout_s: float) -> None:
-        """Let every task finish its ticks and end; cancel those that take longer."""
+        """Let every task finish its ticks and end; cancel those that take longer, or cannot hear."""
         self._stopping.set()
-        deadline = time.monotonic() + timeout_s
-        self.assign((), 0)
+        can_hear = self.assign((), 0)
+        deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
         for number in list(self._passing):
-            logger.warning("window %d takes too long to end; cancelled", number)
+            logger.warning("window %d does not end in time; cancelled", number)
             with suppress(Py4JError, OSError):
                 self._session.sparkContext.cancelJobGroup(_job_group(number))
         self._ears.join(1.0)

@@ -30,7 +30,7 @@ from blackbox.watch import Watch
 
 logger = logging.getLogger("blackbox.pipeline")
 
-STOP_S = 3.5
+STOP_S = 2.5
 
 
 class EngineFailed(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +47,24 @@ def test_a_server_killed_under_load_and_started_again(
     verdict = own_world.wait_delivered(timeout_s=90)
     assert verdict.is_exact, verdict
     until("it is ready again", lambda: service.get("/readyz")[0] == 200)
+
+
+def freeze_kafka(world: World) -> Callable[[], None]:
+    """It takes what is sent and does not answer: every call waits for its timeout."""
+    os.kill(world.kafka.pid, signal.SIGSTOP)
+    return lambda: os.kill(world.kafka.pid, signal.SIGCONT)
+
+
+def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World) -> None:
+    service = own_world.start_service().wait_ready()
+    own_world.ask(1000, within_s=3)
+    until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 100)
+    thaw = freeze_kafka(own_world)
+    assert service.stop(timeout_s=STOP_S) == 0
+    thaw()
+    own_world.start_service().wait_ready()
+    verdict = own_world.wait_delivered(timeout_s=90)
+    assert verdict.is_exact, verdict
 
 
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
