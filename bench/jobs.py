@@ -30,8 +30,8 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt, encode
 
 PARTITIONS = 4
-OF_TEN, PENDING, CANCELLED = 10, 2, 9
-"""Of ten requests the first two stay pending, the last one is cancelled, the others are delivered."""
+ROUND, PENDING, CANCELLED = 50, 5, 49
+"""Of fifty requests the first five stay pending, the last one is cancelled, the others are delivered."""
 
 FAR_S = 86_400
 PATIENCE_S = 1200.0
@@ -55,7 +55,7 @@ class Pending(NamedTuple):
 
 
 class Yard(Field):
-    """Topics with long journals, of whose requests two of ten stay pending, and what works on them."""
+    """Topics with long journals, of whose requests one of ten stays pending, and what works on them."""
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack, "process", PARTITIONS, stack.folder)
@@ -99,7 +99,7 @@ class Yard(Field):
         with Progress(console=console, transient=True) as bar, self._producing() as produce:
             shown = bar.add_task("writing the requests", total=requests)
             for number in range(requests):
-                partition, kind = number % PARTITIONS, number // PARTITIONS % OF_TEN
+                partition, kind = number % PARTITIONS, number // PARTITIONS % ROUND
                 is_due = PENDING <= kind < CANCELLED
                 if is_due:
                     due_now[partition].append(written[partition])
@@ -306,7 +306,7 @@ def restore(
 
     What Redis holds in the end is compared with a plain reading of the journals.
     """
-    requests = pending * OF_TEN // PENDING
+    requests = pending * ROUND // PENDING
     mended = []
     with EmbeddedStack() as stack:
         yard = Yard(stack)
@@ -473,7 +473,7 @@ PAGE = """# How long the jobs take
 
 The commands `ledger`, `restore`, `audit` and `load`, each as a whole, with the start of Spark. Kafka, Redis and
 the job share a machine of {cores} cores; "1 core" is `BLACKBOX_SPARK_MASTER=local[1]` with the job's processes kept
-on one core. Messages of {bytes} bytes; of ten requests two are pending, seven are delivered, one is cancelled. The last
+on one core. Messages of {bytes} bytes; of fifty requests 5 are pending, 44 are delivered, one is cancelled. The last
 column is for the largest journals.
 
 ![time of each job by requests, with one core and with more](jobs.svg)

@@ -33,7 +33,10 @@ _REASON_OF = {
     "expires_after": Reason.BAD_EXPIRY,
 }
 _FIELDS = frozenset(_REASON_OF)
-_QUOTES_OF_PLAIN = 10
+_CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
+_QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
+"""By number of fields: of a cancel, a request, one with a caller id."""
+
 _REMEMBERED = 4096
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _RFC_3339 = re.compile(
@@ -64,19 +67,25 @@ class Countdown:
 
         A timestamp later than `latest_ms`, or none (negative), counts as `latest_ms`.
         """
-        # The usual request first, which is read three times as fast. Three keys and two strings are
+        # The usual ones first, which are read three times as fast. Three keys and two strings are
         # ten quotes: with no more of them, no key was dropped.
         _, timestamp_ms, _, value, headers, _ = record
         try:
             asked = orjson.loads(value)  # type: ignore[arg-type]
+            has_all = value.count(b'"') == _QUOTES_OF_USUAL[len(asked)]  # type: ignore[union-attr]
+            if has_all and len(asked) == _CANCEL_FIELDS:
+                if asked["cancel"] is True and _is_caller_id(asked["id"]):
+                    return Cancel(asked["id"])
+                return self._parse_fully(record, latest_ms)
             target, message, countdown = asked["topic"], asked["message"], asked["countdown"]
+            caller_id = None if len(asked) == _PLAIN_FIELDS else asked["id"]
             if (
-                len(asked) == 3
-                and value.count(b'"') == _QUOTES_OF_PLAIN  # type: ignore[union-attr]
+                has_all
                 and target in self._usual_targets
                 and type(message) is str
                 and (type(countdown) is int or type(countdown) is float)
                 and 0 <= countdown <= self._max_countdown_s
+                and (len(asked) == _PLAIN_FIELDS or _is_caller_id(caller_id))
             ):
                 return Request(
                     target,
@@ -86,7 +95,7 @@ class Countdown:
                     None,
                     headers,
                     _caller(headers),
-                    None,
+                    caller_id,
                     None,
                 )
         except (ValueError, TypeError, KeyError):
@@ -386,10 +395,14 @@ def _caller(headers: Headers) -> str | None:
 def _caller_id(caller_id: Any) -> str | None:
     if caller_id is None:
         return None
-    if type(caller_id) is str and 0 < len(caller_id) <= MAX_ID_CHARS and caller_id.isprintable():
-        return caller_id
+    if _is_caller_id(caller_id):
+        return str(caller_id)
     detail = f"id is {_show(caller_id)}; give 1 to {MAX_ID_CHARS} printable characters"
     raise _RefusedError(Reason.BAD_ID, detail)
+
+
+def _is_caller_id(held: Any) -> bool:
+    return type(held) is str and 0 < len(held) <= MAX_ID_CHARS and held.isprintable()
 
 
 def _expires_ms(seconds: Any, due_ms: int) -> int | None:

@@ -203,6 +203,9 @@ def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
     """The same in chunks of 4,000 records and about 8 MiB at most."""
+    if len(chunk.messages) <= CHUNK_RECORDS and sum(map(len, chunk.messages)) <= CHUNK_BYTES:
+        yield chunk
+        return
     start, first, size = chunk.start, 0, 0
     for at, message in enumerate(chunk.messages):
         size += len(message)
@@ -237,7 +240,7 @@ def _connect(access: KafkaAccess) -> Consumer:
             "enable.partition.eof": True,
             # At a partition's end a fetch stays under way this long, and the next range waits for it.
             "fetch.wait.max.ms": 2,
-            "fetch.queue.backoff.ms": 1,
+            "fetch.queue.backoff.ms": 5,
             "queued.min.messages": 20_000,
             "queued.max.messages.kbytes": 32_768,
         }

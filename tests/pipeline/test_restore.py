@@ -557,16 +557,16 @@ def test_a_ledger_that_cannot_be_used_is_named(type_restore: Typed, tmp_path: Pa
     ],
 )
 def test_a_caller_id_shows_in_the_bytes_of_a_record(asked: dict[str, Any], may: bool) -> None:
-    assert may_have_caller_id("countdown", orjson.dumps(asked)) is may
+    assert may_have_caller_id("countdown")(orjson.dumps(asked)) is may
 
 
 def test_a_caller_id_may_be_spelled_with_escapes() -> None:
-    assert may_have_caller_id("countdown", rb'{"\u0069d": "a", "cancel": true}')
+    assert may_have_caller_id("countdown")(rb'{"\u0069d": "a", "cancel": true}')
 
 
 def test_a_record_of_another_format_has_to_be_parsed() -> None:
-    assert may_have_caller_id("scheduler", b"{}")
-    assert not may_have_caller_id("countdown", None)
+    assert may_have_caller_id("scheduler")(b"{}")
+    assert not may_have_caller_id("countdown")(None)
 
 
 def before(

@@ -400,6 +400,22 @@ def test_a_field_written_twice_never_passes(name: str, held: Any) -> None:
     assert isinstance(parse(value), Invalid)
 
 
+@given(st.sampled_from(['"id": "b"', '"id": null', r'"\u0069d": "b"', '"cancel": true']))
+def test_a_cancel_with_a_field_twice_never_passes(again: str) -> None:
+    assert isinstance(parse(f'{{"id": "a", "cancel": true, {again}}}'), Invalid)
+
+
+@given(st.sampled_from(["id", "cancel", "topic", "countdown"]), json_values, json_values, st.data())
+def test_a_field_more_that_is_null_changes_nothing(
+    name: str, held: Any, other: Any, data: st.DataObject
+) -> None:
+    accepted(with_fields(""))  # its topic is a usual one from now on
+    named = {"topic": "orders", "message": other, "countdown": 9, "id": "a"}
+    asked = data.draw(st.sampled_from([named, {"id": "a", "cancel": True}])) | {name: held}
+
+    assert parse(json.dumps(asked)) == parse(json.dumps(asked | {"key": None}))
+
+
 @given(st.floats(0, LONGEST_S, exclude_min=True) | st.integers(1, LONGEST_S))
 @example(1.1)
 @example(0.1 + 0.2)

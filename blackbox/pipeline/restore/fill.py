@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import col, lit, struct
+from pyspark.sql.functions import col, lit, shiftright
 from pyspark.sql.functions import max as largest
 
 from blackbox.journal.access import KafkaAccess
@@ -97,9 +97,10 @@ class Filling:
 
 def latest(names: DataFrame) -> DataFrame:
     """Of each caller id of a shard the latest request, but where a cancel is later."""
-    last = largest(struct("offset", "is_cancel")).alias("last")
-    found = names.groupBy(*SHARD, "caller_id").agg(last)
-    return found.where(~col("last.is_cancel")).select(*SHARD, "last.offset")
+    mark = col("offset") * 2 + col("is_cancel").cast("long")  # numbers are hashed, structs sorted
+    found = names.groupBy(*SHARD, "caller_id").agg(largest(mark).alias("last"))
+    is_cancel = col("last") % 2 == lit(1)
+    return found.where(~is_cancel).select(*SHARD, shiftright("last", 1).alias("offset"))
 
 
 def summed(shard: Shard, parts: Iterable[Done]) -> Done:

@@ -46,7 +46,7 @@ FILLED = (
     "checksum long, largest long, seconds double, problem string, "
     "offset long, caller_id string, is_cancel boolean"
 )
-"""What became of a piece; or, without `piece`, a request or cancel that has a caller id."""
+"""What became of a piece; or, without `piece`, what it has last of a caller id: request or cancel."""
 
 _FILLED = pa.schema(
     [
@@ -91,7 +91,7 @@ class Moment(NamedTuple):
 class Done:
     """What a task did of a shard; `piece` is its range's number, -1 where it has none.
 
-    `named` requests have a caller id. `problem` says why it ended too early.
+    It has so many caller ids `named`. `problem` says why it ended too early.
     """
 
     shard: Shard
@@ -127,7 +127,7 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Fill:
     """Reads ranges of request topics: puts what is not ended and has no caller id, which nothing
-    that comes later can replace or cancel; tells the caller ids of the others, ended or not.
+    that comes later can replace or cancel; tells each caller id of the others, ended or not, once.
     """
 
     settings: Settings
@@ -139,22 +139,27 @@ class Fill:
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _filling(self.settings, self.moment) as filling:
             for range_, done in _begun(self.ranges, rows):
+                named: dict[str | None, tuple[int, bool]] = {}
                 with done.timed():
                     ended = flags(self.ended.value.get(done.shard, {}), range_)
                     for chunk in read_ranges(self.access, [range_]):
                         done.scanned += len(chunk.messages)
-                        if names := self._put(done, chunk.messages, ended, filling):
-                            done.named += len(names)
-                            yield _name_rows(done.shard, names)
+                        for offset, change in self._put(done, chunk.messages, ended, filling):
+                            named[change.caller_id] = offset, type(change) is Cancel
+                done.named = len(named)
+                if named:
+                    yield _name_rows(done.shard, named)
                 yield _done_rows([done])
 
     def _put(
         self, done: Done, messages: Sequence[Any], ended: bytes, filling: _Filling
     ) -> list[Change]:
-        contract, start = self.settings.topics[done.shard.topic], self.ranges[done.piece].start
+        """Returns what has a caller id."""
+        start = self.ranges[done.piece].start
+        may_be_named = may_have_caller_id(self.settings.topics[done.shard.topic])
         plain, others = [], []
         for message in messages:
-            if may_have_caller_id(contract, message.value()):
+            if may_be_named(message.value()):
                 others.append(message)
             elif not ended[message.offset() - start]:
                 plain.append(message)
@@ -336,13 +341,13 @@ def _record(row: Mapping[str, Any]) -> Record:
     return Record(row["offset"], row["timestamp_ms"], row["key"], row["value"], headers, unreadable)
 
 
-def _name_rows(shard: Shard, named: Sequence[Change]) -> pa.RecordBatch:
+def _name_rows(shard: Shard, named: Mapping[str | None, tuple[int, bool]]) -> pa.RecordBatch:
     return _batch(
         topic=[shard.topic] * len(named),
         partition=[shard.partition] * len(named),
-        offset=[offset for offset, _ in named],
-        caller_id=[one.caller_id for _, one in named],
-        is_cancel=[isinstance(one, Cancel) for _, one in named],
+        offset=[offset for offset, _ in named.values()],
+        caller_id=list(named),
+        is_cancel=[is_cancel for _, is_cancel in named.values()],
     )
 
 
