@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from blackbox.clock import Clock
 from blackbox.connect import kafka
-from blackbox.index.server import NotTold, RedisServer
+from blackbox.doubt import IndexLost
+from blackbox.index.server import NotTold, RedisServer, Server
 from blackbox.journal.topics import Described, Topics, TopicSettings, receipts_topic
 from blackbox.settings import Settings
 
@@ -81,6 +82,16 @@ REDIS_SILENT = Kind(
     "not checked: {why}",
     "allow the user INFO and CONFIG GET (ACL SETUSER … +info +config), or look at {what} by hand",
 )
+ONE_NODE = Kind(
+    "warn",
+    "Redis is a node of a cluster: shards whose slot another node has do not open",
+    "BLACKBOX_REDIS_URL=redis+cluster://host:port,host:port with some of its nodes",
+)
+NODE_SILENT = Kind(
+    "warn",
+    "not checked: {why}; until it answers, or another node has its slots, their shards stay closed",
+    "start the node again, or give its slots to others: redis-cli --cluster fix",
+)
 COMPACTED = Kind(
     "refuse",
     "{topic}: cleanup.policy is {policy}: compaction removes records that are still needed",
@@ -142,7 +153,7 @@ KAFKA_SILENT = Kind(
 )
 
 KINDS = (
-    OLD_REDIS, EVICTION, NO_AOF, TORN_AOF, NO_LIMIT, CLOCKS, REDIS_SILENT, COMPACTED,
+    OLD_REDIS, EVICTION, NO_AOF, TORN_AOF, NO_LIMIT, CLOCKS, REDIS_SILENT, ONE_NODE, NODE_SILENT, COMPACTED,
     COMPACTED_LETTERS, ORPHANED, FEWER_RECEIPTS, MORE_RECEIPTS, SHORT_REQUESTS, SHORT_RECEIPTS,
     LIMITED_BYTES, CREATE_TIME, KAFKA_SILENT,
 )  # fmt: skip
@@ -164,11 +175,27 @@ def findings(settings: Settings) -> list[Finding]:
 
 
 def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
+    """Of each server; a node that is silent is a finding, unless all are."""
+    redis.now_ms()  # raises when none answers
+    for name, server in redis.each().items():
+        try:
+            found = list(_server_findings(server, is_node=bool(name)))
+        except IndexLost as silent:
+            if not name:
+                raise
+            found = [NODE_SILENT.found(why=silent)]
+        for finding in found:
+            yield replace(finding, text=f"{name}: {finding.text}") if name else finding
+
+
+def _server_findings(redis: Server, *, is_node: bool) -> Iterator[Finding]:
     clock = Clock()
     clock.observe(redis.now_ms())
     yield from about_clocks(clock.skew_ms())
     try:
         told = redis.info("server") | redis.info("memory") | redis.info("persistence")
+        if told.get("redis_mode") == "cluster" and not is_node:
+            yield ONE_NODE.found()
         yield from about_redis(told)
     except NotTold as why:
         what = "its version, maxmemory-policy, maxmemory and appendonly"
@@ -178,7 +205,7 @@ def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
         yield from _about_truncation(redis)
 
 
-def _about_truncation(redis: RedisServer) -> Iterator[Finding]:
+def _about_truncation(redis: Server) -> Iterator[Finding]:
     try:
         if redis.config("aof-load-truncated") != "no":
             yield TORN_AOF.found()

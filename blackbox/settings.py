@@ -12,7 +12,7 @@ import javaproperties
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from blackbox.index.connection import pool
+from blackbox.index import connection
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.request import is_topic_name
 
@@ -22,7 +22,6 @@ _PLACE = r"[^\s:/,]+:\d+"
 _MASTER = re.compile(
     rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
 )
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 
 
 class SettingsError(Exception):
@@ -59,16 +58,7 @@ def parse_request_topics(text: str) -> dict[str, str]:
 
 
 def _redis_url(secret: SecretStr) -> SecretStr:
-    wanted = "wanted: redis://, rediss:// or unix://"
-    scheme, colon, _ = secret.get_secret_value().partition("://")
-    if not colon or scheme not in ("redis", "rediss", "unix"):
-        shown = repr(scheme) if colon and _SCHEME.fullmatch(scheme) else "missing"
-        raise ValueError(f"scheme {shown}; {wanted}")
-    try:
-        pool(secret.get_secret_value()).make_connection()
-    except (ValueError, TypeError):
-        # the cause may quote a piece of the password
-        raise ValueError(f"no address of Redis; {wanted}; in a password, write / as %2F") from None
+    connection.check(secret.get_secret_value())
     return secret
 
 
@@ -89,7 +79,8 @@ class Settings(BaseSettings):
         description=".properties file with librdkafka settings (TLS, SASL); wins over defaults",
     )
     redis_url: Annotated[SecretStr, AfterValidator(_redis_url)] = Field(
-        SecretStr("redis://localhost:6379/0"), description="redis://, rediss:// or unix://"
+        SecretStr("redis://localhost:6379/0"),
+        description="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://",
     )
     request_topics: Annotated[str, AfterValidator(_request_topics)] = Field(
         "TB:countdown", description="comma list of topic:format"

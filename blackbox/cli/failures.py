@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import typer
 
 from blackbox.client import NotSent
 from blackbox.doubt import Doubt, IndexLost
 from blackbox.embedded.errors import EmbeddedError
+from blackbox.index.address import read
 from blackbox.settings import SettingsError
 
 FAILED = 1
@@ -48,9 +48,8 @@ def ended(text: str, code: int) -> typer.Exit:
 
 def _with_remedy(error: Doubt) -> str:
     if isinstance(error, IndexLost):
-        url = urlsplit(os.environ.get("BLACKBOX_REDIS_URL", "redis://localhost:6379/0"))
-        place = f"{url.hostname}:{url.port or 6379}" if url.hostname else url.path
-        return f"{error}; check that Redis runs at {place} (BLACKBOX_REDIS_URL)"
+        address = read(os.environ.get("BLACKBOX_REDIS_URL", "redis://localhost:6379/0"))
+        return f"{error}; check that Redis runs at {address} (BLACKBOX_REDIS_URL)"
     servers = os.environ.get("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "")
     return f"{error}; check that Kafka runs at {servers} (BLACKBOX_KAFKA_BOOTSTRAP_SERVERS)"
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import orjson
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from blackbox.doubt import IndexLost
+from blackbox.index.connection import Connections, any_server, pool
 
 CHANNEL = "blackbox:bus:"
 PAUSE_S = 1.0
@@ -26,18 +25,18 @@ class Bus:
     """Sends notes under a name, to whoever listens to that name. Not safe for two threads."""
 
     def __init__(self, url: str, name: str) -> None:
-        self._client = _client(url)
+        self._connections = pool(url)
         self._prefix = f"{CHANNEL}{name}:"
 
     def send(self, kind: str, note: Any) -> None:
         """Send anything that JSON can hold. Raises IndexLost when Redis does not answer."""
         try:
-            self._client.publish(self._prefix + kind, orjson.dumps(note))
+            _client(self._connections).publish(self._prefix + kind, orjson.dumps(note))
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer PUBLISH: {error}") from error
 
     def close(self) -> None:
-        self._client.close()
+        self._connections.disconnect()
 
 
 class Listener:
@@ -47,7 +46,7 @@ class Listener:
     """
 
     def __init__(self, url: str, name: str, kinds: tuple[str, ...]) -> None:
-        self._client = _client(url)
+        self._connections = pool(url)
         self._prefix = f"{CHANNEL}{name}:"
         self._kinds = kinds
         self._heard: redis.client.PubSub | None = None
@@ -71,7 +70,7 @@ class Listener:
 
     def _get(self, timeout_s: float) -> dict[str, Any] | None:
         if self._heard is None:
-            self._heard = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+            self._heard = _client(self._connections).pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
             self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
             self._sign_s, self._asked_s = time.monotonic(), None
         if self._asked_s is None and time.monotonic() - self._sign_s > SILENCE_S:
@@ -87,7 +86,7 @@ class Listener:
 
     def close(self) -> None:
         self._drop()
-        self._client.close()
+        self._connections.disconnect()
 
     def _drop(self) -> None:
         if self._heard is not None:
@@ -95,7 +94,5 @@ class Listener:
             self._heard = None
 
 
-def _client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(
-        url, protocol=2, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
-    )
+def _client(connections: Connections) -> redis.Redis:
+    return redis.Redis(connection_pool=any_server(connections))

@@ -1,7 +1,8 @@
-"""One exclusive connection to Redis that never reconnects by itself.
+"""How connections to Redis are made: all of them here, each tried once and never retried.
 
-A connection that is lost may come back to a Redis that lost writes, so the owner of a shard
-must notice: every failure here is a doubt, and a new session is opened by recovery only.
+A connection that is lost may come back to a Redis that lost writes, or to another server, so the
+owner of a shard must notice: every failure of a session is a doubt, and recovery alone opens another.
+Where the server is, Sentinel or the cluster is asked at each new connection.
 """
 
 from __future__ import annotations
@@ -17,35 +18,73 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from blackbox.doubt import IndexFull, IndexLost
+from blackbox.index.address import BadAddress, read
+from blackbox.index.cluster import Cluster
+from blackbox.index.sentinel import Primary
 
 Command = tuple[bytes | str | int, ...]
+Connections = redis.ConnectionPool | Cluster
+"""To the one server there is, or to the nodes of a cluster."""
 
 NOT_SERVING = (
-    "LOADING", "READONLY", "MASTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN",
-)  # fmt: skip
+    redis.ReadOnlyError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.AskError,
+    redis.exceptions.TryAgainError,
+)
+"""The server lives and this shard is not its own: a replica, or a node that lost the slot."""
 
+NOT_SERVING_NOW = ("BUSY", "NOREPLICAS", "MISCONF")
 
 STREAM_COMMANDS = 250
 """Commands sent at once; enough to make a system call worth its while."""
 
 
-def pool(url: str, *, timeout_s: float = 5.0) -> redis.ConnectionPool:
-    """Connections for `url` (`redis://`, `rediss://`, `unix://`), each tried once and never retried."""
-    scheme = url.partition("://")[0]
-    if scheme not in ("redis", "rediss", "unix"):
-        raise ValueError(
-            f"REDIS_URL has the scheme {scheme!r}; give redis://, rediss:// or unix://"
-        )
-    over_network: dict[str, Any] = (
-        {} if scheme == "unix" else {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
-    )
-    return redis.ConnectionPool.from_url(
-        url,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=timeout_s,
-        **over_network,
-    )
+def pool(url: str, *, timeout_s: float = 5.0) -> Connections:
+    """Connections for what `BLACKBOX_REDIS_URL` may be. Raises BadAddress; connects to nothing yet."""
+    address = read(url)
+    of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    options: dict[str, Any] = of_any | {"socket_timeout": timeout_s}
+    if address.places:
+        options |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
+    options |= address.options
+    if address.kind == "sentinel":
+        return Primary(address, options, of_any)
+    if address.kind == "cluster":
+        return Cluster(address, options)
+    return redis.ConnectionPool(**options)
+
+
+def check(url: str) -> None:
+    """Raises BadAddress for a URL that leads to no Redis, whatever is running."""
+    connections = pool(url)
+    one = connections.pool() if isinstance(connections, Cluster) else connections
+    try:
+        one.make_connection()
+    except (ValueError, TypeError):
+        # the cause may quote a piece of the password
+        raise BadAddress("an option that the client does not have, or cannot use") from None
+
+
+def server_of(connections: Connections, key: bytes) -> redis.ConnectionPool:
+    """The server that has this key now. Raises redis.RedisError or OSError when nobody tells."""
+    return connections.server_of(key) if isinstance(connections, Cluster) else connections
+
+
+def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
+    """Every server that has keys now, by its address; the only one there is has no name."""
+    return connections.servers() if isinstance(connections, Cluster) else {"": connections}
+
+
+def any_server(connections: Connections) -> redis.ConnectionPool:
+    """A server that passes notes on to all."""
+    return connections.any_server() if isinstance(connections, Cluster) else connections
+
+
+def reason(error: Exception) -> str:
+    """What an error says, with the word by which Redis names its kind."""
+    code = getattr(error, "status_code", None)
+    return f"{code} {error}" if isinstance(error, NOT_SERVING) and code else str(error)
 
 
 def pack(*command: bytes | str | int) -> bytes:
@@ -57,13 +96,13 @@ def pack(*command: bytes | str | int) -> bytes:
 class Session:
     """A connection of one owner, for packed commands; unusable after its first failure.
 
-    Not safe for use from two threads at once.
+    Goes to the server that has `key` now. Not safe for use from two threads at once.
     """
 
-    def __init__(self, connections: redis.ConnectionPool) -> None:
-        self._pool = connections
+    def __init__(self, connections: Connections, key: bytes = b"") -> None:
         try:
-            self._connection: Any = connections.get_connection()
+            self._pool = server_of(connections, key)
+            self._connection: Any = self._pool.get_connection()
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"cannot connect to Redis: {error}") from error
         self._lost = False
@@ -140,8 +179,8 @@ class Session:
         if isinstance(failure, redis.exceptions.OutOfMemoryError) or text.startswith("OOM"):
             return IndexFull(f"Redis has no memory left: {text}")
         self.close()
-        if isinstance(failure, redis.exceptions.ReadOnlyError) or text.startswith(NOT_SERVING):
-            return IndexLost(f"Redis does not serve now: {text}")
+        if isinstance(failure, NOT_SERVING) or text.startswith(NOT_SERVING_NOW):
+            return IndexLost(f"Redis does not serve now: {reason(failure)}")
         return failure
 
     def close(self) -> None:

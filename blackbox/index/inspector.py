@@ -11,7 +11,7 @@ from blackbox import entry as entries
 from blackbox.doubt import IndexLost
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
-from blackbox.index.connection import pool
+from blackbox.index.connection import Connections, pool, reason, server_of
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import FORMAT
 from blackbox.plan import Labels
@@ -50,18 +50,19 @@ class Inspector:
     version wrote. Costs a few commands, whatever the number of entries.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     @classmethod
     def of(cls, url: str) -> Inspector:
-        """An inspector of the Redis at `url`, with a connection of its own."""
-        return cls(redis.Redis(connection_pool=pool(url)))
+        """An inspector of the Redis at `url`, with connections of its own."""
+        return cls(pool(url))
 
     def standing(self, shard: Shard, now_ms: int) -> Standing:
         """Labels and pending entries of a shard; counts may be of moments a little apart."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._together(
+            keys,
             ("HMGET", keys.state, "format", "requests", "cold"),
             ("GET", keys.receipts),
             ("ZCARD", keys.due),
@@ -76,7 +77,7 @@ class Inspector:
         """The labels of a shard; None for an index that was never begun, or is lost."""
         keys = Keys(shard)
         state, receipts = self._together(
-            ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
+            keys, ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
         )
         return _labels(shard, state, receipts)
 
@@ -85,6 +86,7 @@ class Inspector:
         keys = Keys(shard)
         name = member(offset)
         before, stored, score = self._together(
+            keys,
             ("ZSCORE", keys.due, name),
             ("GET", keys.message(name)),
             ("ZSCORE", keys.due, name),
@@ -95,31 +97,34 @@ class Inspector:
 
     def is_cold(self, shard: Shard, offset: int) -> bool:
         """Whether the request at this offset waits in the cold tier."""
-        (bitmap,) = self._together(("HGET", Keys(shard).cold, offset // SEGMENT))
+        keys = Keys(shard)
+        (bitmap,) = self._together(keys, ("HGET", keys.cold, offset // SEGMENT))
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
 
     def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
         """The labels, and the requests of the cold tier as they are then or a little later."""
-        labels = self.labels(shard)
-        (bitmaps,) = self._together(("HGETALL", Keys(shard).cold))
+        labels, keys = self.labels(shard), Keys(shard)
+        (bitmaps,) = self._together(keys, ("HGETALL", keys.cold))
         return labels, Bits({int(segment): bitmap for segment, bitmap in _pairs(bitmaps)})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
-        (name,) = self._together(("HGET", Keys(shard).ids, caller_id))
+        keys = Keys(shard)
+        (name,) = self._together(keys, ("HGET", keys.ids, caller_id))
         return None if name is None else int(name, 16)
 
     def close(self) -> None:
-        self._client.close()
+        self._connections.disconnect()
 
-    def _together(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+    def _together(self, keys: Keys, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
         try:
+            server = server_of(self._connections, keys.state)
+            pipeline = redis.Redis(connection_pool=server).pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
             return list(pipeline.execute())
         except (redis.RedisError, OSError) as error:
-            raise IndexLost(f"Redis does not answer: {error}") from error
+            raise IndexLost(f"Redis does not answer: {reason(error)}") from error
 
 
 def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> Labels | None:

@@ -13,13 +13,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import redis
-
 from blackbox import entry as entries
 from blackbox.doubt import Doubt, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT
-from blackbox.index.connection import pack
+from blackbox.index.connection import Connections, pack
 from blackbox.index.shard_index import PackedIndex
 from blackbox.plan import Labels
 from blackbox.request import Request, Shard
@@ -65,9 +63,7 @@ class Restoring(PackedIndex):
     when Redis has no room, IndexLost when the connection fails.
     """
 
-    def __init__(
-        self, shard: Shard, connections: redis.ConnectionPool, run: str, *, grace_s: int
-    ) -> None:
+    def __init__(self, shard: Shard, connections: Connections, run: str, *, grace_s: int) -> None:
         super().__init__(shard, connections, grace_s=grace_s)
         self._run = run.encode()
 

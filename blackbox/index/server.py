@@ -1,30 +1,30 @@
-"""What the Redis server itself says: its clock, its memory, how it is configured."""
+"""What the Redis servers themselves say: their clocks, their memory, how they are configured."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from blackbox.doubt import IndexLost
+from blackbox.index.connection import pool, servers
+
+T = TypeVar("T")
 
 
 class NotTold(IndexLost):
     """Redis answers, but not this question: the user may not ask it, or the server does not know it."""
 
 
-class RedisServer:
-    """Questions about the server, not about any shard. Raises IndexLost when it does not answer."""
+class Server:
+    """Questions about one server, not about any shard. Raises IndexLost when it does not answer."""
 
-    def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(
-            url, protocol=2, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
-        )
+    def __init__(self, connections: redis.ConnectionPool) -> None:
+        self._client = redis.Redis(connection_pool=connections)
 
     def now_ms(self) -> int:
-        """Redis' wall clock, epoch milliseconds."""
+        """Its wall clock, epoch milliseconds."""
         seconds, micros = self._ask("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -46,9 +46,6 @@ class RedisServer:
             raise NotTold(f"Redis does not know the directive {name}")
         return found[name]
 
-    def close(self) -> None:
-        self._client.close()
-
     def _ask(self, *command: str) -> Any:
         try:
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -56,6 +53,48 @@ class RedisServer:
             raise NotTold(f"Redis does not tell {' '.join(command)}: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer {command[0]}: {error}") from error
+
+
+class RedisServer:
+    """The same of all servers that have keys now: one, or the primaries of a cluster.
+
+    A server that is silent is passed over; raises IndexLost when none answers.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._connections = pool(url)
+
+    def each(self) -> dict[str, Server]:
+        """The servers by their addresses; the only one there is has no name."""
+        try:
+            found = servers(self._connections)
+        except (redis.RedisError, OSError) as error:
+            raise IndexLost(f"Redis does not answer: {error}") from error
+        return {name: Server(connections) for name, connections in found.items()}
+
+    def now_ms(self) -> int:
+        """The earliest of their wall clocks, epoch milliseconds: no wrong one makes anything early."""
+        return min(self._answers(Server.now_ms))
+
+    def memory_used(self) -> float:
+        """The used share of `maxmemory` of the fullest one; see `Server`."""
+        return max(self._answers(Server.memory_used))
+
+    def close(self) -> None:
+        self._connections.disconnect()
+
+    def _answers(self, question: Callable[[Server], T]) -> list[T]:
+        answers, silence = [], IndexLost("Redis has no server")
+        for server in self.each().values():
+            try:
+                answers.append(question(server))
+            except NotTold:
+                raise
+            except IndexLost as silent:
+                silence = silent
+        if not answers:
+            raise silence
+        return answers
 
 
 def _text(value: bytes | str) -> str:

@@ -17,13 +17,11 @@ from itertools import chain
 from threading import RLock
 from typing import Any
 
-import redis
-
 from blackbox import entry as entries
 from blackbox.doubt import Doubt, IndexFull, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
-from blackbox.index.connection import Session, pack
+from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import Keys, set_ex_template, zadd
 from blackbox.index.when_full import in_one_script
 from blackbox.plan import Due, Labels, Plan, Touched, View
@@ -40,11 +38,11 @@ _EXEC = pack("EXEC")
 class PackedIndex:
     """A shard's keys over one connection: what is read and written there, packed."""
 
-    def __init__(self, shard: Shard, connections: redis.ConnectionPool, *, grace_s: int) -> None:
+    def __init__(self, shard: Shard, connections: Connections, *, grace_s: int) -> None:
         self._keys = Keys(shard)
         self._set_ex = set_ex_template(self._keys)
         self._grace_s = grace_s
-        self._session = Session(connections)
+        self._session = Session(connections, self._keys.state)
         self.shard = shard
 
     def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
@@ -104,7 +102,7 @@ class ShardIndex(PackedIndex):
     others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
     """
 
-    def __init__(self, shard: Shard, connections: redis.ConnectionPool, *, grace_s: int) -> None:
+    def __init__(self, shard: Shard, connections: Connections, *, grace_s: int) -> None:
         super().__init__(shard, connections, grace_s=grace_s)
         self._lock = RLock()
         self.labels = Labels(-1, -1)

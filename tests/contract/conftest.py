@@ -1,4 +1,4 @@
-"""The same contract on two kinds of Redis: one inside this process, and a real server."""
+"""The same contract on a Redis inside this process, a real server, a primary behind sentinels, a cluster."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
-from blackbox.index.connection import pool
+from blackbox.index.connection import Connections, pool
 from blackbox.index.shard_index import ShardIndex
 from tests.conftest import missing
-from tests.contract.held import GRACE_S, SHARD
+from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import fake_connections
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 
 
 @dataclass(frozen=True)
 class Backend:
     """A Redis to test against, and a client of its own that only looks."""
 
-    connections: Callable[[], redis.ConnectionPool]
+    connections: Callable[[], Connections]
     client: redis.Redis
 
     def cut(self) -> None:
@@ -52,6 +54,34 @@ def real_backend(real_redis: EmbeddedRedis) -> Iterator[Backend]:
         yield Backend(lambda: pool(real_redis.url), client)
 
 
+@pytest.fixture(scope="session")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelServers]:
+    """A primary, its replica and one sentinel; nothing fails over here."""
+    with SentinelServers(tmp_path_factory.mktemp("contract-sentinel")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
+    """Three nodes, whose slots stay where they are, or come back."""
+    with ClusterServers(tmp_path_factory.mktemp("contract-cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def sentinel_backend(sentinels: SentinelServers) -> Iterator[Backend]:
+    with redis.Redis.from_url(sentinels.primary.url) as client:
+        client.flushall()
+        yield Backend(lambda: pool(sentinels.url), client)
+
+
+@pytest.fixture
+def cluster_backend(cluster: ClusterServers) -> Iterator[Backend]:
+    with redis.Redis.from_url(cluster.node_of(PREFIX).url) as client:
+        client.flushall()
+        yield Backend(lambda: pool(cluster.url), client)
+
+
 @pytest.fixture
 def fake_backend() -> Backend:
     server = fakeredis.FakeServer(server_type="redis")
@@ -59,7 +89,10 @@ def fake_backend() -> Backend:
     return Backend(lambda: fake_connections(server), client)
 
 
-@pytest.fixture(params=["fake_backend", "real_backend"], ids=["fakeredis", "redis"])
+@pytest.fixture(
+    params=["fake_backend", "real_backend", "sentinel_backend", "cluster_backend"],
+    ids=["fakeredis", "redis", "sentinel", "cluster"],
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found: Backend = request.getfixturevalue(request.param)
     return found

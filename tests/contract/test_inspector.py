@@ -25,7 +25,7 @@ NOTHING = Standing(None, 0, 0, None, None)
 @pytest.fixture
 def inspector(backend: Backend) -> Iterator[Inspector]:
     connections = backend.connections()
-    inspector = Inspector(redis.Redis(connection_pool=connections))
+    inspector = Inspector(connections)
     yield inspector
     inspector.close()
     connections.disconnect()
@@ -154,7 +154,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
             client.config_set("maxmemory", "1mb")
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 client.set("more", "x")
-            inspector = Inspector(client)
+            inspector = Inspector(client.connection_pool)
             assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
             assert inspector.labels(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)

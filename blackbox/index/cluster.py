@@ -1,0 +1,103 @@
+"""Connections to the nodes of a Redis Cluster, which say themselves who has which slot now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+
+from blackbox.index.address import Address, Place
+
+Slots = list[tuple[range, Place]]
+
+
+class Cluster:
+    """A pool for each node. Nothing is remembered of who has what: a node is asked each time."""
+
+    def __init__(self, address: Address, options: dict[str, Any]) -> None:
+        self._named = address.places
+        self._options = options
+        self._pools: dict[Place, redis.ConnectionPool] = {}
+        self._lock = Lock()
+
+    def server_of(self, key: bytes) -> redis.ConnectionPool:
+        """The primary that has this key now. Raises redis.ConnectionError when nobody tells."""
+        slot = key_slot(key)
+        _, slots = self._ask()
+        for held, place in slots:
+            if slot in held:
+                return self.pool(place)
+        raise redis.ConnectionError(
+            f"no node has slot {slot}, that of {key.decode(errors='replace')}; "
+            "look with redis-cli --cluster check"
+        )
+
+    def servers(self) -> dict[str, redis.ConnectionPool]:
+        """Every primary that has slots now, by its address."""
+        _, slots = self._ask()
+        return {str(place): self.pool(place) for _, place in slots}
+
+    def any_server(self) -> redis.ConnectionPool:
+        """A node that takes part in the cluster now."""
+        place, _ = self._ask()
+        return self.pool(place)
+
+    def pool(self, place: Place | None = None) -> redis.ConnectionPool:
+        """The connections to this node; by default to the first one that is named."""
+        host, port = place = place or self._named[0]
+        with self._lock:
+            if place not in self._pools:
+                self._pools[place] = redis.ConnectionPool(host=host, port=port, **self._options)
+            return self._pools[place]
+
+    def disconnect(self) -> None:
+        with self._lock:
+            for pool in self._pools.values():
+                pool.disconnect()
+
+    def _ask(self) -> tuple[Place, Slots]:
+        """Who answers, and what it says; whoever sees most of the cluster has the first word.
+
+        A node that was cut off from the others keeps saying what was true before.
+        """
+        said, cut_off = [], None
+        for place in self._named:
+            try:
+                is_well, slots = self._look(place)
+            except (redis.RedisError, OSError) as error:
+                said.append(f"{place} {_why_silent(error)}")
+                continue
+            if slots and is_well:
+                self._named = (place, *(other for other in self._named if other != place))
+                return place, slots
+            if not slots:
+                said.append(f"{place} belongs to no cluster")
+            elif cut_off is None:
+                cut_off = place, slots
+        if cut_off is not None:
+            return cut_off
+        raise redis.ConnectionError(f"no node tells of its cluster: {'; '.join(said)}")
+
+    def _look(self, asked: Place) -> tuple[bool, Slots]:
+        pipeline = redis.Redis(connection_pool=self.pool(asked)).pipeline(transaction=False)
+        pipeline.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+        pipeline.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
+        state, slots = pipeline.execute()
+        return b"cluster_state:ok" in state, list(_primaries(slots, asked))
+
+
+def _primaries(slots: list[Any], asked: Place) -> Iterator[tuple[range, Place]]:
+    for first, last, (host, port, *_), *_ in slots:
+        # a node that does not know its own name has the one under which it was asked
+        yield range(first, last + 1), Place(host.decode() if host else asked.host, port)
+
+
+def _why_silent(error: Exception) -> str:
+    if "cluster support disabled" in str(error):
+        return "is no node of a cluster: use redis:// for a single Redis"
+    if isinstance(error, (redis.AuthenticationError, redis.ResponseError)):
+        return f"refuses: {error}"
+    return f"does not answer: {error}"

@@ -1,0 +1,154 @@
+"""What connections do when sentinels say where Redis is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox.doubt import IndexLost
+from blackbox.embedded.ports import HOST, free_port
+from blackbox.index.bus import Bus, Listener
+from blackbox.index.connection import Session, pack, pool
+from blackbox.index.inspector import Inspector
+from blackbox.index.server import RedisServer
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Labels
+from tests.contract.held import GRACE_S, SHARD
+from tests.servers.sentinel import SentinelServers, client_of
+from tests.world import until
+
+PING = [pack("PING")]
+PASSWORD = "hunter2/@?#"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[SentinelServers]:
+    """Servers that the test may let fail over."""
+    with SentinelServers(tmp_path) as servers:
+        yield servers
+
+
+def labels(url: str) -> Labels | None:
+    """The labels of the shard, as a new owner finds them."""
+    index = ShardIndex(SHARD, pool(url), grace_s=GRACE_S)
+    try:
+        return index.load()
+    finally:
+        index.close()
+
+
+def fail_over(servers: SentinelServers) -> None:
+    servers.fail_over()
+
+
+def kill_primary(servers: SentinelServers) -> None:
+    servers.kill_primary()
+
+
+@pytest.mark.parametrize("lose", [fail_over, kill_primary])
+def test_a_failover_ends_every_session_and_the_next_one_finds_the_new_primary(
+    own: SentinelServers, lose: Callable[[SentinelServers], None]
+) -> None:
+    connections = pool(own.url)
+    before = own.primary
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.begin(Labels(7, 3))
+    until("it is replicated", lambda: client_of(own.replica).dbsize() > 0)
+    lose(own)
+    with pytest.raises(IndexLost):
+        until("the session ends", lambda: index.load() is None)
+    assert own.primary is not before
+    assert labels(own.url) == Labels(7, 3)
+
+
+def test_what_a_failover_lost_shows_in_the_labels(own: SentinelServers) -> None:
+    connections = pool(own.url)
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.begin(Labels(7, 3))
+    until("it is replicated", lambda: client_of(own.replica).dbsize() > 0)
+    own.stop_replicating()
+    index.settle({}, 4)
+    own.kill_primary()
+    assert labels(own.url) == Labels(7, 3)
+
+
+def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
+    server, inspector = RedisServer(own.url), Inspector.of(own.url)
+    bus, listener = Bus(own.url, "ours"), Listener(own.url, "ours", ("soon",))
+    assert listener.next(0.1) is None
+    assert server.now_ms() > 0
+    assert inspector.labels(SHARD) is None
+    own.kill_primary()
+
+    def all_work() -> bool:
+        try:
+            bus.send("soon", 1)
+            return (
+                server.now_ms() > 0
+                and inspector.labels(SHARD) is None
+                and listener.next(1) == ("soon", 1)
+            )
+        except IndexLost:
+            return False
+
+    until("all follow", all_work)
+    for closable in (server, inspector, bus, listener):
+        closable.close()
+
+
+def test_a_sentinel_that_is_gone_is_passed_over(sentinels: SentinelServers) -> None:
+    url = sentinels.url.replace("://", f"://{HOST}:{free_port()},")
+    assert Session(pool(url)).run(PING, 1) == [b"PONG"]
+
+
+def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
+    sentinels: SentinelServers,
+) -> None:
+    with pytest.raises(IndexLost) as unknown:
+        Session(pool(sentinels.url_of("warehouse")))
+    port = sentinels.sentinels[0].port
+    assert str(unknown.value) == (
+        "cannot connect to Redis: no sentinel names a primary of 'warehouse': "
+        f"{HOST}:{port} knows other services: shop"
+    )
+
+
+def test_sentinels_that_are_all_silent_are_named() -> None:
+    ports = free_port(), free_port()
+    with pytest.raises(IndexLost) as silent:
+        Session(pool(f"redis+sentinel://{HOST}:{ports[0]},{HOST}:{ports[1]}/shop"))
+    for port in ports:
+        assert f"{HOST}:{port} does not answer: " in str(silent.value)
+
+
+def test_a_redis_is_no_sentinel(sentinels: SentinelServers) -> None:
+    url = f"redis+sentinel://{HOST}:{sentinels.primary.port}/shop"
+    with pytest.raises(IndexLost, match="is no sentinel, or does not tell: unknown command"):
+        Session(pool(url))
+
+
+def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> None:
+    with SentinelServers(tmp_path) as servers:
+        for server in servers.servers:
+            server.kill()
+
+        def says_so() -> bool:
+            with pytest.raises(IndexLost) as lost:
+                Session(pool(servers.url))
+            return "says that it is down and has no successor yet" in str(lost.value)
+
+        until("the sentinel has noticed", says_so)
+
+
+def test_a_sentinel_with_a_password(tmp_path: Path) -> None:
+    with SentinelServers(tmp_path, sentinel_password="hunter2") as servers:
+        connections = pool(servers.url)
+        assert Session(connections).run(PING, 1) == [b"PONG"]
+        assert "hunter2" not in repr(connections)
+        with pytest.raises(IndexLost, match=r"wants a password: add \?sentinel_password="):
+            Session(pool(servers.url_of("shop")))
+        with pytest.raises(IndexLost, match="refuses sentinel_username and") as refused:
+            Session(pool(servers.url_of("shop", PASSWORD)))
+        assert PASSWORD not in str(refused.value)

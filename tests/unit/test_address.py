@@ -1,0 +1,85 @@
+"""What may stand in BLACKBOX_REDIS_URL, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from blackbox.index.address import BadAddress, Place, read
+from blackbox.index.connection import pool
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://redis", "redis:6379"),
+        ("rediss://:hunter2@redis:6380/3", "redis:6380"),
+        ("redis://[::1]:7000", "[::1]:7000"),
+        ("unix:///run/redis.sock?password=hunter2", "/run/redis.sock"),
+        (
+            "redis+sentinel://:hunter2@one:1,two/shop?sentinel_password=hunter2",
+            "shop, of which the sentinels at one:1, two:26379 tell",
+        ),
+        ("redis+cluster://:hunter2@one,[::1]:7001/", "the nodes of the cluster, one:6379, [::1]:7001"),
+    ],
+)  # fmt: skip
+def test_an_address_shows_where_and_no_password(url: str, shown: str) -> None:
+    assert str(read(url)) == shown
+    assert SECRET not in repr(read(url))
+
+
+def test_a_service_behind_sentinels() -> None:
+    address = read(
+        "redis+sentinel://me:a%2Fb@one:1,two:2/shop/3?socket_timeout=9&sentinel_username=s"
+    )
+    assert address.kind == "sentinel"
+    assert address.places == (Place("one", 1), Place("two", 2))
+    assert address.service == "shop"
+    assert address.options == {
+        "username": "me", "password": "a/b", "db": 3, "socket_timeout": 9.0,
+    }  # fmt: skip
+    assert address.of_sentinels == {"username": "s"}
+
+
+def test_tls_is_for_sentinels_as_well_as_for_redis() -> None:
+    address = read("rediss+sentinel://one/shop?ssl_ca_certs=/ca.pem")
+    assert address.options["ssl_ca_certs"] == "/ca.pem"
+    assert address.of_sentinels == {"ssl": True, "ssl_ca_certs": "/ca.pem"}
+
+
+def test_the_nodes_of_a_cluster_share_a_login_and_options() -> None:
+    address = read("redis+cluster://me:hunter2@one,two:7001?socket_timeout=9")
+    assert address.places == (Place("one", 6379), Place("two", 7001))
+    assert address.options == {"username": "me", "password": SECRET, "socket_timeout": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis:6379", "scheme missing; wanted: redis://, rediss:// or unix://; redis+sentinel://"),
+        ("http://redis", "scheme 'http'; wanted: redis://"),
+        ("redis-cluster://redis", "scheme 'redis-cluster'; wanted: redis://"),
+        ("redis+sentinel://one:26379", "no service is named; wanted: redis+sentinel://host:26379"),
+        ("redis+sentinel://one/shop/a", "the db behind 'shop' is no number; wanted: redis+"),
+        ("redis+sentinel://one/my shop", "the service name has other characters than letters"),
+        ("redis+sentinel://one/shop?sentinel_pass=x", "an option that begins with sentinel_"),
+        ("redis+sentinel:///shop", "hosts that cannot be read; wanted: redis+sentinel://host"),
+        ("redis+cluster://one:99999", "hosts that cannot be read; wanted: redis+cluster://host"),
+        ("redis+cluster://one,two:x", "hosts that cannot be read; wanted: redis+cluster://host"),
+        ("redis+cluster://one/3", "a db is named, and a cluster has db 0 only; wanted: redis+"),
+        ("redis+cluster://one?db=3", "a db is named, and a cluster has db 0 only; wanted: redis+"),
+        ("redis://one:x", "no address of Redis, or a bad option; wanted: redis://"),
+        ("redis://one?socket_timeout=x", "no address of Redis, or a bad option; wanted: redis://"),
+    ],
+)
+def test_what_leads_to_no_redis_is_refused_with_what_is_wanted(url: str, why: str) -> None:
+    with pytest.raises(BadAddress) as refused:
+        read(url)
+    assert str(refused.value).startswith(why)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster"])
+def test_connections_do_not_print_their_password(scheme: str) -> None:
+    connections = pool(f"{scheme}://me:{SECRET}@one:1/0")
+    assert SECRET not in repr(connections)
