@@ -44,7 +44,7 @@ OTHER_DEFAULTS = {
 # What the schema says beside or instead of the settings' own rule.
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "kafka_bootstrap_servers": {"minLength": None},
-    "redis_url": {"pattern": "^((redis|rediss|unix)://.*)?$"},
+    "redis_url": {"pattern": "^((rediss?([+](sentinel|cluster))?|unix)://.*)?$"},
     "request_topics": {"pattern": SCHEMA["properties"]["config"]["properties"]["requestTopics"]["pattern"]},
     "dead_letter_topic": {"pattern": "^[A-Za-z0-9._-]{1,249}$"},
     "spark_master": {"pattern": SCHEMA["properties"]["config"]["properties"]["sparkMaster"]["pattern"]},
@@ -451,6 +451,7 @@ def out_of_range() -> list[tuple[str, object]]:
         ("request_topics", "TB:teatime"),
         ("dead_letter_topic", "dead letters"),
         ("redis_url", "http://redis:6379"),
+        ("redis_url", "unix+cluster://redis:6379"),
         ("spark_master", "yarn"),
         ("spark_master", "local[0]"),
         ("spark_master", "spark://host"),

@@ -21,6 +21,7 @@ from tests.world import until
 SERVICE = "shop"
 DOWN_AFTER_MS = 1000
 DEADLINE_S = 30.0
+AT_ONCE = {"repl-diskless-sync-delay": "0"}
 
 
 class SentinelProcess:
@@ -70,10 +71,10 @@ class SentinelServers:
         self.sentinels: list[SentinelProcess] = []
 
     def __enter__(self) -> SentinelServers:
-        first = EmbeddedRedis(self._folder / "redis-0")
+        first = EmbeddedRedis(self._folder / "redis-0", settings=AT_ONCE)
         first.start()
         second = EmbeddedRedis(
-            self._folder / "redis-1", settings={"replicaof": f"{HOST} {first.port}"}
+            self._folder / "redis-1", settings=AT_ONCE | {"replicaof": f"{HOST} {first.port}"}
         )
         self.servers = [first, second]
         second.start()
@@ -109,9 +110,9 @@ class SentinelServers:
 
     @property
     def primary(self) -> EmbeddedRedis:
-        """The server that the sentinels call the primary now."""
-        _, port = self.sentinels[0].client().sentinel_get_master_addr_by_name(SERVICE)
-        return next(server for server in self.servers if server.port == port)
+        """The server that the first sentinel calls the primary."""
+        state = self.sentinels[0].client().sentinel_master(SERVICE)
+        return next(server for server in self.servers if server.port == state["port"])
 
     @property
     def replica(self) -> EmbeddedRedis:
@@ -122,7 +123,14 @@ class SentinelServers:
     def fail_over(self) -> None:
         """As an operator orders it; returns when the replica is the primary."""
         before = self.primary
-        self.sentinels[0].client().execute_command("SENTINEL FAILOVER", SERVICE)
+
+        def is_ordered() -> bool:
+            with suppress(redis.ResponseError):  # the sentinel has not seen yet that it follows
+                self.sentinels[0].client().execute_command("SENTINEL FAILOVER", SERVICE)
+                return True
+            return False
+
+        until("a replica can be promoted", is_ordered, DEADLINE_S)
         until("the replica is promoted", lambda: self.primary is not before, DEADLINE_S)
 
     def kill_primary(self) -> EmbeddedRedis:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import redis
 
+from blackbox import check
+from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded.ports import free_port
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.service.test_cli import blackbox
@@ -114,26 +118,72 @@ def test_a_node_that_dies_under_load_and_comes_back(world: World, cluster: Clust
     assert verdict.is_exact, verdict
 
 
-@pytest.mark.parametrize("servers", ["sentinels", "cluster"])
-def test_operators_see_and_check_what_is_there(
-    world: World, servers: str, request: pytest.FixtureRequest
+def pending_in(environment: Mapping[str, str]) -> object:
+    totals = blackbox(environment, "status", "--json").json["totals"]
+    assert isinstance(totals, dict)
+    return totals["pending"]
+
+
+def refused_in(environment: Mapping[str, str], server: EmbeddedRedis) -> list[str]:
+    """What `check` refuses once this server evicts."""
+    assert blackbox(environment, "check").code == 0
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    checked = blackbox(environment, "check", "--json")
+    assert checked.code == 1
+    return [found["text"] for found in json.loads(checked.out) if found["severity"] == "refuse"]
+
+
+EVICTION = check.EVICTION.found(policy="allkeys-lru").text
+
+
+def test_operators_see_and_check_a_primary_behind_sentinels(
+    world: World, sentinels: SentinelServers
 ) -> None:
-    url = request.getfixturevalue(servers).url
+    environment = look_at(world, sentinels.url)
+    assert refused_in(environment, sentinels.primary) == [EVICTION]
+
+
+def test_operators_see_and_check_every_node_of_a_cluster(
+    world: World, cluster: ClusterServers
+) -> None:
+    cluster.spread(shard_keys(world))
+    environment = look_at(world, cluster.url)
+    evicting = cluster.nodes[1]
+    assert refused_in(environment, evicting) == [f"127.0.0.1:{evicting.port}: {EVICTION}"]
+
+
+def look_at(world: World, url: str) -> Mapping[str, str]:
+    """Let a service hold eight requests, and ask for one of them."""
+    environment = world.environment(redis_url=url)
     world.start_service(redis_url=url).wait_ready()
     world.ask(8, within_s=600, from_s=300)
-    environment = world.environment(redis_url=url)
-
-    def pending() -> bool:
-        totals = json.loads(blackbox(environment, "status", "--json").out)["totals"]
-        return bool(totals["pending"] == 8)
-
-    until("all are pending", pending)
+    until("all are pending", lambda: pending_in(environment) == 8)
     partition, offset = next(iter(world.asked.values())).place
-    shown = blackbox(environment, "show", f"{world.requests}/{partition}@{offset}", "--json")
-    assert json.loads(shown.out)["state"] == "pending"
-    checked = blackbox(environment, "check", "--json")
-    assert checked.code == 0, checked.errors
-    nodes = 3 if servers == "cluster" else 1
-    texts = [finding["text"] for finding in json.loads(checked.out)]
-    assert texts == []
-    assert nodes
+    name = f"{world.requests}/{partition}@{offset}"
+    assert blackbox(environment, "show", name, "--json").json["state"] == "pending"
+    return environment
+
+
+def test_one_node_of_a_cluster_is_warned_of(world: World, cluster: ClusterServers) -> None:
+    environment = world.environment(redis_url=cluster.nodes[0].url)
+    found = json.loads(blackbox(environment, "check", "--json").out)
+    assert check.ONE_NODE.text in [finding["text"] for finding in found]
+
+
+def test_a_silent_node_is_warned_of(world: World, cluster: ClusterServers) -> None:
+    dead = cluster.nodes[2]
+    dead.kill()
+    environment = world.environment(redis_url=cluster.url)
+    found = json.loads(blackbox(environment, "check", "--json").out)
+    said = [finding["text"] for finding in found if "their shards stay closed" in finding["text"]]
+    assert len(said) == 1
+    assert said[0].startswith(f"127.0.0.1:{dead.port}: not checked: Redis does not answer TIME")
+
+
+def test_sentinels_that_do_not_answer_are_named_without_a_password(world: World) -> None:
+    url = f"redis+sentinel://:hunter2@127.0.0.1:{free_port()}/shop?sentinel_password=hunter3"
+    answer = blackbox(world.environment(redis_url=url), "status")
+    assert answer.code == 1
+    assert "check that Redis runs at shop, of which the sentinels at 127.0.0.1:" in answer.errors[0]
+    assert "hunter" not in "".join(answer.errors)
