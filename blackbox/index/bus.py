@@ -13,7 +13,7 @@ import orjson
 import redis
 
 from blackbox.doubt import IndexLost
-from blackbox.index.connection import Connections, any_server, pool
+from blackbox.index.connection import Clients, pool
 
 CHANNEL = "blackbox:bus:"
 PAUSE_S = 1.0
@@ -25,18 +25,18 @@ class Bus:
     """Sends notes under a name, to whoever listens to that name. Not safe for two threads."""
 
     def __init__(self, url: str, name: str) -> None:
-        self._connections = pool(url)
+        self._clients = Clients(pool(url))
         self._prefix = f"{CHANNEL}{name}:"
 
     def send(self, kind: str, note: Any) -> None:
         """Send anything that JSON can hold. Raises IndexLost when Redis does not answer."""
         try:
-            _client(self._connections).publish(self._prefix + kind, orjson.dumps(note))
+            self._clients.any().publish(self._prefix + kind, orjson.dumps(note))
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer PUBLISH: {error}") from error
 
     def close(self) -> None:
-        self._connections.disconnect()
+        self._clients.close()
 
 
 class Listener:
@@ -46,7 +46,7 @@ class Listener:
     """
 
     def __init__(self, url: str, name: str, kinds: tuple[str, ...]) -> None:
-        self._connections = pool(url)
+        self._clients = Clients(pool(url))
         self._prefix = f"{CHANNEL}{name}:"
         self._kinds = kinds
         self._heard: redis.client.PubSub | None = None
@@ -70,7 +70,7 @@ class Listener:
 
     def _get(self, timeout_s: float) -> dict[str, Any] | None:
         if self._heard is None:
-            self._heard = _client(self._connections).pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+            self._heard = self._clients.any().pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
             self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
             self._sign_s, self._asked_s = time.monotonic(), None
         if self._asked_s is None and time.monotonic() - self._sign_s > SILENCE_S:
@@ -86,13 +86,9 @@ class Listener:
 
     def close(self) -> None:
         self._drop()
-        self._connections.disconnect()
+        self._clients.close()
 
     def _drop(self) -> None:
         if self._heard is not None:
             self._heard.close()
             self._heard = None
-
-
-def _client(connections: Connections) -> redis.Redis:
-    return redis.Redis(connection_pool=any_server(connections))

@@ -20,7 +20,7 @@ class Cluster:
     def __init__(self, address: Address, options: dict[str, Any]) -> None:
         self._named = address.places
         self._options = options
-        self._pools: dict[Place, redis.ConnectionPool] = {}
+        self._clients: dict[Place, redis.Redis] = {}
         self._lock = Lock()
 
     def server_of(self, key: bytes) -> redis.ConnectionPool:
@@ -47,16 +47,19 @@ class Cluster:
 
     def pool(self, place: Place | None = None) -> redis.ConnectionPool:
         """The connections to this node; by default to the first one that is named."""
-        host, port = place = place or self._named[0]
-        with self._lock:
-            if place not in self._pools:
-                self._pools[place] = redis.ConnectionPool(host=host, port=port, **self._options)
-            return self._pools[place]
+        return self._client(place or self._named[0]).connection_pool
 
     def disconnect(self) -> None:
         with self._lock:
-            for pool in self._pools.values():
-                pool.disconnect()
+            for client in self._clients.values():
+                client.connection_pool.disconnect()
+
+    def _client(self, place: Place) -> redis.Redis:
+        with self._lock:
+            if place not in self._clients:
+                pool = redis.ConnectionPool(host=place.host, port=place.port, **self._options)
+                self._clients[place] = redis.Redis(connection_pool=pool)
+            return self._clients[place]
 
     def _ask(self) -> tuple[Place, Slots]:
         """Who answers, and what it says; whoever sees most of the cluster has the first word.
@@ -82,7 +85,7 @@ class Cluster:
         raise redis.ConnectionError(f"no node tells of its cluster: {'; '.join(said)}")
 
     def _look(self, asked: Place) -> tuple[bool, Slots]:
-        pipeline = redis.Redis(connection_pool=self.pool(asked)).pipeline(transaction=False)
+        pipeline = self._client(asked).pipeline(transaction=False)
         pipeline.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
         pipeline.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
         state, slots = pipeline.execute()

@@ -39,12 +39,18 @@ NOT_SERVING_NOW = ("BUSY", "NOREPLICAS", "MISCONF")
 STREAM_COMMANDS = 250
 """Commands sent at once; enough to make a system call worth its while."""
 
+MOST_CONNECTIONS = 1_000_000
+"""One for each shard of a process; the client's own limit is 100."""
+
 
 def pool(url: str, *, timeout_s: float = 5.0) -> Connections:
     """Connections for what `BLACKBOX_REDIS_URL` may be. Raises BadAddress; connects to nothing yet."""
     address = read(url)
     of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
-    options: dict[str, Any] = of_any | {"socket_timeout": timeout_s}
+    options: dict[str, Any] = of_any | {
+        "socket_timeout": timeout_s,
+        "max_connections": MOST_CONNECTIONS,
+    }
     if address.places:
         options |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
     options |= address.options
@@ -79,6 +85,35 @@ def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
 def any_server(connections: Connections) -> redis.ConnectionPool:
     """A server that passes notes on to all."""
     return connections.any_server() if isinstance(connections, Cluster) else connections
+
+
+class Clients:
+    """redis-py's clients for what belongs to no owner; to make one costs more than to ask it."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._made: dict[redis.ConnectionPool, redis.Redis] = {}
+
+    def of(self, key: bytes) -> redis.Redis:
+        """For the server that has this key now. This and the others raise as `server_of`."""
+        return self._client(server_of(self._connections, key))
+
+    def each(self) -> dict[str, redis.Redis]:
+        """For every server that has keys now, by its address; the only one there is has no name."""
+        found = servers(self._connections)
+        return {name: self._client(server) for name, server in found.items()}
+
+    def any(self) -> redis.Redis:
+        """For a server that passes notes on to all."""
+        return self._client(any_server(self._connections))
+
+    def close(self) -> None:
+        self._connections.disconnect()
+
+    def _client(self, server: redis.ConnectionPool) -> redis.Redis:
+        if server not in self._made:
+            self._made[server] = redis.Redis(connection_pool=server)
+        return self._made[server]
 
 
 def reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from blackbox import entry as entries
 from blackbox.doubt import IndexLost
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
-from blackbox.index.connection import Connections, pool, reason, server_of
+from blackbox.index.connection import Clients, Connections, pool, reason
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import FORMAT
 from blackbox.plan import Labels
@@ -51,7 +51,7 @@ class Inspector:
     """
 
     def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+        self._clients = Clients(connections)
 
     @classmethod
     def of(cls, url: str) -> Inspector:
@@ -114,12 +114,11 @@ class Inspector:
         return None if name is None else int(name, 16)
 
     def close(self) -> None:
-        self._connections.disconnect()
+        self._clients.close()
 
     def _together(self, keys: Keys, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
         try:
-            server = server_of(self._connections, keys.state)
-            pipeline = redis.Redis(connection_pool=server).pipeline(transaction=False)
+            pipeline = self._clients.of(keys.state).pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
             return list(pipeline.execute())

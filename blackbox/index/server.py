@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
 
 from blackbox.doubt import IndexLost
-from blackbox.index.connection import pool, servers
+from blackbox.index.connection import Clients, pool
 
 T = TypeVar("T")
+
+SILENT_S = 30.0
+"""How long a node that was silent is not asked again, so that who watches others is not held up."""
 
 
 class NotTold(IndexLost):
@@ -20,8 +24,8 @@ class NotTold(IndexLost):
 class Server:
     """Questions about one server, not about any shard. Raises IndexLost when it does not answer."""
 
-    def __init__(self, connections: redis.ConnectionPool) -> None:
-        self._client = redis.Redis(connection_pool=connections)
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
 
     def now_ms(self) -> int:
         """Its wall clock, epoch milliseconds."""
@@ -62,15 +66,15 @@ class RedisServer:
     """
 
     def __init__(self, url: str) -> None:
-        self._connections = pool(url)
+        self._clients = Clients(pool(url))
+        self._silent_s: dict[str, float] = {}
 
     def each(self) -> dict[str, Server]:
         """The servers by their addresses; the only one there is has no name."""
         try:
-            found = servers(self._connections)
+            return {name: Server(client) for name, client in self._clients.each().items()}
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {error}") from error
-        return {name: Server(connections) for name, connections in found.items()}
 
     def now_ms(self) -> int:
         """The earliest of their wall clocks, epoch milliseconds: no wrong one makes anything early."""
@@ -81,18 +85,22 @@ class RedisServer:
         return max(self._answers(Server.memory_used))
 
     def close(self) -> None:
-        self._connections.disconnect()
+        self._clients.close()
 
     def _answers(self, question: Callable[[Server], T]) -> list[T]:
-        answers, silence = [], IndexLost("Redis has no server")
-        for server in self.each().values():
+        answers, silence = [], IndexLost("all nodes of the cluster were silent just now")
+        for name, server in self.each().items():
+            if time.monotonic() < self._silent_s.get(name, 0.0):
+                continue
             try:
                 answers.append(question(server))
             except NotTold:
                 raise
             except IndexLost as silent:
                 silence = silent
+                self._silent_s[name] = time.monotonic() + SILENT_S
         if not answers:
+            self._silent_s.clear()
             raise silence
         return answers
 

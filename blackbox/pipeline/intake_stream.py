@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -33,6 +34,10 @@ LOOK_S = 0.1
 SETTLE_S = 0.3
 EARLIEST = -2
 """The first offset kept, as Spark spells it."""
+
+ASKED_AT_ONCE = 8
+MISSING_S = 10.0
+"""How long the others are read before a shard whose index did not answer is tried again."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
@@ -122,13 +127,20 @@ class IntakeStream:
         while self._changed.is_set():  # shards come one by one, and a query takes a second to start
             self._changed.clear()
             self._changed.wait(SETTLE_S)
-        starts = self._starts()
+        wanted = self._wanted
+        starts = self._starts(wanted)
         if not starts:
             self._changed.wait(LOOK_S)
             return
+        until_s = float("inf") if starts.keys() == wanted else time.monotonic() + MISSING_S
         query = self._start_query(starts)
         try:
-            while query.isActive and not self._stopping.is_set() and self._wanted == starts.keys():
+            while (
+                query.isActive
+                and not self._stopping.is_set()
+                and self._wanted == wanted
+                and time.monotonic() < until_s
+            ):
                 self._changed.wait(LOOK_S)
             failure = query.exception()
             if failure is not None:
@@ -136,20 +148,27 @@ class IntakeStream:
         finally:
             self._end(query)
 
-    def _starts(self) -> dict[Shard, int]:
-        """From where on to read each wanted shard; from its first request where no index exists."""
-        found: dict[Shard, int] = {}
-        for shard in self._wanted:
-            try:
-                labels = self._inspector.labels(shard)
-            except IndexLost as reason:
-                logger.warning("%s", reason)
-                return {}
-            except ValueError as foreign:
-                logger.error("%s", foreign)
-                continue
-            found[shard] = labels.requests if labels is not None else EARLIEST
-        return found
+    def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
+        """From where on to read each shard whose index answers; from its first request where none exists."""
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+            found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
+        starts = {shard: start for shard, start in found.items() if isinstance(start, int)}
+        for shard, failure in found.items():
+            if isinstance(failure, IndexLost):
+                missing = len(wanted) - len(starts)
+                logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
+                break
+        return starts
+
+    def _start_of(self, shard: Shard) -> int | Exception:
+        try:
+            labels = self._inspector.labels(shard)
+        except IndexLost as reason:
+            return reason
+        except ValueError as foreign:
+            logger.error("%s", foreign)
+            return foreign
+        return labels.requests if labels is not None else EARLIEST
 
     def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
         offsets: dict[str, dict[str, int]] = {}

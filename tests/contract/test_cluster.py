@@ -128,6 +128,26 @@ def test_the_earliest_clock_and_the_fullest_memory_count(
     server.close()
 
 
+def test_a_node_that_was_silent_holds_up_nobody_twice(
+    cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def now_ms(server: Server) -> int:
+        asked.append(len(asked))
+        if len(asked) == 2:
+            raise IndexLost("silent")
+        return len(asked)
+
+    monkeypatch.setattr(Server, "now_ms", now_ms)
+    server = RedisServer(cluster.url)
+    assert server.now_ms() == 1
+    assert len(asked) == 3
+    assert server.now_ms() == 4
+    assert len(asked) == 5
+    server.close()
+
+
 def other_than(cluster: ClusterServers, node: EmbeddedRedis) -> EmbeddedRedis:
     return next(other for other in cluster.nodes if other is not node)
 

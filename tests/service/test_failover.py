@@ -118,6 +118,25 @@ def test_a_node_that_dies_under_load_and_comes_back(world: World, cluster: Clust
     assert verdict.is_exact, verdict
 
 
+@both_engines
+def test_while_a_node_is_dead_the_shards_of_others_deliver(world: World, tmp_path: Path) -> None:
+    with ClusterServers(tmp_path / "cluster", needs_all=False) as servers:
+        servers.spread(shard_keys(world))
+        service = world.start_service(redis_url=servers.url).wait_ready()
+        dead = servers.nodes[2]
+        dead.kill()
+        until("it noticed", lambda: service.get("/readyz")[0] == 503)
+        for alive in (0, 1, 3):
+            world.ask(200, within_s=1, partition=alive)
+        verdict = world.wait_delivered()
+        assert verdict.is_exact, verdict
+        world.ask(200, within_s=1, partition=2)
+        dead.start()
+        wait_all_open(service)
+        verdict = world.wait_delivered()
+        assert verdict.is_exact, verdict
+
+
 def pending_in(environment: Mapping[str, str]) -> object:
     totals = blackbox(environment, "status", "--json").json["totals"]
     assert isinstance(totals, dict)
