@@ -27,9 +27,9 @@ test: install  ## All tests, on real servers that they start themselves (about 2
 	$(TESTS)
 
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
-	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 \
+	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 BLACKBOX_TEST_FAILOVERS=10 \
 	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
-	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or wake_up or pending"
+	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or failover or wake_up or pending"
 
 check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

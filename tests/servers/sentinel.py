@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,17 @@ AT_ONCE = {"repl-diskless-sync-delay": "0"}
 
 
 class SentinelProcess:
-    """One sentinel."""
+    """One sentinel, which watches the server at the port `primary`."""
 
-    def __init__(self, folder: Path, primary: int, quorum: int, password: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        primary: int,
+        *,
+        quorum: int = 1,
+        password: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
         self._password = password
         folder.mkdir(parents=True)
@@ -39,6 +48,7 @@ class SentinelProcess:
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 6000",
         ]
+        lines += [f"{name} {value}" for name, value in (settings or {}).items()]
         if password is not None:
             lines += [f"requirepass {password}", f"sentinel sentinel-pass {password}"]
         configuration = folder / "sentinel.conf"
@@ -81,7 +91,9 @@ class SentinelServers:
         for number in range(self._count):
             folder = self._folder / f"sentinel-{number}"
             quorum = self._count // 2 + 1
-            self.sentinels.append(SentinelProcess(folder, first.port, quorum, self._password))
+            self.sentinels.append(
+                SentinelProcess(folder, first.port, quorum=quorum, password=self._password)
+            )
         self.wait_replicated()
         for sentinel in self.sentinels:
             until("the sentinel knows all", partial(self._knows_all, sentinel), DEADLINE_S)

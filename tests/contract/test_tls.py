@@ -1,0 +1,91 @@
+"""Addresses with TLS, on servers whose certificate is made for the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded.ports import HOST, free_port
+from blackbox.index.connection import pool
+from blackbox.index.server import RedisServer
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Labels
+from tests.contract.conftest import start_redis
+from tests.contract.held import GRACE_S, SHARD
+from tests.servers.sentinel import SERVICE, SentinelProcess
+from tests.world import until
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Directives of Redis that give it a certificate for this host."""
+    folder = tmp_path_factory.mktemp("tls")
+    names = ("-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}")
+    made = ("-keyout", f"{folder}/key.pem", "-out", f"{folder}/ca.pem", *names)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made]
+    subprocess.run(command, check=True, capture_output=True)
+    return {
+        "tls-port": str(free_port()),
+        "tls-cert-file": f"{folder}/ca.pem",
+        "tls-key-file": f"{folder}/key.pem",
+        "tls-ca-cert-file": f"{folder}/ca.pem",
+        "tls-auth-clients": "no",
+    }
+
+
+@pytest.fixture
+def of_sentinel(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The place in a URL of a service behind a sentinel."""
+    server = EmbeddedRedis(tmp_path / "redis", settings=tls)
+    start_redis(server)
+    port = str(free_port())
+    sentinel = SentinelProcess(
+        tmp_path / "sentinel",
+        int(tls["tls-port"]),
+        settings=tls | {"tls-port": port, "tls-replication": "yes"},
+    )
+    yield f"rediss+sentinel://{HOST}:{port}/{SERVICE}"
+    sentinel.process.stop(5)
+    server.stop()
+
+
+@pytest.fixture
+def of_cluster(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The place in a URL of a cluster of one node."""
+    settings = {"cluster-enabled": "yes", "tls-cluster": "yes"}
+    server = EmbeddedRedis(tmp_path / "redis", settings=tls | settings)
+    start_redis(server)
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+        until("it is a cluster", lambda: b"cluster_state:ok" in told(client))
+    yield f"rediss+cluster://{HOST}:{tls['tls-port']}"
+    server.stop()
+
+
+def told(client: redis.Redis) -> bytes:
+    info: bytes = client.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+    return info
+
+
+@pytest.mark.parametrize("servers", ["of_sentinel", "of_cluster"])
+def test_tls_is_used_all_the_way(
+    servers: str, tls: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(servers)
+    url = f"{place}?ssl_ca_certs={tls['tls-ca-cert-file']}"
+    connections = pool(url)
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.begin(Labels(7, 3))
+    index.close()
+    connections.disconnect()
+    server = RedisServer(url)
+    assert server.now_ms() > 0
+    server.close()
+    with pytest.raises(IndexLost, match="certificate verify failed"):
+        ShardIndex(SHARD, pool(place), grace_s=GRACE_S)
