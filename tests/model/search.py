@@ -1,101 +1,102 @@
-"""The search: every state that a model can reach, breadth first, so that the first failure is a shortest one."""
+"""Every state that a model can reach, breadth first: the first failure found is the nearest one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.model.shard import Model, State, described
+from tests.model.shard import Model
+from tests.model.state import State, described
 
-LONGEST_CALM = 300
+LONGEST_REST = 200
+"""Steps after which an owner that is left alone will never be at rest."""
+
+Trace = tuple[tuple[str, State], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search saw. `failure` is None when every promise held; `trace` leads to the failure.
+    """What a search saw. Without a `failure`, every promise held in every state.
 
-    From `alone` on, only the shard's owner acts.
+    `trace` leads to the failure; from its step `alone` on only the shard's owner acts.
     """
 
     states: int
-    depth: int
     failure: str | None = None
-    trace: tuple[tuple[str, State], ...] = ()
+    trace: Trace = ()
     alone: int = 0
 
     def __str__(self) -> str:
         if self.failure is None:
-            return f"{self.states} states, {self.depth} steps deep: nothing fails"
-        lines = list(self._lines())
-        return "\n".join([f"{self.failure}, after {len(self.trace)} steps:", *lines])
+            return f"{self.states} states: nothing fails"
+        return "\n".join([f"{self.failure}, after {len(self.trace)} steps:", *self._lines()])
 
     def _lines(self) -> Iterator[str]:
-        for number, (name, state) in enumerate(self.trace, 1):
-            if number == self.alone + 1:
-                yield "     from here on the owner is left alone:"
-            yield f"{number:4}. {name:<70} {described(state.index)}"
+        for number, (name, state) in enumerate(self.trace):
+            if number == self.alone:
+                yield "      the owner is left alone:"
+            yield f"{number + 1:4}  {name:<62} {described(state.redis)}"
 
 
 class Search:
-    """One walk through a model's states; with or without a look at what the labels stand for."""
+    """One walk through a model. `labels`: whether the index has to be what they stand for."""
 
-    def __init__(self, model: Model, *, labels: bool = True) -> None:
+    def __init__(self, model: Model, *, labels: bool) -> None:
         self._model = model
         self._labels = labels
-        self._from: dict[State, tuple[State, str] | None] = {}
+        self._before: dict[State, tuple[State, str] | None] = {}
         self._ends_well: dict[State, State] = {}
 
     def run(self) -> Found:
-        """Look at every state, until one breaks a promise or cannot be saved any more."""
-        first = self._model.start()
-        self._from[first] = None
-        level, depth = [first], 0
+        """Look at every state, until one breaks a promise or will if its owner is left alone."""
+        level = [self._model.start()]
+        self._before[level[0]] = None
         while level:
-            depth += 1
-            later: list[State] = []
+            reached: list[State] = []
             for state in level:
                 for name, after in self._model.steps(state):
-                    if after in self._from:
+                    if after in self._before:
                         continue
                     after = self._ends_well.get(after, after)
-                    self._from[after] = state, name
-                    if failure := self._broken(after):
-                        return self._failed(failure, depth, after, ())
-                    if found := self._left_alone(after, depth):
+                    self._before[after] = state, name
+                    failure = self._broken(after)
+                    if failure is not None:
+                        return self._failed(failure, after, ())
+                    if found := self._left_alone(after):
                         return found
-                    later.append(after)
-            level = later
-        return Found(len(self._from), depth)
+                    reached.append(after)
+            level = reached
+        return Found(len(self._before))
 
-    def _broken(self, state: State) -> str | None:
-        return self._model.broken(state) or (self._model.untrue(state) if self._labels else None)
-
-    def _left_alone(self, state: State, depth: int) -> Found | None:
-        """Where the owner gets from here when nothing else happens, if that is no good end."""
+    def _left_alone(self, state: State) -> Found | None:
+        """The failure that waits for this owner, also if nothing more goes wrong around it."""
         walked: list[tuple[str, State]] = []
         at = state
         while at not in self._ends_well:
-            calm = self._model.calm(at)
-            failure = self._model.unsettled(at) if calm is None else None
-            if calm is not None and len(walked) == LONGEST_CALM:
-                failure, walked = "the owner never comes to rest", walked[:30]
-            if failure:
-                return self._failed(failure, depth, state, tuple(walked))
-            if calm is None:
+            coming = self._model.calm(at)
+            if coming is None:
+                failure = self._model.unsettled(at)
+            else:
+                walked.append(coming)
+                at = coming[1]
+                failure = self._broken(at)
+                if len(walked) == LONGEST_REST:
+                    failure = "the owner is never at rest"
+            if failure is not None:
+                return self._failed(failure, state, tuple(walked))
+            if coming is None:
                 break
-            walked.append(calm)
-            at = calm[1]
-            if broken := self._broken(at):
-                return self._failed(broken, depth, state, tuple(walked))
         self._ends_well |= {known: known for known in (state, *(after for _, after in walked))}
         return None
 
-    def _failed(
-        self, failure: str, depth: int, state: State, walked: tuple[tuple[str, State], ...]
-    ) -> Found:
-        led: list[tuple[str, State]] = []
+    def _broken(self, state: State) -> str | None:
+        failure = self._model.broken(state)
+        return self._model.untrue(state) if failure is None and self._labels else failure
+
+    def _failed(self, failure: str, state: State, walked: Trace) -> Found:
+        came: list[tuple[str, State]] = []
         at = state
-        while (came := self._from[at]) is not None:
-            led.append((came[1], at))
-            at = came[0]
-        return Found(len(self._from), depth, failure, (*reversed(led), *walked), len(led))
+        while (before := self._before[at]) is not None:
+            came.append((before[1], at))
+            at = before[0]
+        return Found(len(self._before), failure, (*reversed(came), *walked), len(came))
