@@ -11,6 +11,9 @@ from tests.model.state import State, described
 LONGEST_REST = 200
 """Steps after which an owner that is left alone will never be at rest."""
 
+SHOWN = 40
+"""How much of those steps a trace shows."""
+
 Trace = tuple[tuple[str, State], ...]
 
 
@@ -81,7 +84,7 @@ class Search:
                 at = coming[1]
                 failure = self._broken(at)
                 if len(walked) == LONGEST_REST:
-                    failure = "the owner is never at rest"
+                    failure, walked = "the owner is never at rest", walked[:SHOWN]
             if failure is not None:
                 return self._failed(failure, state, tuple(walked))
             if coming is None:

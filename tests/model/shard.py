@@ -17,7 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tests.model.dispatch import Dispatch
+from tests.model.intake import Intake
 from tests.model.journals import Records, defined, delivered_in, ended_in, requests_of
+from tests.model.recovery import Recovery
 from tests.model.state import (
     CLOSED,
     NOBODY,
@@ -30,7 +33,7 @@ from tests.model.state import (
     described,
     members,
 )
-from tests.model.verbs import Rule, Verbs
+from tests.model.terms import Rule, Terms
 
 NAMES = "AB"
 
@@ -52,7 +55,9 @@ class Model:
     def __init__(self, story: Story, faults: int, without: frozenset[Rule] = frozenset()) -> None:
         self._records = story.records
         self._faults = faults
-        self._verbs = Verbs(story.records, story.limit, without)
+        self._terms = Terms(story.records, story.limit, without)
+        self._intake = Intake(self._terms)
+        self._main = Dispatch(self._terms).do | Recovery(self._terms).do
         self._requests = requests_of(story.records)
         self._names = {(who, step): f"{NAMES[who]}: {step}" for who in (0, 1) for step in Step}
 
@@ -63,9 +68,7 @@ class Model:
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """All that may happen next: what it is called, and the state after it."""
         for who in (0, 1):
-            for step, after in (self._verbs.intake(state, who), self._verbs.main(state, who)):
-                if after is not None and after != state:
-                    yield self._names[who, step], after
+            yield from self._owner(state, who)
         if state.written < len(self._records):
             yield (
                 f"a caller writes {self._records[state.written]}",
@@ -80,11 +83,7 @@ class Model:
 
     def calm(self, state: State) -> tuple[str, State] | None:
         """What the shard's owner does next when all else stands still; None: it is at rest."""
-        who = state.group
-        for step, after in (self._verbs.intake(state, who), self._verbs.main(state, who)):
-            if after is not None and after != state:
-                return self._names[who, step], after
-        return None
+        return next(self._owner(state, state.group), None)
 
     def broken(self, state: State) -> str | None:
         """What was promised to callers and consumers, and is broken."""
@@ -117,12 +116,19 @@ class Model:
         is_open = state.owners[state.group].position != NOWHERE
         return None if is_open else "the shard does not open"
 
+    def _owner(self, state: State, who: int) -> Iterator[tuple[str, State]]:
+        owner = state.owners[who]
+        main = owner.step, self._main[owner.step](state, who, owner)
+        for step, after in (self._intake.next(state, who), main):
+            if after is not None and after != state:
+                yield self._names[who, step], after
+
     def _asked(self, state: State) -> int:
         return self._requests & below(state.written)
 
     def _torn(self, state: State) -> Iterator[tuple[str, State]]:
         for who, owner in enumerate(state.owners):
-            if owner.step is Step.COMMIT and not self._verbs.is_fenced(state, who):
+            if owner.step is Step.COMMIT and not self._terms.is_fenced(state, who):
                 for lost in _parts(owner.batch):
                     torn = Receipt(owner.batch, lost=lost, ended=owner.ended)
                     yield (

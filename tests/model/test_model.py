@@ -13,7 +13,7 @@ import pytest
 from tests.model.search import Search
 from tests.model.shard import Model, Story
 from tests.model.state import Record
-from tests.model.verbs import Rule
+from tests.model.terms import Rule
 
 MORE_FAULTS = int(os.environ.get("BLACKBOX_TEST_MODEL_DEPTH", "0"))
 
