@@ -1,7 +1,7 @@
 """Whatever happens around a shard, and in whatever order: every request has the outcome it should.
 
-Every order of a few requests, two owners and up to two faults is tried. Longer runs with
-BLACKBOX_TEST_MODEL_DEPTH=1: one fault more for each story, ten times the states.
+Every order of a few requests, two owners and up to two faults is tried. BLACKBOX_TEST_MODEL_DEPTH=1
+allows one fault more in each story: ten times the states, many minutes, several GB of memory.
 """
 
 from __future__ import annotations
