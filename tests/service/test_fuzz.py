@@ -21,13 +21,18 @@ from blackbox.journal.records import read_records
 from blackbox.request import Cancel, Request
 from tests.world import PARTITIONS, World, both_engines, each_of, read_all, until
 
-pytestmark = [pytest.mark.service, pytest.mark.fault, both_engines]
-
 RECORDS = int(os.environ.get("BLACKBOX_TEST_FUZZ", "10000"))
 SEED = int(os.environ.get("BLACKBOX_TEST_FUZZ_SEED", "20261121"))
 PATIENCE_S = 60 + RECORDS / 1000
 FAR_S = 86_400
 NAMES = 50
+
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.fault,
+    pytest.mark.timeout(300 + RECORDS // 200),
+    both_engines,
+]
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 2**64, 10**40, float("nan"), float("inf"),
