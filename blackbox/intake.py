@@ -92,6 +92,12 @@ class Intake:
         plan = self._index.store(start, end, touched, make_plan, now_ms, meanwhile)
         return _taken(plan)
 
+    def names(self, batch: Batch, latest_ms: int) -> list[str]:
+        """The caller ids whose pending request this batch replaces or cancels."""
+        changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
+        asked = [change for _, change in changes if type(change) is not Carried]
+        return sorted({change.caller_id for change in asked if change.caller_id is not None})
+
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
         one = Batch(record.offset, record.offset + 1, [record])

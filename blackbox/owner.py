@@ -169,6 +169,11 @@ class Owner:
         self._account_for(self._hold, taken)
         return taken
 
+    def names_while_opening(self, batch: Batch) -> list[str]:
+        """What recovery calls for requests that the index has no room for."""
+        assert self._hold is not None
+        return self._hold.intake.names(batch, self._clock.latest_ms())
+
     def _run(self) -> None:
         again = Retrying(
             wait=wait_random_exponential(multiplier=0.1, max=10),

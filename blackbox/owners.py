@@ -154,6 +154,7 @@ class Owners:
             writer=writer,
             confirm=confirm,
             apply=owner.apply_while_opening,
+            names=owner.names_while_opening,
             now_ms=self._clock.earliest_ms,
         )
         dispatch = Dispatch(

@@ -39,6 +39,7 @@ class Index(Protocol):
     def lost_before(self, first: int) -> None: ...
     def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
+    def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
 
 
 class Writer(Protocol):
@@ -75,7 +76,10 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours."""
+    """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
+
+    `names` tells under which caller ids the records of a batch ask for or cancel something.
+    """
 
     shard: Shard
     index: Index
@@ -83,6 +87,7 @@ class Recovery:
     writer: Writer
     confirm: Callable[[], None]
     apply: Callable[[Batch], Taken]
+    names: Callable[[Batch], Sequence[str]]
     now_ms: Callable[[], int]
 
     def open(self) -> Recovered:
@@ -95,7 +100,8 @@ class Recovery:
         4. read the receipts up to the barrier and apply their removals; a record that came in
            between is doubtful as well: go round again;
         5. read the requests that the index does not know yet, as far as they go now: a cancel
-           that was applied before is applied again before anything is delivered.
+           that was applied before is applied again before anything is delivered. When Redis has
+           no room for them, what they cancel or replace is removed all the same.
 
         Raises a Doubt when it cannot be finished: start over with a new index and writer.
         """
@@ -162,6 +168,14 @@ class Recovery:
                 self.apply(batch)
         except IndexFull as full:
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+            self._end_ahead(bounds.end)
+
+    def _end_ahead(self, end: int) -> None:
+        for batch in self.journal.requests(self.index.labels.requests, end):
+            holders = self.index.holders(self.names(batch))
+            ended = self.index.caller_ids(list(holders.values()))  # without those of the cold tier
+            if ended:
+                self.index.settle(ended, self.index.labels.receipts)
 
 
 def commit_barrier(

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
+from tests.promises import Promises
 from tests.world import World
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # one process sees the reports of all
+        config.pluginmanager.register(Promises())
 
 
 def missing(reason: str) -> None:

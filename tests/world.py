@@ -302,13 +302,20 @@ class World:
         headers: Sequence[tuple[str, str | bytes | None]] = (),
         partition: int | None = None,
         acknowledged: Callable[[KafkaError | None, Message], None] | None = None,
+        *,
+        key: bytes | None = None,
     ) -> None:
         """Put a record into the request topic, whatever it is."""
         place: dict[str, Any] = {} if partition is None else {"partition": partition}
         while True:
             try:
                 self._producer.produce(
-                    self.requests, value, headers=list(headers), on_delivery=acknowledged, **place
+                    self.requests,
+                    value,
+                    key,
+                    headers=list(headers),
+                    on_delivery=acknowledged,
+                    **place,
                 )
             except BufferError:
                 self._producer.poll(0.1)

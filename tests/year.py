@@ -85,6 +85,7 @@ class Year:
                 writer=writer,
                 confirm=lambda: None,
                 apply=lambda batch: intake.apply(batch, now_ms),
+                names=lambda batch: intake.names(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
             dispatch = Dispatch(

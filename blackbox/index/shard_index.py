@@ -244,6 +244,11 @@ class ShardIndex(PackedIndex):
             if payload is not None
         }
 
+    def holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
+        """The request that holds each of these caller ids, without those that nobody holds."""
+        with self._lock:
+            return self._holders(caller_ids)
+
     def close(self) -> None:
         """Give the connection up; safe to call twice."""
         with self._lock:

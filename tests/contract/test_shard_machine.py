@@ -178,6 +178,7 @@ class ShardMachine(RuleBasedStateMachine):
             writer=writer,
             confirm=lambda: None,
             apply=lambda batch: intake.apply(batch, self.now_ms),
+            names=lambda batch: intake.names(batch, self.now_ms),
             now_ms=lambda: self.now_ms,
         )
         return Owner(index, intake, dispatch, recovery)

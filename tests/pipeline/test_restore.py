@@ -97,6 +97,7 @@ class Place:
                 writer=writer,
                 confirm=lambda: None,
                 apply=lambda batch: intake.apply(batch, now_ms()),
+                names=lambda batch: intake.names(batch, now_ms()),
                 now_ms=now_ms,
             ).open()
         finally:

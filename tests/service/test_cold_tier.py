@@ -25,11 +25,11 @@ from blackbox.request import Shard, request_id
 from tests.world import PARTITIONS, World, both_engines, until
 from tests.year import DAY_MS, HORIZON_S, HOUR_MS, Year
 
-pytestmark = [pytest.mark.service, pytest.mark.timeout(3000)]
-
 REQUESTS = int(os.environ.get("BLACKBOX_TEST_COLD", "2000"))
 KILLS = int(os.environ.get("BLACKBOX_TEST_COLD_KILLS", "2"))
 KILLED_WITHIN_S = float(os.environ.get("BLACKBOX_TEST_COLD_KILLED_WITHIN_S", "1.2"))
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(300 + REQUESTS // 1000)]
 STEPS = 4
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import time
 from functools import partial
 
 import pytest
@@ -47,6 +49,17 @@ def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(worl
     world.start_service().wait_ready()
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
+
+
+def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world: World) -> None:
+    world.start_service(batch_limit=100).wait_ready()
+    at_ms = int(time.time() * 1000) + 1500
+    for number in range(1000):
+        asked = {"topic": world.targets[0], "message": number, "at": at_ms, "key": "one partition"}
+        world.send_raw(json.dumps(asked), partition=0)
+    world.flush()
+    until("all came out", lambda: len(world.received()) >= 1000)
+    assert [int(one.value() or b"") for one in world.received()] == list(range(1000))
 
 
 @pytest.mark.fault

@@ -54,6 +54,7 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> M
             writer=writer,
             confirm=given.get("confirm", lambda: writer.calls.append("confirm")),
             apply=given.get("apply", lambda batch: intake.apply(batch, NOW_MS)),
+            names=lambda batch: intake.names(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
         )
 
@@ -449,6 +450,29 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
     assert held(client).offsets() == [0, 1, 2, 3]
     assert held(client).labels == Labels(4, 1)
     assert "opening with a backlog still in Kafka" in caplog.text
+
+
+def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_went_back(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
+    journal.read_at_once = 2
+    intake = Intake(journal.contract, empty_index, None)
+
+    def apply_until_full(batch: Batch) -> Taken:
+        if batch.start == 4:
+            raise IndexFull("Redis has no memory left")
+        return intake.apply(batch, NOW_MS)
+
+    make(apply=apply_until_full).open()
+
+    assert held(client).offsets() == [2, 3]
+    assert held(client).labels == Labels(4, 1)
+
+    make().open()
+
+    assert held(client).offsets() == [2, 3, 5]
+    assert held(client).holders == {"b": 5, "c": 2}
 
 
 def test_receipts_written_by_another_version_are_refused(

@@ -1,0 +1,176 @@
+"""One shard at one moment: its two journals, its index in Redis, and what two owners have in memory.
+
+Sets of requests are bit masks. A time is no number here: a request is due, or it is not yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+NOWHERE = -1
+NOBODY = -1
+
+
+class Record(StrEnum):
+    """A record of the request topic. The named request and the cancel share the one caller id."""
+
+    REQUEST = "a request"
+    NAMED = "a named request"
+    CANCEL = "a cancel"
+    GAP = "a gap"
+
+
+class Step(StrEnum):
+    """What an owner does next, with its number in the verbs and its name in the code."""
+
+    CONFIRM = "R1 asks the group (confirm)"
+    FENCE = "R1 fences earlier owners (Writer.open)"
+    WITNESS = "R2 reads the labels, looks at the last receipt (missing)"
+    BARRIER = "R3 commits a barrier (commit_barrier)"
+    APPLY = "R4 applies the next receipts (settle)"
+    CATCH_UP = "R5 takes in the next request (apply)"
+    DUE = "D1 reads labels and what is due (ShardIndex.due)"
+    PRODUCE = "D2 begins, produces and flushes (Writer.flush)"
+    RECEIPT = "D3 produces the receipt (Writer.commit)"
+    COMMIT = "D4 commits (Transactions.commit)"
+    WATCH = "D5 watches and compares the labels (settle)"
+    REMOVE = "D5 removes, and moves the label receipts (EXEC)"
+    READ = "I1 reads a batch (RequestReader.read)"
+    LOOK = "I2 watches and compares the label (ShardIndex.store)"
+    STORE = "I3 stores, and moves the label requests (EXEC)"
+
+
+class Index(NamedTuple):
+    """A shard in Redis: the two labels, and what they define. `holder` has the caller id."""
+
+    requests: int = 0
+    receipts: int = 0
+    entries: int = 0
+    holder: int = NOBODY
+    skip: int = 0
+
+
+class Receipt(NamedTuple):
+    """A committed receipt; one that delivers nothing is a barrier.
+
+    lost  -- messages that it names and that were aborted
+    ended -- messages whose request was cancelled or replaced before its dispatch began
+    """
+
+    delivered: int = 0
+    void: int = 0
+    lost: int = 0
+    ended: int = 0
+
+
+class Owner(NamedTuple):
+    """What an owner has in memory.
+
+    step               -- what recovery or dispatch does next
+    requests, receipts -- the labels it last saw
+    position, taking   -- where its reader is, once the shard is open; the batch that was read
+    watched            -- the index as intake, or D5, saw it at its WATCH
+    batch, ended       -- what it delivers; what of that was ended before that began
+    ahead, ahead_ended -- the batch after it, read at D2; what intake has ended of that since
+    end                -- in recovery, how far it reads: receipts, then requests; in dispatch, the
+                          label that its receipt reaches
+    missing, is_again  -- what R2 did not find; whether it has come round again
+    """
+
+    step: Step = Step.CONFIRM
+    is_connected: bool = False
+    requests: int = 0
+    receipts: int = 0
+    position: int = NOWHERE
+    taking: tuple[int, int] | None = None
+    watched: Index | None = None
+    batch: int = 0
+    ended: int = 0
+    ahead: int = 0
+    ahead_ended: int = 0
+    end: int = 0
+    missing: int = 0
+    is_again: bool = False
+
+    @property
+    def intake_is_watching(self) -> bool:
+        """Intake and dispatch share a connection: one waits for the other."""
+        return self.watched is not None and self.step is not Step.REMOVE
+
+    def expects(self, index: Index | None) -> bool:
+        """Whether the labels may be what this owner last saw and others' intake moved on."""
+        return (
+            index is not None
+            and index.receipts == self.receipts
+            and index.requests >= self.requests
+        )
+
+
+CLOSED = Owner()
+
+
+class State(NamedTuple):
+    """Everything there is.
+
+    written -- how many request records there are
+    due     -- requests whose time has come
+    taken   -- how far requests were ever taken in
+    log     -- the receipts; what consumers of the targets see follows from them
+    fence   -- whose producer the shard's transactional.id belongs to
+    redis   -- the index; None: Redis is empty
+    past    -- what Redis may go back to, oldest first
+    group   -- whose shard it is
+    faults  -- how many there may still be
+    """
+
+    written: int
+    due: int
+    taken: int
+    log: tuple[Receipt, ...]
+    fence: int
+    redis: Index | None
+    past: tuple[Index | None, ...]
+    group: int
+    owners: tuple[Owner, Owner]
+    faults: int
+
+    def with_owner(self, who: int, owner: Owner) -> State:
+        a, b = self.owners
+        return self._replace(owners=(owner, b) if who == 0 else (a, owner))
+
+    def in_doubt(self, who: int) -> State:
+        """The owner gives up all it holds, and opens the shard anew if it is still its own."""
+        return self.with_owner(who, CLOSED)
+
+    def with_index(self, index: Index) -> State:
+        """One more write that Redis may lose."""
+        remembers = self.faults > 0 and index != self.redis
+        past = (*self.past, self.redis) if remembers else self.past
+        return self._replace(redis=index, past=past, taken=max(self.taken, index.requests))
+
+    def after_a_fault(self) -> State:
+        left = self.faults - 1
+        return self._replace(faults=left, past=self.past if left else ())
+
+
+def below(offset: int) -> int:
+    return (1 << offset) - 1
+
+
+def mask(offsets: Iterable[int]) -> int:
+    return sum(1 << offset for offset in offsets)
+
+
+def members(offsets: int) -> list[int]:
+    return [at for at in range(offsets.bit_length()) if offsets >> at & 1]
+
+
+def described(index: Index | None) -> str:
+    """An index in a few words: (labels) [entries]."""
+    if index is None:
+        return "nothing"
+    held = "" if index.holder == NOBODY else f" name={index.holder}"
+    skip = f" skip={members(index.skip)}" if index.skip else ""
+    return f"({index.requests}, {index.receipts}) {members(index.entries)}{held}{skip}"

@@ -1,0 +1,126 @@
+"""Shows that the tests find bugs: each is put into a copy of the product, and the tests must fail.
+
+`python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.mutations.bugs import BUGS, Bug, Change
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "mutations.md"
+PARTS = ("blackbox", "tests", "docs", "pyproject.toml", "helm", "CHANGELOG.md", "README.md")
+WITHOUT_SERVICES = ("tests/unit", "tests/contract")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\w+)", re.MULTILINE)
+MOST_FAILURES = 3
+
+ABOUT = """# Bugs that the tests find
+
+Each bug is put into a copy of the product; tests that then pass would be worth nothing. `make mutations` writes this page.
+
+| bug | what it does | found by | after |
+| --- | --- | --- | ---: |
+"""
+
+
+class Found(NamedTuple):
+    """The tests that failed with a bug in place; none of them: it was not found."""
+
+    bug: Bug
+    tests: tuple[str, ...]
+    seconds: float
+
+
+def mutated(bug: Bug, folder: Path) -> None:
+    """A copy of the product with this bug. Raises ValueError when its text is not there once."""
+    for part in PARTS:
+        source = ROOT / part
+        ignored = shutil.ignore_patterns("__pycache__")
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=ignored)
+        else:
+            shutil.copy(source, folder / part)
+    for change in bug.changes:
+        apply(change, folder / "blackbox" / change.file)
+
+
+def apply(change: Change, path: Path) -> None:
+    text = path.read_text()
+    if (count := text.count(change.old)) != 1:
+        raise ValueError(f"{change.file} has this {count} times, not once: {change.old!r}")
+    path.write_text(text.replace(change.old, change.new))
+
+
+def look_for(bug: Bug) -> Found:
+    """Run the tests on a copy with this bug, the quick ones first."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="blackbox-mutation-") as name:
+        folder = Path(name)
+        mutated(bug, folder)
+        failed = failing(WITHOUT_SERVICES, folder) or failing(bug.tests, folder)
+    return Found(bug, failed, time.monotonic() - began)
+
+
+def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
+    command = [
+        sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
+        "--maxfail", str(MOST_FAILURES), "--deselect", "tests/unit/test_mutations.py", *tests,
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return tuple(dict.fromkeys(FAILED.findall(ended.stdout)))
+
+
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these bugs.")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Write docs/mutations.md.")] = False,
+) -> None:
+    """Exit code 1 when some bug is not found."""
+    console = Console()
+    unknown = set(names or ()) - {bug.name for bug in BUGS}
+    if unknown:
+        raise typer.BadParameter(f"no such bug: {', '.join(sorted(unknown))}")
+    chosen = [bug for bug in BUGS if not names or bug.name in names]
+    found: list[Found] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        for number, bug in enumerate(chosen, 1):
+            shown = bar.add_task(f"{number} of {len(chosen)}: {bug.name}", total=None)
+            found.append(look_for(bug))
+            bar.remove_task(shown)
+    console.print(_table(found))
+    if page:
+        PAGE.write_text(ABOUT + "".join(_row(one) for one in found))
+    raise typer.Exit(int(not all(one.tests for one in found)))
+
+
+def _table(found: list[Found]) -> Table:
+    table = Table(title="Bugs, and the tests that find them")
+    for name in ("bug", "found by", "s"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        table.add_row(one.bug.name, "\n".join(one.tests) or "NOT FOUND", f"{one.seconds:.0f}")
+    return table
+
+
+def _row(one: Found) -> str:
+    tests = ", ".join(f"`{test}`" for test in one.tests) or "**not found**"
+    return f"| {one.bug.name} | {one.bug.what} | {tests} | {one.seconds:.0f} s |\n"
+
+
+if __name__ == "__main__":
+    typer.run(run)

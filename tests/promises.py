@@ -1,0 +1,51 @@
+"""What docs/guarantees.md says is shown by which test, and the check that these tests passed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
+
+
+def named_tests() -> set[str]:
+    """The tests that the page names, as `tests/unit/test_clock.py::test_…`."""
+    return set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", PAGE.read_text()))
+
+
+class Promises:
+    """Fails a run of the whole suite in which a test that the page names did not pass."""
+
+    def __init__(self) -> None:
+        self._passed: set[str] = set()
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("[")[0]
+        if report.failed or report.skipped:
+            self._failed.add(name)
+        elif report.when == "call":
+            self._passed.add(name)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if is_whole(session.config) and self._unproven():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        if is_whole(config):
+            for name in self._unproven():
+                terminalreporter.write_line(f"{PAGE.name} names {name}: it did not pass", red=True)
+
+    def _unproven(self) -> list[str]:
+        return sorted(named_tests() - (self._passed - self._failed))
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests run, not some that somebody chose."""
+    is_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return is_all and not (config.option.keyword or config.option.markexpr)
