@@ -1,0 +1,12 @@
+"""Every fault: a story of a scene, in which something goes wrong and is mended."""
+
+from __future__ import annotations
+
+from tests.chaos.faults import clocks, crashes, kafka, mixed, network, redis, services, spark
+from tests.chaos.faults.fault import Fault
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for group in (services, crashes, network, redis, clocks, mixed, kafka, spark)
+    for fault in group.FAULTS
+}

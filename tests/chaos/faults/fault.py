@@ -1,0 +1,27 @@
+"""What a fault is to those who play schedules of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.chaos.scene import Scene
+
+Servers = Literal["shared", "own redis", "frail kafka", "spark"]
+"""Whose servers it harms. A frail Kafka is harmed for all schedules of a company at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`count` is how many schedules a full run has of it. `story` ends with everything mended.
+
+    `may_revive`: a cancel may be read too late, because requests are read late.
+    """
+
+    name: str
+    story: Callable[[Scene], None]
+    count: int
+    servers: Servers = "shared"
+    may_revive: bool = False
+    needs_faketime: bool = False

@@ -1,0 +1,144 @@
+"""The servers of a run: a Kafka that each lane also reaches through a proxy, and a Redis to be harmed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.embedded.ports import HOST, free_port
+from tests.chaos.proxy import KafkaWire, Proxies, Proxy
+
+Server = TypeVar("Server", EmbeddedKafka, EmbeddedRedis)
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+class Servers:
+    """What the schedules of a run share, each started when it is first asked for, by one thread."""
+
+    def __init__(self, folder: Path, lanes: int) -> None:
+        self.proxies = Proxies()
+        self._folder = folder
+        self._ports = [free_port() for _ in range(lanes)]
+        self.ways = [Proxy(self.proxies, port, KafkaWire) for port in self._ports]
+        """To Kafka, one for each lane."""
+        self._started: list[EmbeddedKafka | EmbeddedRedis] = []
+
+    def start(self) -> None:
+        """What most schedules need."""
+        for server in (self.redis, self.kafka):
+            server.start()
+
+    @cached_property
+    def kafka(self) -> EmbeddedKafka:
+        """Never harmed itself: only the ways to it are."""
+        port, controller = free_port(), free_port()
+        places = {"PLAINTEXT": port, "CONTROLLER": controller}
+        lanes = {f"LANE{number}": port for number, port in enumerate(self._ports)}
+        shown = {f"LANE{number}": way.port for number, way in enumerate(self.ways)}
+        settings = {
+            "controller.quorum.voters": f"1@{HOST}:{controller}",
+            "listeners": _listed(places | lanes),
+            "advertised.listeners": _listed({"PLAINTEXT": port} | shown),
+            "listener.security.protocol.map": ",".join(f"{n}:PLAINTEXT" for n in places | lanes),
+            "num.network.threads": "1",
+        }
+        return self._start(EmbeddedKafka(self._folder / "kafka", port=port, settings=settings))
+
+    @cached_property
+    def frail_kafka(self) -> EmbeddedKafka:
+        """To be frozen and killed."""
+        return self._start(EmbeddedKafka(self._folder / "frail-kafka"))
+
+    @cached_property
+    def redis(self) -> EmbeddedRedis:
+        """Never harmed itself."""
+        return self._start(EmbeddedRedis(self._folder / "redis"))
+
+    def _start(self, server: Server) -> Server:
+        server.start()
+        self._started.append(server)
+        return server
+
+    def close(self) -> None:
+        for way in self.ways:
+            way.close()
+        for server in self._started:
+            server.stop()
+        self.proxies.close()
+
+
+def _listed(places: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{HOST}:{port}" for name, port in places.items())
+
+
+@contextmanager
+def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
+    """It takes what is sent and does not answer."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+class FrailRedis(EmbeddedRedis):
+    """A Redis whose disk can be full, and whose clock can be wrong."""
+
+    def __init__(self, folder: Path, clock: FakeClock | None = None) -> None:
+        super().__init__(folder, settings={"busy-reply-threshold": "100"})
+        self.clock = clock
+
+    def _start(self, redis_server: str, lock: int) -> None:
+        # A file that may not grow ends a process, unless it ignores that signal.
+        variables = self.clock.environment if self.clock is not None else {}
+        assigned = [f"{name}={value}" for name, value in variables.items()]
+        command = ["env", "--ignore-signal=XFSZ", *assigned, redis_server]
+        frail = self.folder / "redis-server"
+        frail.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        frail.chmod(0o700)
+        super()._start(str(frail), lock)
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """None of its files can grow."""
+        process = psutil.Process(self.pid)
+        _, most = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (1, most))
+        try:
+            yield
+        finally:
+            process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
+
+
+class FakeClock:
+    """A wall clock that can be set for one process alone, with libfaketime."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set_wrong_by(0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process with this clock is started with."""
+        return {
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def set_wrong_by(self, seconds: int) -> None:
+        """Takes effect within a second."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self._file)
