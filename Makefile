@@ -6,7 +6,7 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help install demo test faults check format bench engines jobs helm constraints clean
+.PHONY: help install demo test faults check format chaos bench engines jobs helm constraints clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ faults: install  ## The fault and load tests at full length, on both engines (ab
 	BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 \
 	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
 	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or wake_up or pending"
+
+chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.md (about 25 minutes)
+	$(BIN)/python -m tests.chaos --write docs/chaos.md
 
 check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

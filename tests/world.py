@@ -335,6 +335,10 @@ class World:
             self._producer.poll(0)
             return
 
+    def writable_partitions(self) -> int:
+        """How many partitions of the request topic the books' own producer knows."""
+        return len(self._producer.list_topics(self.requests, 10).topics[self.requests].partitions)
+
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def main(
     ] = None,
 ) -> None:
     """Play schedules; those that break a promise are named, and their logs are kept."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 240)
     chosen = choose(seed, schedule, fault, share)
     folder = Path(tempfile.mkdtemp(prefix="blackbox-chaos-"))
     console.print(f"seed {seed}: {len(chosen)} schedules, {lanes} at once, in {folder}")

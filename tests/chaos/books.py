@@ -20,12 +20,14 @@ SHOWN_CHARS = 40
 
 @dataclass(slots=True)
 class Asked:
-    """A request as its record says. `ended_ms` is when its cancel or replacement was written.
+    """A request as its record says, and the partition and offset of that.
 
-    `due_ms` is None for what can only become a dead letter.
+    `ended_ms` is when its cancel or replacement was written. `due_ms` is None for what can only
+    become a dead letter.
     """
 
     body: str
+    place: tuple[int | None, int | None]
     target: str
     due_ms: int | None
     ended_ms: int | None = None
@@ -69,16 +71,17 @@ def account(
     *,
     now_ms: int,
     doomed: frozenset[str] = frozenset(),
-    went_down: Iterable[str] = (),
+    went_down: Iterable[tuple[int, int]] = (),
 ) -> Account:
     """Compare the requests with the target topics and the dead-letter topic.
 
-    Requests to a `doomed` topic may become dead letters; `went_down` are the messages that were
-    delivered to it before it was deleted.
+    Requests to a `doomed` topic may become dead letters; `went_down` are the places of those that
+    were delivered before it was deleted.
     """
     by_body = {one.body: one for one in asked}
+    bodies = {one.place: one.body for one in by_body.values()}
     books = Account(requests=len(by_body))
-    outcomes = Counter(went_down)
+    outcomes = Counter(bodies[place] for place in went_down)
     for message in arrived:
         body = (message.value() or b"").decode()
         one = by_body.get(body)
@@ -126,7 +129,8 @@ def read_journal(journal: Iterable[Message]) -> list[Asked]:
             continue
         is_valid = isinstance(value["countdown"], int | float)
         due_ms = written_ms + round(value["countdown"] * 1000) if is_valid else None
-        one = Asked(value["message"], value["topic"], due_ms)
+        place = message.partition(), message.offset()
+        one = Asked(value["message"], place, value["topic"], due_ms)
         asked.append(one)
         if "id" in value:
             holders[message.partition(), value["id"]] = one

@@ -17,9 +17,9 @@ from threading import Barrier
 from blackbox.embedded import EmbeddedRedis
 from tests.chaos.books import Account
 from tests.chaos.faults import FAULTS
-from tests.chaos.scene import SETTLE_S, Scene
+from tests.chaos.scene import Scene
 from tests.chaos.schedule import Delivery, Schedule
-from tests.chaos.servers import FakeClock, FrailRedis, Servers
+from tests.chaos.servers import FrailRedis, Servers, WrongClock
 
 COMPANY = 8
 SPARK_LANES = 2
@@ -114,7 +114,7 @@ def _played(
     with ExitStack() as ending:
         redis: EmbeddedRedis = servers.redis
         if fault.servers == "own redis":
-            clock = FakeClock(folder / "clock") if fault.needs_faketime else None
+            clock = WrongClock(folder / "clock") if fault.needs_faketime else None
             redis = FrailRedis(folder / "redis", clock)
             redis.start()
             ending.callback(redis.stop)
@@ -136,6 +136,6 @@ def _played(
                 pending, books.lost = books.lost, []
             complaints = scene.complaints(books, may_revive=fault.may_revive)
             if not is_settled:
-                complaints.insert(0, f"hung: {len(pending)} not delivered within {SETTLE_S} s")
+                complaints.insert(0, f"hung: {len(pending)} requests are not delivered")
         scene.delete_topics()
     return books, complaints

@@ -18,19 +18,21 @@ from blackbox.doubt import IndexLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.inspector import Inspector
 from blackbox.journal.topics import receipts_topic
+from blackbox.receipt import Receipt, decode, settled
 from blackbox.request import Shard
 from tests.chaos.books import Account, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire
 from tests.chaos.schedule import Ask, Schedule
-from tests.chaos.servers import FakeClock, Servers
+from tests.chaos.servers import Servers, WrongClock
 from tests.chaos.services import ForkedService
-from tests.world import ServiceProcess, World, each_of, until
+from tests.world import READY_S, ServiceProcess, World, each_of, until
 
 WITHIN_S = 2.0
 SETTLE_S = 60.0
+SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
-OPENED = re.compile(r": open after |; recovering$", re.MULTILINE)
+DOUBTED = re.compile(r"; recovering$", re.MULTILINE)
 
 
 class Scene:
@@ -61,8 +63,10 @@ class Scene:
             "retries": 1,
         }
         self.missing_topic = f"{self.world.name}.missing"
-        self.doomed = {self.missing_topic}
+        self.doomed_topic = f"{self.world.name}.doomed"
+        self.is_doomed_asked = False
         self.stays_pending = 0
+        self._settle_s = SETTLE_S if engine == "process" else SPARK_SETTLE_S
         self._schedule = schedule
         self._servers = servers
         self._lane = lane
@@ -95,19 +99,26 @@ class Scene:
     # services
 
     def start(
-        self, *, crash: Crash | None = None, clock: FakeClock | None = None
+        self, *, crash: Crash | None = None, clock: WrongClock | None = None
     ) -> ServiceProcess:
         """A service, without waiting for it."""
         log = self.folder / f"service-{len(self.world.services)}.log"
         environment = self.world.environment(**self.settings)
         service: ServiceProcess
-        if clock is None and self.world.engine == "process":
-            service = ForkedService(environment, log, crash=crash)
+        if self.world.engine == "process":
+            service = ForkedService(environment, log, crash=crash, clock=clock)
         else:
-            preloaded = clock.environment if clock is not None else {}
-            service = ServiceProcess(environment | preloaded, log)
+            service = ServiceProcess(environment, log)
         self.world.services.append(service)
         return service
+
+    def wait_ready(self, service: ServiceProcess) -> None:
+        """Until all its shards are open, or it has crashed as it was to."""
+
+        def is_ready() -> bool:
+            return service.process.poll() is not None or service.get("/readyz")[0] == 200
+
+        until(f"{service.log} is ready", is_ready, READY_S, every_s=LOOK_S)
 
     def running(self) -> list[ServiceProcess]:
         """The services that were started and not ended by the schedule."""
@@ -133,6 +144,14 @@ class Scene:
         """How many shards are open there."""
         return int(service.metric("blackbox_shard_open"))
 
+    def wait_logged(self, text: str) -> None:
+        """Until a running service says this."""
+
+        def is_said() -> bool:
+            return any(text in service.log.read_text() for service in self.running())
+
+        until(f"a service logs {text!r}", is_said, every_s=LOOK_S)
+
     # requests
 
     def ask(self, wave: int = 0, within_s: float = WITHIN_S) -> None:
@@ -140,6 +159,8 @@ class Scene:
         topics = [topic for topic in self.world.targets for _ in range(8)]
         if self._schedule.dice("topics").random() < 0.2:
             topics.append(self.missing_topic)
+        if self.is_doomed_asked:
+            topics += [self.doomed_topic] * 8
         asks = self._schedule.asks(self.setup, wave, within_s, topics)
         self._began = time.monotonic()
         sending = Thread(target=self._send, args=(asks, self._began), daemon=True)
@@ -221,7 +242,7 @@ class Scene:
         self.world.flush()
         assert not self._refused, self._refused[:3]
         try:
-            until("nothing is pending", self._is_settled, SETTLE_S, every_s=LOOK_S)
+            until("nothing is pending", self._is_settled, self._settle_s, every_s=LOOK_S)
         except AssertionError:
             return False
         return True
@@ -251,15 +272,34 @@ class Scene:
             [message for target in world.targets for message in found[target]],
             found[world.dead_letters],
             now_ms=time.time_ns() // 1_000_000,
-            doomed=frozenset(self.doomed),
+            doomed=frozenset({self.missing_topic, self.doomed_topic}),
+            went_down=self._went_down() if self.is_doomed_asked else (),
         )
 
+    def _went_down(self) -> list[tuple[int, int]]:
+        """The requests whose message went to the doomed topic: only the receipts know."""
+        receipts: dict[int, list[tuple[int, Receipt]]] = {}
+        topic = receipts_topic(self.world.requests)
+        for message in each_of(self.kafka.bootstrap_servers, topic):
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            receipts.setdefault(partition, []).append((offset, decode(message.value())))
+        return [
+            (partition, offset)
+            for partition, found in receipts.items()
+            for _, receipt in settled(found)
+            for at, places in receipt.delivered.items()
+            if at.startswith(self.doomed_topic)
+            for offset, _ in places
+        ]
+
     def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
-        """What breaks a promise; at-least-once may repeat a batch whenever a shard is opened again."""
-        openings = sum(
-            len(OPENED.findall(service.log.read_text())) for service in self.world.services
-        )
-        repeated = max(0, openings - self.world.partitions) * self.setup.batch_limit
+        """What breaks a promise; at-least-once may repeat a batch after each end of an owner."""
+        services = self.world.services
+        doubts = sum(len(DOUBTED.findall(service.log.read_text())) for service in services)
+        ends = doubts + (len(services) - 1) * self.world.partitions
+        repeated = ends * self.setup.batch_limit
         may_repeat = repeated if self.setup.delivery == "at-least-once" else 0
         found = books.complaints(may_repeat=may_repeat, may_revive=may_revive)
         for service in self.running():

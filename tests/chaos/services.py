@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Lock
@@ -15,6 +15,7 @@ from typing import cast
 
 from tests.chaos import crash_points
 from tests.chaos.crash_points import Crash
+from tests.chaos.servers import WrongClock
 from tests.world import ServiceProcess
 
 LOOK_S = 0.02
@@ -28,7 +29,7 @@ _one_at_a_time = Lock()
 class ForkedService(ServiceProcess):
     """A service like any other, with a process and a configuration of its own.
 
-    With a `crash`, it ends after that step.
+    With a `crash`, it ends after that step; with a `clock`, it takes that for its host's.
     """
 
     def __init__(
@@ -37,26 +38,24 @@ class ForkedService(ServiceProcess):
         log: Path,
         options: Sequence[str] = (),
         crash: Crash | None = None,
+        clock: WrongClock | None = None,
     ) -> None:
-        self._crash = crash
+        self._crash, self._clock = crash, clock
         super().__init__(environment, log, options)
 
     def _begin(
         self, environment: dict[str, str], options: Sequence[str]
     ) -> subprocess.Popen[bytes]:
-        forked = Forked(os.environ | environment, self.log, options, self._crash)
+        own = os.environ | environment, self.log, options, self._crash, self._clock
+        forked = Forked(_serve, own)
         return cast("subprocess.Popen[bytes]", forked)  # as much of it as services need
 
 
 class Forked:
     """A child of the fork server, with the face of a `Popen`."""
 
-    def __init__(
-        self, environment: dict[str, str], log: Path, options: Sequence[str], crash: Crash | None
-    ) -> None:
-        self._process = ForkServerProcess(
-            target=_serve, args=(environment, log, options, crash), daemon=True
-        )
+    def __init__(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        self._process = ForkServerProcess(target=target, args=arguments, daemon=True)
         with _one_at_a_time:
             self._process.start()
         assert self._process.pid is not None
@@ -90,7 +89,11 @@ class Forked:
 
 
 def _serve(
-    environment: dict[str, str], log: Path, options: Sequence[str], crash: Crash | None
+    environment: dict[str, str],
+    log: Path,
+    options: Sequence[str],
+    crash: Crash | None,
+    clock: WrongClock | None,
 ) -> None:
     os.environ.update(environment)
     written_to = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -99,6 +102,9 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if crash is not None:
         crash_points.install(crash)
+    if clock is not None:
+        right_ns = time.time_ns
+        time.time_ns = lambda: right_ns() + clock.wrong_by_s() * 1_000_000_000
     from blackbox.cli import app
 
     app(["run", *options])

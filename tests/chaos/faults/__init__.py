@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tests.chaos.faults import clocks, crashes, kafka, mixed, network, redis, services, spark
+from tests.chaos.faults import (
+    clocks,
+    crashes,
+    kafka,
+    mixed,
+    network,
+    redis,
+    services,
+    spark,
+    topics,
+)
 from tests.chaos.faults.fault import Fault
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for group in (services, crashes, network, redis, clocks, mixed, kafka, spark)
+    for group in (services, crashes, network, redis, clocks, topics, mixed, kafka, spark)
     for fault in group.FAULTS
 }

@@ -7,13 +7,13 @@ from functools import partial
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
-from tests.chaos.servers import FakeClock, FrailRedis
+from tests.chaos.servers import FrailRedis, WrongClock
 
 HOUR_S = 3600
 
 
 def host_wrong(by_s: int, scene: Scene) -> None:
-    clock = FakeClock(scene.folder / "clock")
+    clock = WrongClock(scene.folder / "clock")
     early_bait(scene)
     if scene.dice.random() < 0.5:
         clock.set_wrong_by(by_s)
@@ -21,7 +21,8 @@ def host_wrong(by_s: int, scene: Scene) -> None:
     scene.ask()
     scene.within(1, 3)
     clock.set_wrong_by(by_s)
-    scene.last(2, 3)
+    scene.wait_logged("ms apart")
+    scene.last(0.5, 2)
     clock.set_wrong_by(0)
 
 
@@ -35,7 +36,8 @@ def redis_wrong(by_s: int, scene: Scene) -> None:
     scene.ask()
     scene.within(0.2, 2)
     scene.redis.clock.set_wrong_by(by_s)
-    scene.last(2, 3)
+    scene.wait_logged("ms apart")
+    scene.last(0.5, 2)
     scene.redis.clock.set_wrong_by(0)
 
 
@@ -48,8 +50,8 @@ def early_bait(scene: Scene) -> None:
 
 
 FAULTS = [
-    Fault("host's clock an hour ahead", partial(host_wrong, HOUR_S), 12, needs_faketime=True),
-    Fault("host's clock an hour behind", partial(host_wrong, -HOUR_S), 12, needs_faketime=True),
+    Fault("host's clock an hour ahead", partial(host_wrong, HOUR_S), 12),
+    Fault("host's clock an hour behind", partial(host_wrong, -HOUR_S), 12),
     Fault(
         "Redis' clock an hour ahead", partial(redis_wrong, HOUR_S), 12, "own redis",
         needs_faketime=True,

@@ -11,22 +11,25 @@ from tests.chaos.scene import Scene
 
 def crashed_after(step: str, scene: Scene) -> None:
     latest = scene.setup.partitions if step.startswith("R") else 3
-    service = scene.start(crash=Crash(step, scene.dice.randint(1, latest)))
-    scene.ask()
-    scene.wait_crashed(service)
+    crash(scene, Crash(step, scene.dice.randint(1, latest)))
     scene.start()
 
 
 def crashed_twice_after(step: str, scene: Scene) -> None:
     """The second time after the same step, or in the recovery from the first."""
-    service = scene.start(crash=Crash(step, 1))
-    scene.ask()
-    scene.wait_crashed(service)
+    crash(scene, Crash(step, 1))
     again = scene.dice.choice([step, *(step for step in STEPS if step.startswith("R"))])
-    service = scene.start(crash=Crash(again, 1))
-    scene.ask(wave=1)
-    scene.wait_crashed(service)
+    crash(scene, Crash(again, 1), wave=1)
     scene.start()
+
+
+def crash(scene: Scene, after: Crash, wave: int = 0) -> None:
+    service = scene.start(crash=after)
+    if after.step == "I1" or (after.step[0] in "ID" and after.time > 1):
+        # What is there before a shard is open is taken in at once, and goes out in few batches.
+        scene.wait_ready(service)
+    scene.ask(wave)
+    scene.wait_crashed(service)
 
 
 FAULTS = [

@@ -68,7 +68,8 @@ def full(scene: Scene) -> None:
         begun(scene, first_s=0)
         used = int(asked.info("memory")["used_memory"])
         asked.config_set("maxmemory", used - scene.dice.choice([0, 100_000]))
-        scene.last(0.5, 3)
+        scene.wait_logged("requests wait in Kafka")
+        scene.last(0.2, 2)
         asked.config_set("maxmemory", 1 << 30)
 
 
@@ -77,7 +78,8 @@ def busy(scene: Scene) -> None:
     with client(scene) as asked:
         endless = Thread(target=run_endless, args=(scene,), daemon=True)
         endless.start()
-        scene.last(0.3, 1.5)
+        scene.wait_logged("BUSY")
+        scene.last(0, 1)
         while endless.is_alive():
             with suppress(redis.ResponseError):
                 asked.script_kill()
@@ -94,7 +96,9 @@ def unable_to_write(scene: Scene) -> None:
     assert isinstance(scene.redis, FrailRedis)
     begun(scene)
     with scene.redis.full_disk():
-        scene.last(1.5, 3)
+        scene.ask(wave=1)
+        scene.wait_logged("MISCONF")
+        scene.last(0.5, 2)
 
 
 def begun(scene: Scene, first_s: float = 0.2) -> None:
