@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,7 +18,7 @@ from blackbox.embedded import EmbeddedRedis
 from tests.chaos.books import Account
 from tests.chaos.faults import FAULTS
 from tests.chaos.scene import Scene
-from tests.chaos.schedule import Delivery, Schedule
+from tests.chaos.schedule import Delivery, Schedule, Setup
 from tests.chaos.servers import FrailRedis, Servers, WrongClock
 
 COMPANY = 8
@@ -104,7 +104,13 @@ def play(
     else:
         (own / "complaints.txt").write_text("\n".join([schedule.name, *complaints]))
     took_s = time.monotonic() - began
-    return Played(schedule, schedule.setup.delivery, books, complaints, took_s, own)
+    return Played(schedule, setup_of(schedule).delivery, books, complaints, took_s, own)
+
+
+def setup_of(schedule: Schedule) -> Setup:
+    if FAULTS[schedule.fault].exactly_once:
+        return replace(schedule.setup, delivery="exactly-once")
+    return schedule.setup
 
 
 def _played(
@@ -120,6 +126,7 @@ def _played(
             ending.callback(redis.stop)
         scene = Scene(
             schedule,
+            setup_of(schedule),
             servers,
             lane,
             folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,12 +24,13 @@ from blackbox.request import Shard
 from tests.chaos.books import Account, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire
-from tests.chaos.schedule import Ask, Schedule
+from tests.chaos.schedule import Ask, Schedule, Setup
 from tests.chaos.servers import Servers, WrongClock
 from tests.chaos.services import ForkedService
-from tests.world import READY_S, ServiceProcess, World, each_of, until
+from tests.world import ServiceProcess, World, each_of, until
 
 WITHIN_S = 2.0
+MOST_WAVES = 10
 SETTLE_S = 60.0
 SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
@@ -41,6 +43,7 @@ class Scene:
     def __init__(
         self,
         schedule: Schedule,
+        setup: Setup,
         servers: Servers,
         lane: int,
         folder: Path,
@@ -51,7 +54,7 @@ class Scene:
         company: Barrier | None = None,
     ) -> None:
         self.dice = schedule.dice("fault")
-        self.setup = schedule.setup
+        self.setup = setup
         self.folder = folder
         self.kafka, self.redis = kafka, redis
         self.world = World(kafka, redis, folder, engine, self.setup.partitions)
@@ -74,7 +77,6 @@ class Scene:
         self._ended: set[ServiceProcess] = set()
         self._proxies: list[Proxy] = []
         self._asking: list[Thread] = []
-        self._taken: dict[int, int] = {}
         self._refused: list[str] = []
         self._began = time.monotonic()
 
@@ -118,7 +120,7 @@ class Scene:
         def is_ready() -> bool:
             return service.process.poll() is not None or service.get("/readyz")[0] == 200
 
-        until(f"{service.log} is ready", is_ready, READY_S, every_s=LOOK_S)
+        until(f"{service.log} is ready", is_ready, self._settle_s, every_s=LOOK_S)
 
     def running(self) -> list[ServiceProcess]:
         """The services that were started and not ended by the schedule."""
@@ -129,15 +131,20 @@ class Scene:
         service.kill()
 
     def stop(self, service: ServiceProcess) -> None:
-        """SIGTERM; it ends well, and in time."""
+        """SIGTERM, once it listens to that; it ends well, and in time."""
         self._ended.add(service)
+        until("it has begun", lambda: "health and metrics" in service.log.read_text())
         code = service.stop(timeout_s=15)
         assert code == 0, f"{service.log} ended with {code}"
 
-    def wait_crashed(self, service: ServiceProcess) -> None:
-        """Until it has ended after the step it was to end after."""
+    def ask_until_crashed(self, service: ServiceProcess) -> None:
+        """Waves of requests, until it has ended after the step it was to end after."""
         self._ended.add(service)
-        until(f"{service.log} crashes", lambda: service.process.poll() is not None, every_s=LOOK_S)
+        for _ in range(MOST_WAVES):
+            self.ask()
+            with suppress(subprocess.TimeoutExpired):
+                service.process.wait(2 * WITHIN_S)
+                break
         assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
 
     def owned_by(self, service: ServiceProcess) -> int:
@@ -154,14 +161,14 @@ class Scene:
 
     # requests
 
-    def ask(self, wave: int = 0, within_s: float = WITHIN_S) -> None:
+    def ask(self, within_s: float = WITHIN_S) -> None:
         """Send a wave of requests, from now on; the schedule's clock starts with it."""
         topics = [topic for topic in self.world.targets for _ in range(8)]
         if self._schedule.dice("topics").random() < 0.2:
             topics.append(self.missing_topic)
         if self.is_doomed_asked:
             topics += [self.doomed_topic] * 8
-        asks = self._schedule.asks(self.setup, wave, within_s, topics)
+        asks = self._schedule.asks(self.setup, len(self._asking), within_s, topics)
         self._began = time.monotonic()
         sending = Thread(target=self._send, args=(asks, self._began), daemon=True)
         self._asking.append(sending)
@@ -181,11 +188,6 @@ class Scene:
         def acknowledged(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._refused.append(f"{error}: {ask.value}")
-                return
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
-            self._taken[partition] = max(self._taken.get(partition, 0), offset + 1)
 
         headers = [("CALLER_SERVICE", b"chaos")]
         self.world.send_raw(ask.value, headers, ask.partition, acknowledged)
@@ -232,30 +234,38 @@ class Scene:
 
     # the end
 
-    def shards(self) -> list[Shard]:
-        return [Shard(self.world.requests, number) for number in range(self.world.partitions)]
-
     def settle(self) -> bool:
         """Until every request was taken in and nothing is pending; False when that takes too long."""
         for sending in self._asking:
             sending.join()
         self.world.flush()
         assert not self._refused, self._refused[:3]
+        ends = self._journal_ends()
         try:
-            until("nothing is pending", self._is_settled, self._settle_s, every_s=LOOK_S)
+            until("nothing is due", lambda: self._is_settled(ends), self._settle_s, every_s=LOOK_S)
         except AssertionError:
             return False
         return True
 
-    def _is_settled(self) -> bool:
+    def _journal_ends(self) -> dict[Shard, int]:
+        """Behind the last record of each partition; records of transactions have markers behind."""
+        topic = self.world.requests
+        ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
+        for message in each_of(self.kafka.bootstrap_servers, topic):
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            ends[Shard(topic, partition)] = offset + 1
+        return ends
+
+    def _is_settled(self, ends: dict[Shard, int]) -> bool:
         pending = 0
-        for shard in self.shards():
+        for shard, end in ends.items():
             try:
                 standing = self._inspector.standing(shard, 0)
             except IndexLost:
                 return False
-            taken = self._taken.get(shard.partition, 0)
-            if standing.labels is None or standing.labels.requests < taken:
+            if standing.labels is None or standing.labels.requests < end:
                 return False
             pending += standing.pending + standing.cold
         return pending <= self.stays_pending

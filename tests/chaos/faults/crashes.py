@@ -19,17 +19,16 @@ def crashed_twice_after(step: str, scene: Scene) -> None:
     """The second time after the same step, or in the recovery from the first."""
     crash(scene, Crash(step, 1))
     again = scene.dice.choice([step, *(step for step in STEPS if step.startswith("R"))])
-    crash(scene, Crash(again, 1), wave=1)
+    crash(scene, Crash(again, 1))
     scene.start()
 
 
-def crash(scene: Scene, after: Crash, wave: int = 0) -> None:
+def crash(scene: Scene, after: Crash) -> None:
     service = scene.start(crash=after)
     if after.step == "I1" or (after.step[0] in "ID" and after.time > 1):
         # What is there before a shard is open is taken in at once, and goes out in few batches.
         scene.wait_ready(service)
-    scene.ask(wave)
-    scene.wait_crashed(service)
+    scene.ask_until_crashed(service)
 
 
 FAULTS = [

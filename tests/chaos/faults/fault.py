@@ -16,6 +16,7 @@ Servers = Literal["shared", "own redis", "frail kafka", "spark"]
 class Fault:
     """`count` is how many schedules a full run has of it. `story` ends with everything mended.
 
+    `exactly_once`: there is nothing to go wrong without transactions.
     `may_revive`: a cancel may be read too late, because requests are read late.
     """
 
@@ -23,5 +24,6 @@ class Fault:
     story: Callable[[Scene], None]
     count: int
     servers: Servers = "shared"
+    exactly_once: bool = False
     may_revive: bool = False
     needs_faketime: bool = False

@@ -108,7 +108,7 @@ FAULTS = [
     Fault("Kafka cannot be reached", partial(away, KAFKA), 20),
     Fault("Kafka answers slowly", partial(slow, KAFKA), 20, may_revive=True),
     Fault("Kafka does not answer", partial(silent, KAFKA), 10, may_revive=True),
-    Fault("reply to EndTxn lost", partial(reply_lost, KAFKA, END_TXN, 5), 60),
-    Fault("EndTxn itself lost", partial(request_lost, KAFKA, END_TXN, 5), 20),
-    Fault("another of Kafka's replies lost", another_reply_lost, 40),
+    Fault("reply to EndTxn lost", partial(reply_lost, KAFKA, END_TXN, 5), 60, exactly_once=True),
+    Fault("EndTxn itself lost", partial(request_lost, KAFKA, END_TXN, 5), 20, exactly_once=True),
+    Fault("another of Kafka's replies lost", another_reply_lost, 40, exactly_once=True),
 ]

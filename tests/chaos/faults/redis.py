@@ -96,7 +96,7 @@ def unable_to_write(scene: Scene) -> None:
     assert isinstance(scene.redis, FrailRedis)
     begun(scene)
     with scene.redis.full_disk():
-        scene.ask(wave=1)
+        scene.ask()
         scene.wait_logged("MISCONF")
         scene.last(0.5, 2)
 

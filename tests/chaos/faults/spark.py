@@ -8,7 +8,8 @@ from tests.world import until
 
 
 def driver_killed(scene: Scene) -> None:
-    service = scene.start().wait_ready()
+    service = scene.start()
+    scene.wait_ready(service)
     scene.ask(within_s=3)
     scene.within(0, 3)
     scene.kill(service)
@@ -16,7 +17,8 @@ def driver_killed(scene: Scene) -> None:
 
 
 def worker_killed(scene: Scene) -> None:
-    service = scene.start().wait_ready()
+    service = scene.start()
+    scene.wait_ready(service)
     scene.ask(within_s=3)
     for _ in range(3):
         scene.last(0, 1)
@@ -24,7 +26,8 @@ def worker_killed(scene: Scene) -> None:
 
 
 def jvm_killed(scene: Scene) -> None:
-    service = scene.start().wait_ready()
+    service = scene.start()
+    scene.wait_ready(service)
     scene.ask(within_s=3)
     scene.within(0, 3)
     [jvm] = [process for process in service.family() if process.name() == "java"]
@@ -35,7 +38,7 @@ def jvm_killed(scene: Scene) -> None:
 
 
 FAULTS = [
-    Fault("Spark driver killed", driver_killed, 4, "spark"),
-    Fault("Spark's Python workers killed", worker_killed, 4, "spark"),
-    Fault("Spark's JVM killed", jvm_killed, 2, "spark"),
+    Fault("Spark driver killed", driver_killed, 4, "spark", may_revive=True),
+    Fault("Spark's Python workers killed", worker_killed, 4, "spark", may_revive=True),
+    Fault("Spark's JVM killed", jvm_killed, 2, "spark", may_revive=True),
 ]

@@ -18,7 +18,8 @@ def target_deleted(scene: Scene) -> None:
     scene.start()
     scene.ask()
     scene.within(0.3, 1.8)
-    [deleted] = admin(scene).delete_topics([scene.doomed_topic]).values()
+    asked = admin(scene)
+    [deleted] = asked.delete_topics([scene.doomed_topic]).values()
     deleted.result()
 
 
@@ -28,7 +29,8 @@ def partitions_added(scene: Scene) -> None:
     scene.ask(within_s=3)
     scene.within(0, 2)
     first, count = scene.world.partitions, scene.world.partitions + scene.dice.randint(1, 2)
-    [added] = admin(scene).create_partitions([NewPartitions(scene.world.requests, count)]).values()
+    asked = admin(scene)
+    [added] = asked.create_partitions([NewPartitions(scene.world.requests, count)]).values()
     added.result()
     until("they can be written to", lambda: scene.world.writable_partitions() == count)
     scene.world.partitions = count
