@@ -14,9 +14,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Barrier
 
-from blackbox.embedded import EmbeddedRedis
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from tests.chaos.books import Account
 from tests.chaos.faults import FAULTS
+from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Delivery, Schedule, Setup
 from tests.chaos.servers import FrailRedis, Servers, WrongClock
@@ -49,12 +50,11 @@ def play_all(
     singles = [s for s in waiting if FAULTS[s.fault].servers in ("shared", "own redis")]
     on_spark = [s for s in waiting if FAULTS[s.fault].servers == "spark"]
     _in_lanes(singles, servers, lanes, folder, done)
-    if any(FAULTS[s.fault].servers == "frail kafka" for s in waiting):
-        servers.frail_kafka.start()
     for fault in FAULTS.values():
-        if fault.servers == "frail kafka":
+        if fault.servers in ("frail kafka", "three brokers"):
             same = iter([s for s in waiting if s.fault == fault.name])
             while company := list(islice(same, min(COMPANY, lanes))):
+                _kafka_of(fault, servers)  # started by one thread, before there are several
                 _in_lanes(company, servers, len(company), folder, done, Barrier(len(company)))
     _in_lanes(on_spark, servers, min(SPARK_LANES, lanes), folder, done)
 
@@ -107,6 +107,16 @@ def play(
     return Played(schedule, setup_of(schedule).delivery, books, complaints, took_s, own)
 
 
+def _kafka_of(fault: Fault, servers: Servers) -> EmbeddedKafka:
+    match fault.servers:
+        case "frail kafka":
+            return servers.frail_kafka
+        case "three brokers":
+            return servers.cluster.brokers[0]
+        case _:
+            return servers.kafka
+
+
 def setup_of(schedule: Schedule) -> Setup:
     if FAULTS[schedule.fault].exactly_once:
         return replace(schedule.setup, delivery="exactly-once")
@@ -130,7 +140,7 @@ def _played(
             servers,
             lane,
             folder,
-            kafka=servers.frail_kafka if fault.servers == "frail kafka" else servers.kafka,
+            kafka=_kafka_of(fault, servers),
             redis=redis,
             engine="spark" if fault.servers == "spark" else "process",
             company=company,

