@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.play import Played, play_all
-from tests.chaos.report import as_page, for_terminal
+from tests.chaos.report import Run
 from tests.chaos.schedule import Schedule, schedules
 from tests.chaos.servers import FAKETIME, Servers
 
@@ -43,10 +44,10 @@ def main(
     console.print(f"seed {seed}: {len(chosen)} schedules, {lanes} at once, in {folder}")
     began = time.monotonic()
     played = watched(chosen, lanes, folder, console)
-    took_s = time.monotonic() - began
-    console.print(for_terminal(played))
+    run = Run(seed, lanes, os.cpu_count() or 1, time.monotonic() - began, played)
+    console.print(run.table())
     if write is not None:
-        write.write_text(as_page(played, seed, took_s))
+        write.write_text(run.page())
     failed = [one for one in played if one.complaints]
     for one in failed:
         console.print(f"{one.schedule.name} ({one.schedule.fault}), see {one.folder}")

@@ -60,7 +60,7 @@ def transactional_id(scene: Scene) -> str:
 def begun(scene: Scene) -> Cluster:
     """A service is at work, and the schedule at some moment."""
     assert isinstance(scene.kafka, Broker)
-    scene.start()
+    scene.wait_ready(scene.start())
     scene.ask(within_s=6)
     scene.within(0.5, 3)
     return scene.kafka.cluster
@@ -70,5 +70,11 @@ FAULTS = [
     Fault("one of three brokers killed", one_killed, 16, "three brokers"),
     Fault("one of three brokers frozen", one_frozen, 16, "three brokers"),
     Fault("all three brokers killed", all_killed, 8, "three brokers"),
-    Fault("a transaction's coordinator torn out", coordinator_torn, 16, "three brokers"),
+    Fault(
+        "a transaction's coordinator torn out",
+        coordinator_torn,
+        16,
+        "three brokers",
+        exactly_once=True,
+    ),
 ]
