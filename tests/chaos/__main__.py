@@ -21,6 +21,7 @@ from tests.chaos.servers import FAKETIME, Servers
 
 SEED = 20261121
 LANES = 8
+TOLD_EVERY = 50
 
 
 def main(
@@ -89,6 +90,8 @@ def watched(chosen: list[Schedule], lanes: int, folder: Path, console: Console) 
                     told = one.complaints[0][:300]
                     bar.console.print(f"{one.schedule.name} ({one.schedule.fault}): {told}")
                 bar.update(task, advance=1, description=one.schedule.fault)
+                if not console.is_terminal and len(played) % TOLD_EVERY == 0:
+                    console.print(f"{len(played)} of {len(chosen)} schedules")
 
             play_all(chosen, servers, lanes, folder, done)
     finally:
