@@ -6,7 +6,7 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help install demo test faults fuzz mutations check format bench engines jobs helm constraints clean
+.PHONY: help install demo test faults fuzz chaos mutations check format bench engines jobs helm constraints clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ fuzz: install  ## A million random and mutated records to each engine
 
 mutations: install  ## Bugs put into copies of the product: the tests must find each; writes docs/mutations.md
 	$(BIN)/python -m tests.mutations --page
+
+chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.md (about 25 minutes)
+	$(BIN)/python -m tests.chaos --write docs/chaos.md
 
 check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -49,14 +49,16 @@ PARTITIONS = 4
 LARGEST_BYTES = 5_000_000
 
 
-def until(what: str, ask: Callable[[], T | None], timeout_s: float = 60.0) -> T:
+def until(
+    what: str, ask: Callable[[], T | None], timeout_s: float = 60.0, *, every_s: float = 0.02
+) -> T:
     """Wait for a condition of a real server; fails at the deadline."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         answer = ask()
         if answer:
             return answer
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"not within {timeout_s} s: {what}")
 
 
@@ -95,9 +97,15 @@ class ServiceProcess:
         self._frozen: list[psutil.Process] = []
         self.log = log
         self._file = log.open("ab")
-        self.process = subprocess.Popen(
+        own = environment | {"BLACKBOX_HTTP_PORT": str(self._port)}
+        self.process = self._begin(own, options)
+
+    def _begin(
+        self, environment: dict[str, str], options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-m", "blackbox", "run", *options],
-            env=os.environ | environment | {"BLACKBOX_HTTP_PORT": str(self._port)},
+            env=os.environ | environment,
             stdout=self._file,
             stderr=self._file,
         )
@@ -180,9 +188,15 @@ class World:
     """Topics of its own on given servers; everything it started ends with it."""
 
     def __init__(
-        self, kafka: EmbeddedKafka, redis: EmbeddedRedis, folder: Path, engine: str = "process"
+        self,
+        kafka: EmbeddedKafka,
+        redis: EmbeddedRedis,
+        folder: Path,
+        engine: str = "process",
+        partitions: int = PARTITIONS,
     ) -> None:
         self.engine = engine
+        self.partitions = partitions
         self.name = f"w{uuid.uuid4().hex[:8]}"
         self.kafka = kafka
         self.redis = redis
@@ -198,6 +212,8 @@ class World:
             {
                 "bootstrap.servers": kafka.bootstrap_servers,
                 "linger.ms": 5,
+                "enable.idempotence": True,
+                "log_level": 0,
                 "topic.metadata.refresh.interval.ms": 1_000,
                 "message.max.bytes": LARGEST_BYTES,
             }
@@ -206,8 +222,11 @@ class World:
     def __enter__(self) -> World:
         appended = {"message.timestamp.type": "LogAppendTime"}
         large = appended | {"max.message.bytes": str(LARGEST_BYTES)}
-        topics = [NewTopic(self.requests, PARTITIONS, config=large), NewTopic(self.dead_letters, 1)]
-        topics += [NewTopic(target, PARTITIONS, config=appended) for target in self.targets]
+        topics = [
+            NewTopic(self.requests, self.partitions, config=large),
+            NewTopic(self.dead_letters, 1),
+        ]
+        topics += [NewTopic(target, self.partitions, config=appended) for target in self.targets]
         self.create(*topics)
         return self
 
@@ -323,6 +342,10 @@ class World:
             self._producer.poll(0)
             return
 
+    def writable_partitions(self) -> int:
+        """How many partitions of the request topic the books' own producer knows."""
+        return len(self._producer.list_topics(self.requests, 10).topics[self.requests].partitions)
+
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
 
@@ -416,8 +439,8 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Message]:
     return list(each_of(bootstrap_servers, topic))
 
 
-def each_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
-    """The same, one by one."""
+def each_of(bootstrap_servers: str, *topics: str) -> Iterator[Message]:
+    """The same of several topics, one by one."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -428,17 +451,21 @@ def each_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
             "fetch.wait.max.ms": 20,
         }
     )
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
-    ended: set[int | None] = set()
-    while len(ended) < len(partitions):
+    parts = [
+        (topic, partition)
+        for topic in topics
+        for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    ]
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in parts])
+    ended: set[tuple[str | None, int | None]] = set()
+    while len(ended) < len(parts):
         message = consumer.poll(10)
-        assert message is not None, f"no answer from {topic}"
+        assert message is not None, f"no answer from {topics}"
         for one in (message, *consumer.consume(10_000, timeout=0)):
             error = one.error()
             if error is None:
                 yield one
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
-                ended.add(one.partition())
+                ended.add((one.topic(), one.partition()))
     consumer.close()

@@ -70,8 +70,9 @@ class EmbeddedKafka:
     """One Kafka broker and controller whose data live in `folder`.
 
     Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
-    `settings` are lines of server.properties and win over the defaults. `disposable` names a
-    folder to be removed should this process die without `stop()`.
+    `settings` are lines of server.properties and win over the defaults; brokers of one cluster are
+    given the same `cluster_id`. `disposable` names a folder to be removed should this process die
+    without `stop()`.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class EmbeddedKafka:
         *,
         port: int | None = None,
         settings: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
         disposable: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self._folder = folder.resolve()
         self._port = port
         self._settings = dict(settings or {})
+        self._cluster_id = cluster_id
         self._disposable = disposable
         self._progress = progress or (lambda _: None)
         self._process: GuardedProcess | None = None
@@ -200,7 +203,7 @@ class EmbeddedKafka:
         if marker.exists() and marker.read_text():
             return marker.read_text()
         shutil.rmtree(self._data, ignore_errors=True)
-        cluster_id = new_cluster_id()
+        cluster_id = self._cluster_id or new_cluster_id()
         storage_tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
         done = subprocess.run(
             [*storage_tool, "-t", cluster_id, "-c", str(self._properties)],

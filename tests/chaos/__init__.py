@@ -1,0 +1,1 @@
+"""Seeded faults on real servers: whatever was acknowledged comes out exactly once, and never early."""

@@ -1,0 +1,142 @@
+"""Total-queue accounting: every request in the journal against everything that came out.
+
+Knows the records as any consumer reads them, and nothing of what blackbox says about them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+REVIVED_AFTER_MS = 3000
+"""A message delivered so long after its cancel was written shows that the cancel was forgotten."""
+
+SHOWN_CHARS = 40
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as its record says, and the partition and offset of that.
+
+    `ended_ms` is when its cancel or replacement was written. `due_ms` is None for what can only
+    become a dead letter.
+    """
+
+    body: str
+    place: tuple[int | None, int | None]
+    target: str
+    due_ms: int | None
+    ended_ms: int | None = None
+
+    def is_awaited(self, now_ms: int) -> bool:
+        """Whether it must have come out by now, whatever else happened."""
+        return self.ended_ms is None and (self.due_ms is None or self.due_ms <= now_ms)
+
+
+@dataclass(slots=True)
+class Account:
+    """What became of the requests. `again` counts what came out more than once.
+
+    `revived` came out although they were ended long before; `wrong` came out where they should not.
+    """
+
+    requests: int
+    delivered: int = 0
+    lost: list[str] = field(default_factory=list)
+    again: Counter[str] = field(default_factory=Counter)
+    early: list[str] = field(default_factory=list)
+    revived: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    late_ms: list[int] = field(default_factory=list, repr=False)
+
+    def complaints(self, *, may_repeat: int, may_revive: bool) -> list[str]:
+        """What breaks the promises. `may_repeat` is how many deliveries may be repetitions."""
+        found = [f"lost: {body}" for body in self.lost]
+        if self.again.total() > may_repeat:
+            found += [f"came {count} times too often: {body}" for body, count in self.again.items()]
+        found += [f"early {how}" for how in self.early]
+        if not may_revive:
+            found += [f"came although ended long before: {body}" for body in self.revived]
+        return found + self.wrong
+
+
+def account(
+    asked: Iterable[Asked],
+    arrived: Iterable[Message],
+    letters: Iterable[Message],
+    *,
+    now_ms: int,
+    doomed: frozenset[str] = frozenset(),
+    went_down: Iterable[tuple[int, int]] = (),
+) -> Account:
+    """Compare the requests with the target topics and the dead-letter topic.
+
+    Requests to a `doomed` topic may become dead letters; `went_down` are the places of those that
+    were delivered before it was deleted.
+    """
+    by_body = {one.body: one for one in asked}
+    bodies = {one.place: one.body for one in by_body.values()}
+    books = Account(requests=len(by_body))
+    outcomes = Counter(bodies[place] for place in went_down)
+    for message in arrived:
+        body = (message.value() or b"").decode()
+        one = by_body.get(body)
+        if one is None or one.due_ms is None or one.target != message.topic():
+            books.wrong.append(f"not asked for, in {message.topic()}: {body[:SHOWN_CHARS]}")
+            continue
+        outcomes[body] += 1
+        books.delivered += 1
+        _note_time(books, one, message.timestamp()[1], one.due_ms)
+    for message in letters:
+        body = str(json.loads(message.value() or b"")["message"])
+        one = by_body.get(body)
+        if one is None or (one.due_ms is not None and one.target not in doomed):
+            books.wrong.append(f"a dead letter: {dict(message.headers() or [])}")
+        outcomes[body] += 1
+    for body, one in by_body.items():
+        if outcomes[body] > 1:
+            books.again[body[:SHOWN_CHARS]] = outcomes[body] - 1
+        elif outcomes[body] == 0 and one.is_awaited(now_ms):
+            books.lost.append(body[:SHOWN_CHARS])
+    return books
+
+
+def _note_time(books: Account, one: Asked, at_ms: int, due_ms: int) -> None:
+    books.late_ms.append(at_ms - due_ms)
+    if at_ms < due_ms:
+        books.early.append(f"by {due_ms - at_ms} ms: {one.body[:SHOWN_CHARS]}")
+    if one.ended_ms is not None and at_ms > one.ended_ms + REVIVED_AFTER_MS:
+        books.revived.append(one.body[:SHOWN_CHARS])
+
+
+def read_journal(journal: Iterable[Message]) -> list[Asked]:
+    """The requests in the order of the journal, each with when it was ended, if it was."""
+    asked: list[Asked] = []
+    holders: dict[tuple[int | None, str], Asked] = {}
+    for message in journal:
+        if _was_carried(message):
+            continue
+        value = json.loads(message.value() or b"")
+        written_ms = message.timestamp()[1]
+        held = holders.pop((message.partition(), value.get("id")), None)
+        if held is not None:
+            held.ended_ms = written_ms
+        if "cancel" in value:
+            continue
+        is_valid = isinstance(value["countdown"], int | float)
+        due_ms = written_ms + round(value["countdown"] * 1000) if is_valid else None
+        place = message.partition(), message.offset()
+        one = Asked(value["message"], place, value["topic"], due_ms)
+        asked.append(one)
+        if "id" in value:
+            holders[message.partition(), value["id"]] = one
+    return asked
+
+
+def _was_carried(message: Message) -> bool:
+    """A request of the cold tier that was written anew is no request of its own."""
+    return "blackbox-carried" in dict(message.headers() or [])

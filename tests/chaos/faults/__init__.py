@@ -1,0 +1,34 @@
+"""Every fault: a story of a scene, in which something goes wrong and is mended."""
+
+from __future__ import annotations
+
+from tests.chaos.faults import (
+    brokers,
+    clocks,
+    crashes,
+    kafka,
+    mixed,
+    network,
+    redis,
+    services,
+    spark,
+    topics,
+)
+from tests.chaos.faults.fault import Fault
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for group in (
+        services,
+        crashes,
+        network,
+        redis,
+        clocks,
+        topics,
+        mixed,
+        kafka,
+        brokers,
+        spark,
+    )
+    for fault in group.FAULTS
+}

@@ -1,0 +1,63 @@
+"""Clocks that are an hour wrong: of a service's host, or of Redis."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from tests.chaos.faults.fault import Fault
+from tests.chaos.scene import Scene
+from tests.chaos.servers import FrailRedis, WrongClock
+
+HOUR_S = 3600
+
+
+def host_wrong(by_s: int, scene: Scene) -> None:
+    clock = WrongClock(scene.folder / "clock")
+    early_bait(scene)
+    if scene.dice.random() < 0.5:
+        clock.set_wrong_by(by_s)
+    scene.start(clock=clock)
+    scene.ask()
+    scene.within(1, 3)
+    clock.set_wrong_by(by_s)
+    scene.wait_logged("ms apart")
+    scene.last(0.5, 2)
+    clock.set_wrong_by(0)
+
+
+def redis_wrong(by_s: int, scene: Scene) -> None:
+    assert isinstance(scene.redis, FrailRedis)
+    assert scene.redis.clock is not None
+    early_bait(scene)
+    if scene.dice.random() < 0.5:
+        scene.redis.clock.set_wrong_by(by_s)
+    scene.start()
+    scene.ask()
+    scene.within(0.2, 2)
+    scene.redis.clock.set_wrong_by(by_s)
+    scene.wait_logged("ms apart")
+    scene.last(0.5, 2)
+    scene.redis.clock.set_wrong_by(0)
+
+
+def early_bait(scene: Scene) -> None:
+    """Requests that an hour would make due, and nothing else may."""
+    for number in range(4):
+        request = {"topic": scene.world.targets[0], "message": f"far-{number}", "countdown": 1800}
+        scene.ask_this(json.dumps(request))
+        scene.stays_pending += 1
+
+
+FAULTS = [
+    Fault("host's clock an hour ahead", partial(host_wrong, HOUR_S), 12),
+    Fault("host's clock an hour behind", partial(host_wrong, -HOUR_S), 12),
+    Fault(
+        "Redis' clock an hour ahead", partial(redis_wrong, HOUR_S), 12, "own redis",
+        needs_faketime=True,
+    ),
+    Fault(
+        "Redis' clock an hour behind", partial(redis_wrong, -HOUR_S), 12, "own redis",
+        needs_faketime=True,
+    ),
+]  # fmt: skip

@@ -1,0 +1,144 @@
+"""A Redis that dies, forgets, goes back, is full, is busy, or cannot write."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+from typing import Any
+
+import redis
+
+from tests.chaos.faults.fault import Fault
+from tests.chaos.scene import Scene
+from tests.chaos.servers import FrailRedis, frozen
+from tests.service.test_lost_redis import cut_aof
+
+ENDLESS = "while true do end"
+
+
+def killed(scene: Scene) -> None:
+    begun(scene)
+    scene.redis.kill()
+    scene.last(0, 1)
+    scene.redis.start()
+
+
+def stopped_for_a_while(scene: Scene) -> None:
+    begun(scene)
+    with frozen(scene.redis):
+        scene.last(0.2, 4)
+
+
+def tail_lost(scene: Scene) -> None:
+    """What was written last is gone, from a random byte on."""
+    begun(scene)
+    for _ in range(scene.dice.randint(1, 2)):
+        scene.redis.kill()
+        cut_aof(scene.redis, scene.dice)
+        scene.redis.start()
+        scene.last(0.2, 1)
+
+
+def emptied(scene: Scene) -> None:
+    begun(scene)
+    with client(scene) as asked:
+        for _ in range(scene.dice.randint(1, 3)):
+            asked.flushall()
+            scene.last(0, 0.6)
+
+
+def gone_back(scene: Scene) -> None:
+    """A copy of its files from some time before is put back."""
+    scene.start()
+    scene.ask()
+    scene.within(0.2, 1.5)
+    copy = scene.folder / "copy"
+    shutil.copytree(scene.redis.folder, copy)
+    scene.last(0.2, 1)
+    scene.redis.kill()
+    shutil.rmtree(scene.redis.folder)
+    copy.rename(scene.redis.folder)
+    scene.redis.start()
+
+
+def full(scene: Scene) -> None:
+    with client(scene) as asked:
+        begun(scene, first_s=0)
+        used = int(asked.info("memory")["used_memory"])
+        asked.config_set("maxmemory", used - scene.dice.choice([0, 100_000]))
+        scene.wait_logged("requests wait in Kafka")
+        scene.last(0.2, 2)
+        asked.config_set("maxmemory", 1 << 30)
+
+
+def busy(scene: Scene) -> None:
+    begun(scene)
+    with client(scene) as asked:
+        endless = Thread(target=run_endless, args=(scene,), daemon=True)
+        endless.start()
+        scene.wait_logged("BUSY")
+        scene.last(0, 1)
+        while endless.is_alive():
+            with suppress(redis.ResponseError):
+                asked.script_kill()
+            endless.join(0.05)
+
+
+def run_endless(scene: Scene) -> None:
+    with client(scene) as asked, suppress(redis.ResponseError):
+        asked.eval(ENDLESS, 0)
+
+
+def unable_to_write(scene: Scene) -> None:
+    """Its disk is full: it refuses every write until it has caught up with its file."""
+    assert isinstance(scene.redis, FrailRedis)
+    begun(scene)
+    with scene.redis.full_disk():
+        scene.ask()
+        scene.wait_logged("MISCONF")
+        scene.last(0.5, 2)
+
+
+def begun(scene: Scene, first_s: float = 0.2) -> None:
+    """A service is at work, and the schedule at some moment."""
+    scene.start()
+    scene.ask()
+    scene.within(first_s, 2)
+
+
+@contextmanager
+def client(scene: Scene) -> Iterator[Any]:
+    asked = redis.Redis.from_url(scene.redis.url)
+    try:
+        yield asked
+    finally:
+        asked.close()
+
+
+def both(first: Callable[[Scene], None]) -> Callable[[Scene], None]:
+    """The same, and the service is killed in the middle of what it does about it."""
+
+    def and_killed(scene: Scene) -> None:
+        first(scene)
+        scene.last(0, 0.5)
+        for service in scene.running():
+            scene.kill(service)
+        scene.start()
+
+    return and_killed
+
+
+FAULTS = [
+    Fault("Redis killed and started", killed, 40, "own redis"),
+    Fault("Redis frozen", stopped_for_a_while, 20, "own redis"),
+    Fault("Redis started with its last writes lost", tail_lost, 50, "own redis"),
+    Fault("Redis emptied", emptied, 40, "own redis"),
+    Fault("Redis emptied, then the service killed", both(emptied), 20, "own redis"),
+    Fault("Redis put back to an earlier state", gone_back, 40, "own redis"),
+    Fault("Redis put back, then the service killed", both(gone_back), 20, "own redis"),
+    Fault("Redis full", full, 30, "own redis", may_revive=True),
+    Fault("Redis busy with a script", busy, 20, "own redis"),
+    Fault("Redis cannot write its file", unable_to_write, 20, "own redis"),
+]

@@ -1,0 +1,44 @@
+"""The same on Spark: its driver, its Python workers, its JVM."""
+
+from __future__ import annotations
+
+from tests.chaos.faults.fault import Fault
+from tests.chaos.scene import Scene
+from tests.world import until
+
+
+def driver_killed(scene: Scene) -> None:
+    service = scene.start()
+    scene.wait_ready(service)
+    scene.ask(within_s=3)
+    scene.within(0, 3)
+    scene.kill(service)
+    scene.start()
+
+
+def worker_killed(scene: Scene) -> None:
+    service = scene.start()
+    scene.wait_ready(service)
+    scene.ask(within_s=3)
+    for _ in range(3):
+        scene.last(0, 1)
+        scene.dice.choice(until("Python workers are there", service.python_workers)).kill()
+
+
+def jvm_killed(scene: Scene) -> None:
+    service = scene.start()
+    scene.wait_ready(service)
+    scene.ask(within_s=3)
+    scene.within(0, 3)
+    [jvm] = [process for process in service.family() if process.name() == "java"]
+    jvm.kill()
+    until("the service has ended", lambda: service.process.poll() is not None)
+    scene.kill(service)
+    scene.start()
+
+
+FAULTS = [
+    Fault("Spark driver killed", driver_killed, 4, "spark", may_revive=True),
+    Fault("Spark's Python workers killed", worker_killed, 4, "spark", may_revive=True),
+    Fault("Spark's JVM killed", jvm_killed, 2, "spark", may_revive=True),
+]

@@ -1,0 +1,51 @@
+"""Topics that are deleted or grow while messages are on their way."""
+
+from __future__ import annotations
+
+import json
+
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from tests.chaos.faults.fault import Fault
+from tests.chaos.scene import Scene
+from tests.world import until
+
+
+def target_deleted(scene: Scene) -> None:
+    """What was not delivered by then becomes dead letters."""
+    scene.world.create(NewTopic(scene.doomed_topic, 2))
+    scene.is_doomed_asked = True
+    scene.start()
+    scene.ask()
+    scene.within(0.3, 1.8)
+    asked = admin(scene)
+    [deleted] = asked.delete_topics([scene.doomed_topic]).values()
+    deleted.result()
+
+
+def partitions_added(scene: Scene) -> None:
+    """Each has requests before the service knows of it."""
+    scene.start()
+    scene.ask(within_s=3)
+    scene.within(0, 2)
+    first, count = scene.world.partitions, scene.world.partitions + scene.dice.randint(1, 2)
+    asked = admin(scene)
+    [added] = asked.create_partitions([NewPartitions(scene.world.requests, count)]).values()
+    added.result()
+    until("they can be written to", lambda: scene.world.writable_partitions() == count)
+    scene.world.partitions = count
+    for number in range(20):
+        countdown_s = scene.dice.uniform(0, 2)
+        body = f"grown-{number}"
+        request = {"topic": scene.world.targets[0], "message": body, "countdown": countdown_s}
+        scene.ask_this(json.dumps(request), scene.dice.randrange(first, count))
+
+
+def admin(scene: Scene) -> AdminClient:
+    return AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+
+
+FAULTS = [
+    Fault("target topic deleted", target_deleted, 20),
+    Fault("partitions added to the request topic", partitions_added, 12),
+]

