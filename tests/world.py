@@ -428,6 +428,11 @@ def each_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
             "fetch.wait.max.ms": 20,
         }
     )
+    yield from read_with(consumer, topic)
+
+
+def read_with(consumer: Consumer, topic: str) -> Iterator[Message]:
+    """The same with a consumer of one's own that tells ends of partitions; it is closed then."""
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
     ended: set[int | None] = set()
