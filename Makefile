@@ -4,9 +4,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 HELM_VERSION := v3.22.0
+PIP_AUDIT_VERSION := 2.10.1
+CYCLONEDX_VERSION := 7.5.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help install demo test faults fuzz chaos mutations check format bench engines jobs helm constraints clean
+.PHONY: help install demo test faults fuzz chaos mutations check format bench engines jobs helm constraints advisories sbom clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +68,20 @@ constraints: install  ## Pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --all-extras --no-emit-index-url \
 	    --no-emit-find-links --no-emit-trusted-host --no-header --output-file constraints.txt pyproject.toml
+
+build/tools: Makefile
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check \
+	    pip-audit==$(PIP_AUDIT_VERSION) cyclonedx-bom==$(CYCLONEDX_VERSION)
+	@touch $@
+
+# Not a part of `check`: it needs pypi.org itself, and what is known changes without a commit.
+advisories: build/tools  ## Known vulnerabilities of the pinned dependencies, as pypi.org tells them
+	build/tools/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+sbom: install build/tools  ## What is installed, as CycloneDX, in build/sbom.json
+	build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/sbom.json $(BIN)/python
 
 clean:  ## Remove what can be made again
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

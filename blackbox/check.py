@@ -80,7 +80,7 @@ CLOCKS = Kind(
 REDIS_SILENT = Kind(
     "warn",
     "not checked: {why}",
-    "allow the user INFO and CONFIG GET (ACL SETUSER … +info +config), or look at {what} by hand",
+    "ask as a Redis user who may INFO and CONFIG GET, as blackbox-reader may, or look at {what} by hand",
 )
 ONE_NODE = Kind(
     "warn",
@@ -149,7 +149,7 @@ CREATE_TIME = Kind(
 KAFKA_SILENT = Kind(
     "warn",
     "not checked: the brokers do not tell {what} of {topic}: {why}",
-    "grant Describe and DescribeConfigs on {topic}, or look by hand",
+    "grant Describe and DescribeConfigs on topic {topic}, or look by hand",
 )
 
 KINDS = (

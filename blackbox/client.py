@@ -16,7 +16,7 @@ from typing import Any, Self
 import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.doubt import Doubt
+from blackbox.doubt import Doubt, NotAllowed
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.request import Shard, request_id
@@ -105,7 +105,9 @@ class Client:
         """Make sure that the request topic is there. Raises NotSent, after about 5 s without brokers."""
         servers = self._access.bootstrap_servers
         try:
-            found = Topics(self._access.admin()).partitions([self.request_topic])
+            found = Topics(self._access.admin()).partitions([self.request_topic], to="Write")
+        except NotAllowed as reason:
+            raise NotSent(str(reason)) from None
         except Doubt as reason:
             raise NotSent(
                 f"no Kafka broker answers at {servers} ({reason}); "

@@ -185,10 +185,7 @@ class Dispatch:
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)
         waiting = sum(entry.reason is not None for _, entry in batch.deferred.values())
         if waiting and self.dead_letter_topic in unavailable:
-            logger.error(
-                "%s: %d dead letters stay pending: %s",
-                self.shard, waiting, unavailable[self.dead_letter_topic][1],
-            )  # fmt: skip
+            self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic
@@ -269,8 +266,16 @@ class Dispatch:
             else:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
+        letters = [
+            why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
+        ]
+        if letters:
+            self._say_that_letters_wait(len(letters), letters[0][1])
         aside.deferred |= {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
         self._defer(aside.deferred, did, now_ms)
+
+    def _say_that_letters_wait(self, count: int, why: str) -> None:
+        logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
 
     def _as_letter(
         self, offset: int, entry: Entry, refusal: Refusal, now_ms: int

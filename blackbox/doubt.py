@@ -19,6 +19,10 @@ class JournalLost(Doubt):
     """Kafka did not answer in time or refused; what was under way has an unknown outcome."""
 
 
+class NotAllowed(JournalLost):
+    """Kafka's ACLs lack a right; the text says which one to grant."""
+
+
 class Fenced(Doubt):
     """Another owner opened this shard; everything this owner had under way is void."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 REPEAT_S = 60.0
 
@@ -11,12 +12,30 @@ QUIET = {"log_level": "0"}
 """For Kafka clients of commands: they would write to stderr by themselves."""
 
 
+def printable(text: str) -> str:
+    """The same on one line, without what a terminal would obey."""
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
 class IsoFormatter(logging.Formatter):
-    """`2026-01-31T08:00:00.123Z INFO blackbox.service: text`."""
+    """`2026-01-31T08:00:00.123Z INFO blackbox.service: text`, one line whatever is in the text."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         stamp = datetime.fromtimestamp(record.created, UTC)
         return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Indented, so that no line of it can pass for a happening of its own."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join(f"    {printable(line)}" for line in lines)
 
 
 class OncePerMinute(logging.Filter):

@@ -87,7 +87,10 @@ class Promoter:
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None or not isinstance(found.settings, TopicSettings):
             why = found.settings if found is not None else "there is no such topic"
-            raise Doubt(f"{topic}: cannot tell how long Kafka keeps it: {why}")
+            raise Doubt(
+                f"{topic}: cannot tell how long Kafka keeps it: {why}; with ACLs, "
+                f"grant DescribeConfigs on topic {topic}"
+            )
         kept_ms = found.settings.retention_ms
         return None if kept_ms < 0 else kept_ms // 2
 

@@ -170,10 +170,12 @@ def _properties(variable: str, path: Path | None) -> dict[str, str]:
     try:
         with path.open() as file:
             return dict(javaproperties.load(file))
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"{variable}={path}: {error}; wanted: a readable .properties file"
-        ) from None
+    except OSError as error:
+        why = error.strerror
+    except ValueError:
+        # the cause may quote a piece of a password
+        why = r"no UTF-8, or a \u without four hex digits"
+    raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
 
 
 def load(**overrides: object) -> Settings:

@@ -451,6 +451,11 @@ def each_of(bootstrap_servers: str, *topics: str) -> Iterator[Message]:
             "fetch.wait.max.ms": 20,
         }
     )
+    yield from read_with(consumer, *topics)
+
+
+def read_with(consumer: Consumer, *topics: str) -> Iterator[Message]:
+    """The same with a consumer of one's own that tells ends of partitions; it is closed then."""
     parts = [
         (topic, partition)
         for topic in topics

@@ -11,7 +11,8 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, ended, printable
+from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.terminal import as_json, printable
 from blackbox.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def audit(
     place = ledger or settings.ledger
     verdict = _audited(settings, place, parquet, html, targets=targets, late_s=late_bound)
     if json:
-        typer.echo(orjson.dumps(_as_json(verdict), option=orjson.OPT_NON_STR_KEYS))
+        typer.echo(as_json(_as_json(verdict), orjson.OPT_NON_STR_KEYS))
     else:
         _print(verdict)
     if not verdict.is_clean:
@@ -139,7 +140,9 @@ def _print(verdict: Verdict) -> None:
         table.add_column(name, overflow="fold")
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
-        table.add_row(*map(Text, (one.kind, place, printable(one.caller or ""), one.detail)))
+        table.add_row(
+            *map(Text, (one.kind, place, printable(one.caller or ""), printable(one.detail)))
+        )
     console.print(table)
     if verdict.found > SHOWN:
         console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

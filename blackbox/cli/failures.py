@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import typer
 
+from blackbox import logs
 from blackbox.client import NotSent
-from blackbox.doubt import Doubt, IndexLost
+from blackbox.doubt import Doubt, IndexLost, NotAllowed
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.index.address import read
 from blackbox.settings import SettingsError
@@ -41,8 +42,8 @@ def explained() -> Iterator[None]:
 
 def ended(text: str, code: int) -> typer.Exit:
     """Print the lines of an error; what is returned, raised, ends the command."""
-    for line in text.splitlines():
-        typer.echo(f"{typer.style('error:', fg='red')} {line}", err=True)
+    for line in text.split("\n"):
+        typer.echo(f"{typer.style('error:', fg='red')} {logs.printable(line)}", err=True)
     return typer.Exit(code)
 
 
@@ -50,14 +51,7 @@ def _with_remedy(error: Doubt) -> str:
     if isinstance(error, IndexLost):
         address = read(os.environ.get("BLACKBOX_REDIS_URL", "redis://localhost:6379/0"))
         return f"{error}; check that Redis runs at {address} (BLACKBOX_REDIS_URL)"
+    if isinstance(error, NotAllowed):
+        return str(error)
     servers = os.environ.get("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS", "")
     return f"{error}; check that Kafka runs at {servers} (BLACKBOX_KAFKA_BOOTSTRAP_SERVERS)"
-
-
-SHOWN_CHARS = 400
-
-
-def printable(text: str) -> str:
-    """The same on one line, of bounded length, without what a terminal would obey."""
-    shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)

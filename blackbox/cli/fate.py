@@ -76,7 +76,9 @@ class Registry:
         self._access = kafka(settings, QUIET)
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         journals = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
-        self._partitions = Topics(self._access.admin()).partitions(journals)
+        self._partitions = Topics(self._access.admin()).partitions(
+            [*journals, settings.dead_letter_topic], to="Read"
+        )
         self._formats = formats(settings)
 
     def shards(self) -> Iterator[Shard]:

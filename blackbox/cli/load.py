@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import orjson
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,7 +17,8 @@ from rich.table import Table
 
 from blackbox import logs
 from blackbox.cli.batch import need_spark
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended, printable
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.cli.terminal import as_json, printable
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
@@ -96,7 +96,7 @@ def load(
         remedy = "the same command again goes on where this one stopped"
         raise ended(f"{printable(str(error))}; {remedy}", FAILED) from None
     if json:
-        typer.echo(orjson.dumps(done._asdict()))
+        typer.echo(as_json(done._asdict()))
     else:
         _print(done)
 
@@ -243,7 +243,7 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
 def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
     if json:
         first = [one._asdict() | {"path": printable(one.path)} for one in verdict.first]
-        typer.echo(orjson.dumps({"bad": verdict.bad, "bad_rows": first}))
+        typer.echo(as_json({"bad": verdict.bad, "bad_rows": first}))
     more = verdict.bad - len(verdict.first)
     lines = [_line(one) for one in verdict.first]
     lines += [f"… and {more:,} more"] if more else []

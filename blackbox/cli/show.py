@@ -8,12 +8,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
-import orjson
 import typer
 
 from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.fate import Fate, Registry
+from blackbox.cli.terminal import as_json
+from blackbox.logs import printable
 from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate
 from blackbox.settings import load
 
@@ -41,7 +42,7 @@ def show(
     finally:
         registry.close()
     for fate in fates:
-        typer.echo(orjson.dumps(_as_json(fate)) if json else _as_text(fate))
+        typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
     if all(fate.state == "unknown" for fate in fates):
         if not fates:
             typer.echo(f"{id}: no shard has a request of this name", err=True)
@@ -101,7 +102,7 @@ def _as_text(fate: Fate) -> str:
         lines.append(f"  put off   {fate.attempts} times, next try {_instant(fate.next_try_ms)}")
     if fate.reason is not None:
         lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _sentence(fate: Fate) -> str:

@@ -71,8 +71,10 @@ class EmbeddedKafka:
 
     Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
     `settings` are lines of server.properties and win over the defaults; brokers of one cluster are
-    given the same `cluster_id`. `disposable` names a folder to be removed should this process die
-    without `stop()`.
+    given the same `cluster_id`. `users` (name -> password) can log in with SCRAM-SHA-512 where
+    `settings` ask for that; `client` are settings of librdkafka by which the start can ask whether
+    the broker answers. `disposable` names a folder to be removed should this process die without
+    `stop()`.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class EmbeddedKafka:
         port: int | None = None,
         settings: Mapping[str, str] | None = None,
         cluster_id: str | None = None,
+        users: Mapping[str, str] | None = None,
+        client: Mapping[str, str] | None = None,
         disposable: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
@@ -89,6 +93,8 @@ class EmbeddedKafka:
         self._port = port
         self._settings = dict(settings or {})
         self._cluster_id = cluster_id
+        self._users = dict(users or {})
+        self._client = dict(client or {})
         self._disposable = disposable
         self._progress = progress or (lambda _: None)
         self._process: GuardedProcess | None = None
@@ -153,7 +159,7 @@ class EmbeddedKafka:
             process = self._spawn(java, jars, lock)
             try:
                 process.wait_until(
-                    partial(answers, port, cluster_id),
+                    partial(answers, port, cluster_id, self._client),
                     name="the embedded Kafka",
                     deadline_s=START_DEADLINE_S,
                 )
@@ -205,8 +211,10 @@ class EmbeddedKafka:
         shutil.rmtree(self._data, ignore_errors=True)
         cluster_id = self._cluster_id or new_cluster_id()
         storage_tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
+        scram = [f"SCRAM-SHA-512=[name={n},password={p}]" for n, p in self._users.items()]
+        users = [part for each in scram for part in ("--add-scram", each)]
         done = subprocess.run(
-            [*storage_tool, "-t", cluster_id, "-c", str(self._properties)],
+            [*storage_tool, "-t", cluster_id, "-c", str(self._properties), *users],
             capture_output=True,
             text=True,
             timeout=START_DEADLINE_S,
@@ -224,11 +232,11 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
-def answers(port: int, cluster_id: str) -> bool:
+def answers(port: int, cluster_id: str, client: Mapping[str, str]) -> bool:
     """Whether the broker of this very cluster answers on `port`."""
     if not is_listening(port):
         return False
-    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0})
+    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0, **client})
     try:
         return bool(admin.list_topics(timeout=5).cluster_id == cluster_id)
     except KafkaException:

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from blackbox.doubt import Doubt, Fenced, JournalLost
+from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
 
 logger = logging.getLogger("blackbox.kafka")
 
@@ -100,12 +100,42 @@ class KafkaAccess:
         return base | defaults | dict(self.settings)
 
 
-def doubt(error: KafkaException, what: str) -> Doubt:
-    """The doubt that a failed Kafka call leaves, saying what was tried."""
+def doubt(error: KafkaException, what: str, needs: str = "") -> Doubt:
+    """The doubt that a failed Kafka call leaves, saying what was tried.
+
+    `needs` is the right that the call takes: `Read on topic TB`.
+    """
     cause = error.args[0] if error.args else None
-    if isinstance(cause, KafkaError) and cause.code() in _FENCING:
-        return Fenced(f"{what}: {cause.str()}")
-    return JournalLost(f"{what}: {cause.str() if isinstance(cause, KafkaError) else error}")
+    if not isinstance(cause, KafkaError):
+        return JournalLost(f"{what}: {error}")
+    told = f"{what}: {explained(cause, needs)}"
+    if cause.code() in _FENCING:
+        return Fenced(told)
+    return NotAllowed(told) if is_not_allowed(cause) else JournalLost(told)
+
+
+def explained(error: KafkaError, needs: str) -> str:
+    """What Kafka says; when it misses a right, with the one to grant."""
+    return f"{error.str()}; grant {needs}" if needs and is_not_allowed(error) else error.str()
+
+
+def read_right(error: KafkaError, topic: str, group: str) -> str:
+    """The right that a reader lacks who joins no group, by what Kafka answers it."""
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return f"Describe on group {group}"
+    return f"Read on topic {topic}"
+
+
+def is_not_allowed(error: KafkaError) -> bool:
+    """Whether an ACL is missing."""
+    return error.code() in _NOT_ALLOWED
+
+
+_NOT_ALLOWED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
 
 
 _FENCING = (

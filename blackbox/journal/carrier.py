@@ -7,7 +7,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, doubt, explained
 from blackbox.journal.transactions import Transactions
 from blackbox.journal.writer import REASONS
 from blackbox.request import Headers, Record, Shard
@@ -82,9 +82,12 @@ class Carrier:
         Returns the next offset behind the last one, and why some were refused: abort, and open it anew.
         """
         left = self._transactions.flush()
-        refused = {o: e.str() for o, e in self._failed.items() if e.code() in REASONS}
+        needs = f"Write on topic {self._shard.topic}"
+        refused = {o: explained(e, needs) for o, e in self._failed.items() if e.code() in REASONS}
         if self._failed and not refused:
             error = next(iter(self._failed.values()))
+            if error.code() == KafkaError._PURGE_QUEUE:  # the transaction failed, and knows why
+                self._transactions.commit(needs)
             raise doubt(KafkaException(error), f"{self._shard}: a record cannot be carried on")
         if left:
             raise JournalLost(f"{self._shard}: {left} carried records unacknowledged")

@@ -18,7 +18,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from blackbox.doubt import Doubt, JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.request import Headers
 
@@ -107,7 +107,8 @@ class Marks:
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     continue
                 if is_last or not (cause.retriable() or cause.code() in _PASSING):
-                    raise doubt(error, f"{name}: cannot ask how far it is") from None
+                    needs = _right(cause, name, self._topic)
+                    raise doubt(error, f"{name}: cannot ask how far it is", needs) from None
                 again.append(name)
         return again
 
@@ -121,6 +122,11 @@ _PASSING = (
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
 )
+
+
+def _right(error: KafkaError, name: str, topic: str) -> str:
+    is_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    return f"Write on topic {topic}" if is_topic else f"Read on group {name}"
 
 
 def _mark(name: str, at: TopicPartition) -> Mark | None:
@@ -162,7 +168,8 @@ class PieceWriter:
             if at.error is not None:
                 raise KafkaException(at.error)
         except KafkaException as error:
-            raise doubt(error, f"{self._name}: cannot ask how far it is") from None
+            needs = _right(error.args[0], self._name, self._topic)
+            raise doubt(error, f"{self._name}: cannot ask how far it is", needs) from None
         mark = _mark(self._name, at)
         return mark.rows if mark is not None else 0
 
@@ -173,14 +180,16 @@ class PieceWriter:
         try:
             for key, value, headers in rows:
                 self._produce(key, value, headers)
-            self._transactions.send_offsets(at, self._consumer.consumer_group_metadata())
-            self._transactions.commit()  # flushes first
+            needs = f"Read and Write on topic {self._topic}"
+            self._transactions.send_offsets(at, self._consumer.consumer_group_metadata(), needs)
+            self._transactions.commit(needs)  # flushes first
         except KafkaException as error:
             raise doubt(error, f"{self._name}: cannot be written") from None
         except Doubt as reason:
             if self._failed is None:
                 raise
-            raise type(reason)(f"{reason} ({self._failed.str()})") from None
+            why = explained(self._failed, f"Write on topic {self._topic}")
+            raise type(reason)(f"{reason} ({why})") from None
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next to open the piece to settle."""

@@ -35,7 +35,8 @@ def _count(access: KafkaAccess, group: str) -> int:
             # A cluster that never had a group makes the topic of offsets now.
             is_coming = cause.retriable() or cause.code() in _COMING
             if not is_coming or time.monotonic() > deadline:
-                raise doubt(error, f"cannot ask for the members of the group {group}") from None
+                what = f"cannot ask for the members of the group {group}"
+                raise doubt(error, what, f"Describe on group {group}") from None
         time.sleep(LOOK_S)
 
 

@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from blackbox.doubt import Doubt, JournalLost
-from blackbox.journal.access import KafkaAccess, logger
+from blackbox.journal.access import KafkaAccess, explained, logger
 from blackbox.request import Shard
 
 POLL_S = 0.05
@@ -51,6 +51,7 @@ class Membership:
         self._stopping = Event()
         self._joined = Event()
         self._topics = list(topics)
+        self._group = access.group_id
         self._new: list[Shard] = []
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._questions: dict[Shard, _Question] = {}
@@ -130,7 +131,9 @@ class Membership:
             self._new.pop()
         failure = message.error() if message is not None else None
         if failure is not None:
-            logger.warning("membership: %s; trying again", failure.str())
+            is_topics = failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            right = f"topic {', '.join(self._topics)}" if is_topics else f"group {self._group}"
+            logger.warning("membership: %s; trying again", explained(failure, f"Read on {right}"))
 
     def _commit_what_was_asked(self) -> None:
         latest: dict[tuple[str, int], TopicPartition] = {}

@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Ends:
                 raise KafkaException(found.error)
             return [(topic, partition) for partition in found.partitions]
 
-        return _patiently(ask, f"cannot ask for the partitions of {topic}")
+        return _patiently(ask, f"cannot ask for the partitions of {topic}", topic)
 
     def _offsets(self, partitions: Iterable[Partition], end: int) -> Positions:
         """One request to each broker for all partitions; the client takes an end as a time."""
@@ -143,7 +143,7 @@ class Ends:
             return {(at.topic, at.partition): at.offset for at in found}
 
         names = ", ".join(sorted({at.topic for at in asked}))
-        return _patiently(ask, f"cannot ask for offsets of {names}") if asked else {}
+        return _patiently(ask, f"cannot ask for offsets of {names}", names) if asked else {}
 
     def _watch(self, positions: Positions) -> Consumer:
         if self._watcher is None:
@@ -167,14 +167,14 @@ class Ends:
         return self._watcher
 
 
-def _patiently(ask: Callable[[], T], what: str) -> T:
+def _patiently(ask: Callable[[], T], what: str, topic: str) -> T:
     deadline = time.monotonic() + OUTAGE_S
     while True:
         try:
             return ask()
         except KafkaException as error:
             if error.args[0].code() in _FINAL or time.monotonic() > deadline:
-                raise doubt(error, what) from error
+                raise doubt(error, what, f"Read on topic {topic}") from error
         time.sleep(OUTAGE_LOOK_S)
 
 
@@ -192,7 +192,7 @@ def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]
             start = reached = wanted.start
             is_last = False
             while not is_last:
-                messages, reached = _read_on(consumer, wanted, reached)
+                messages, reached = _read_on(consumer, wanted, reached, access.group_id)
                 is_last = reached >= wanted.end
                 if is_last and number + 1 < len(ranges):
                     _turn_to(consumer, ranges[number + 1])  # it is fetched while this is worked on
@@ -254,7 +254,9 @@ def _turn_to(consumer: Consumer, wanted: Range) -> None:
         raise doubt(error, f"{wanted.topic}/{wanted.partition}: cannot read") from error
 
 
-def _read_on(consumer: Consumer, wanted: Range, reached: int) -> tuple[list[Message], int]:
+def _read_on(
+    consumer: Consumer, wanted: Range, reached: int, group: str
+) -> tuple[list[Message], int]:
     """More messages of the range, perhaps none, and the offset reached with them."""
     if reached >= wanted.end:
         return [], wanted.end
@@ -278,7 +280,8 @@ def _read_on(consumer: Consumer, wanted: Range, reached: int) -> tuple[list[Mess
         elif problem.code() in _OUT_OF_RANGE:
             raise _out_of_range(consumer, wanted, max([reached, *map(_next, messages[-1:])]))
         else:
-            raise doubt(KafkaException(problem), f"{at}: cannot read on from {reached}")
+            needs = read_right(problem, wanted.topic, group)
+            raise doubt(KafkaException(problem), f"{at}: cannot read on from {reached}", needs)
     messages, there = _below(wanted.end, messages)
     return messages, min(max(reached, there), wanted.end)
 

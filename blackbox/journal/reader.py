@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
 from blackbox.journal.records import read_records
 from blackbox.plan import Batch
 from blackbox.request import Shard
@@ -37,6 +37,7 @@ class RequestReader:
         self._consumer: Consumer = access.consumer(
             **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
         )
+        self._group = access.group_id
         self._most = most_records
         self._gather_s = gather_s
         self._positions: dict[Shard, int] = {}
@@ -94,7 +95,8 @@ class RequestReader:
             shard = Shard(topic, partition)
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
-                logger.warning("%s: %s; reading on", shard, error.str())
+                told = explained(error, read_right(error, topic, self._group))
+                logger.warning("%s: %s; reading on", shard, told)
             records = read_records([m for m in found if m.error() is None] if errors else found)
             if any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))

@@ -17,8 +17,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt
+from blackbox.doubt import Doubt, JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
 from blackbox.journal.records import read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch
@@ -164,7 +164,9 @@ class ShardJournal:
         try:
             found = self._open().get_watermark_offsets(at, timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise doubt(error, f"{topic}/{partition}: cannot ask for its offsets") from error
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask for its offsets"
+            ) from error
         if found is None:
             raise JournalLost(f"{topic}/{partition}: no offsets within {REQUEST_TIMEOUT_S} s")
         return Bounds(*found)
@@ -194,7 +196,9 @@ class ShardJournal:
         try:
             return int(asked[at].result().offset)
         except KafkaException as error:
-            raise doubt(error, f"{topic}/{partition}: cannot ask for its end") from error
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask for its end"
+            ) from error
 
     def _read(
         self, topic: str, partition: int, start: int, end: int
@@ -214,9 +218,14 @@ class ShardJournal:
                 messages, reached = _sorted_out(polled, end)
                 yield messages, reached
         except KafkaException as error:
-            raise doubt(error, f"{topic}/{partition}: cannot read from {start}") from error
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot read from {start}"
+            ) from error
         finally:
             consumer.unassign()
+
+    def _doubt(self, error: KafkaException, topic: str, what: str) -> Doubt:
+        return doubt(error, what, read_right(error.args[0], topic, self._access.group_id))
 
 
 def _sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from threading import Lock
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, TopicMetadata
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt
+from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt, is_not_allowed
 from blackbox.request import Reason
 
 KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
-ONE_BY_ONE = 8
 MOST_KNOWN = 10_000
+NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 Refusal = tuple[str, str]
 
@@ -43,35 +44,48 @@ class Targets:
         return {topic: refusal for topic, refusal in found.items() if refusal is not None}
 
     def _refresh(self, topics: list[str], now: float) -> None:
-        described: dict[str, TopicMetadata] = {}
-        try:
-            if len(topics) > ONE_BY_ONE:
-                described = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-            else:
-                for topic in topics:
-                    described |= self._admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise doubt(error, "cannot ask for the metadata of target topics") from None
+        asked = self._admin.describe_topics(
+            TopicCollection(topics),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
         if len(self._known) > MOST_KNOWN:
             self._known = {t: known for t, known in self._known.items() if known[0] >= now}
         for topic in topics:
-            refusal = _refusal(topic, described.get(topic))
+            refusal = _refusal(topic, asked[topic])
             lasts_s = KNOWN_FOR_S if refusal is None else UNAVAILABLE_FOR_S
             self._known[topic] = now + lasts_s, refusal
 
 
-def _refusal(topic: str, described: TopicMetadata | None) -> Refusal | None:
-    error = described.error if described is not None else None
-    if described is not None and error is None and described.partitions:
-        leaderless = [n for n, partition in described.partitions.items() if partition.leader < 0]
-        if leaderless:
-            return Reason.UNREACHABLE, f"partition {leaderless[0]} of {topic!r} has no leader"
-        return None
-    if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return Reason.NOT_AUTHORIZED, f"no permission on {topic!r}; grant Describe and Write on it"
-    if error is None or error.code() in (
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-    ):
+def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:
+    try:
+        described = asked.result()
+    except KafkaException as failure:
+        return _told(topic, failure)
+    # One that lacks a right would fail its whole transaction, or what follows a crash. Brokers
+    # that do not tell are believed.
+    allowed = described.authorized_operations or NEEDED
+    if lacking := [op.name.capitalize() for op in NEEDED if op not in allowed]:
+        return _not_allowed(topic, " and ".join(lacking))
+    leaderless = [one.id for one in described.partitions if one.leader is None or one.leader.id < 0]
+    if leaderless:
+        return Reason.UNREACHABLE, f"partition {leaderless[0]} of {topic!r} has no leader"
+    return None
+
+
+def _told(topic: str, failure: KafkaException) -> Refusal:
+    error: KafkaError = failure.args[0]
+    if is_not_allowed(error):
+        return _not_allowed(topic, "Read and Write")
+    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
         return Reason.UNKNOWN_TOPIC, f"the topic {topic!r} does not exist; create it"
+    if error.code() < 0:
+        raise doubt(failure, "cannot ask for the metadata of target topics") from None
     return Reason.UNREACHABLE, f"the topic {topic!r} is not available: {error.str()}"
+
+
+def _not_allowed(topic: str, operations: str) -> Refusal:
+    return (
+        Reason.NOT_AUTHORIZED,
+        f"not allowed to use {topic!r}; grant {operations} on topic {topic}",
+    )

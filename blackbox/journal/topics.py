@@ -16,8 +16,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt
+from blackbox.doubt import JournalLost, NotAllowed
+from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt, explained, is_not_allowed
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -65,8 +65,13 @@ class Topics:
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
-    def partitions(self, names: Sequence[str] | None = None) -> dict[str, int]:
-        """Partition counts of the topics that exist (of all topics, without `names`)."""
+    def partitions(
+        self, names: Sequence[str] | None = None, *, to: str = "Describe"
+    ) -> dict[str, int]:
+        """Partition counts of the topics that exist (of all topics, without `names`).
+
+        Raises NotAllowed for one that may not be seen; `to` is what the caller wants to do with it.
+        """
         found: dict[str, int] = {}
         for name in names if names is not None else [None]:
             try:
@@ -78,6 +83,9 @@ class Topics:
             except KafkaException as error:
                 raise doubt(error, "cannot read the cluster's metadata") from None
             for topic in metadata.topics.values():
+                if topic.error is not None and is_not_allowed(topic.error):
+                    why = explained(topic.error, f"{to} on topic {topic.topic}")
+                    raise NotAllowed(f"cannot see the topic {topic.topic}: {why}")
                 if topic.error is None and topic.topic is not None:
                     found[topic.topic] = len(topic.partitions)
         return found
@@ -140,7 +148,8 @@ class OwnTopics:
 
         Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
         """
-        counts = self._topics.partitions([*self._request_topics, self._dead_letter_topic])
+        counts = self._topics.partitions(self._request_topics, to="Read")
+        counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
         ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
         for topic in self._request_topics:
             if topic not in counts:
@@ -160,7 +169,7 @@ class OwnTopics:
 
     def _ensure_receipts(self, topic: str, wanted: int) -> None:
         name = receipts_topic(topic)
-        have = self._topics.partitions([name]).get(name, 0)
+        have = self._topics.partitions([name], to="Read and Write").get(name, 0)
         if have == 0:
             kept_ms = self._at_least_as_long_as(topic)
             self._create(name, wanted, {"retention.ms": str(kept_ms), "cleanup.policy": "delete"})
@@ -187,8 +196,8 @@ class OwnTopics:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise JournalLost(
-                    f"cannot create or grow the topic {name}: {error.args[0].str()}; create it by hand "
-                    "or grant Create and Alter on it"
+                    f"cannot create or grow the topic {name}: {error.args[0].str()}; do it by hand, "
+                    f"or grant Create and Alter on topic {name}"
                 ) from None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess, doubt
@@ -26,6 +26,7 @@ class Transactions:
 
     def __init__(self, access: KafkaAccess, transactional_id: str | None, what: str) -> None:
         self._what = what
+        self._needs = f"Write on transactional-id {transactional_id}"
         self.producer: Producer = access.producer(transactional_id)
 
     def open(self) -> None:
@@ -39,7 +40,8 @@ class Transactions:
                 return
             except KafkaException as error:
                 if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
-                    raise doubt(error, f"{self._what}: cannot open the transactional id") from None
+                    what = f"{self._what}: cannot open the transactional id"
+                    raise doubt(error, what, self._needs) from None
 
     def begin(self) -> None:
         try:
@@ -54,15 +56,25 @@ class Transactions:
         except (KafkaException, SystemError) as error:
             raise self._explained(error, "cannot flush") from None
 
-    def send_offsets(self, at: TopicPartition, whose: Any) -> None:
+    def send_offsets(self, at: TopicPartition, whose: Any, needs: str = "") -> None:
         """Let the transaction commit this offset of a consumer group as well."""
-        self._patiently(
-            lambda left_s: self.producer.send_offsets_to_transaction([at], whose, left_s)
-        )
 
-    def commit(self) -> None:
-        """Flushes first. Tries again for about 20 s; then the outcome is unknown: JournalLost."""
-        self._patiently(self.producer.commit_transaction)
+        def send(left_s: float) -> None:
+            try:
+                self.producer.send_offsets_to_transaction([at], whose, left_s)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE:
+                    raise
+                self.producer.commit_transaction(left_s)  # it has failed before, and says why
+
+        self._patiently(send, needs)
+
+    def commit(self, needs: str = "") -> None:
+        """Flushes first. Tries again for about 20 s; then the outcome is unknown: JournalLost.
+
+        `needs` is the right that what was not flushed before takes.
+        """
+        self._patiently(self.producer.commit_transaction, needs)
 
     def abort(self) -> None:
         try:
@@ -77,7 +89,7 @@ class Transactions:
             self.producer.flush(0)
         del self.producer  # its threads and sockets end with the last reference
 
-    def _patiently(self, call: Callable[[float], object]) -> None:
+    def _patiently(self, call: Callable[[float], object], needs: str = "") -> None:
         deadline = time.monotonic() + SETTLE_S
         while True:
             try:
@@ -86,11 +98,11 @@ class Transactions:
             except (KafkaException, SystemError) as error:
                 is_passing = isinstance(error, KafkaException) and error.args[0].retriable()
                 if not is_passing or time.monotonic() > deadline:
-                    raise self._explained(error, "the commit's outcome is unknown") from None
+                    raise self._explained(error, "the commit's outcome is unknown", needs) from None
 
-    def _explained(self, error: Exception, what: str) -> Doubt:
+    def _explained(self, error: Exception, what: str, needs: str = "") -> Doubt:
         # a fatal error that comes while reports are served has the other as its cause
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):
             raise error
-        return doubt(cause, f"{self._what}: {what}")
+        return doubt(cause, f"{self._what}: {what}", needs)

@@ -7,7 +7,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost, Refused
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.outgoing import Outgoing
@@ -34,6 +34,10 @@ REASONS = {
 """Broker answers that speak of one record or its topic; every other failure speaks of the batch."""
 
 
+_RECEIPT = -1
+"""In the place of a request's offset, the receipt itself."""
+
+
 class Writer:
     """The one producer of a shard's owner; unusable after its first doubt.
 
@@ -50,6 +54,7 @@ class Writer:
         self._transactions = Transactions(access, transactional_id, str(shard))
         self._producer = self._transactions.producer
         self._failed: dict[int, KafkaError] = {}
+        self._lacks: dict[int, str] = {}
         self._is_closed = False
 
     def open(self) -> None:
@@ -61,7 +66,7 @@ class Writer:
             self._transactions.open()
 
     def begin(self) -> None:
-        self._failed = {}
+        self._failed, self._lacks = {}, {}
         if self._exactly_once:
             self._transactions.begin()
 
@@ -95,7 +100,7 @@ class Writer:
         if not self._failed:
             return {}
         suspects: dict[int, Refusal] = {
-            offset: (REASONS[error.code()], error.str())
+            offset: (REASONS[error.code()], explained(error, self._lacks.get(offset, "")))
             for offset, error in self._failed.items()
             if error.code() in REASONS
         }
@@ -114,12 +119,14 @@ class Writer:
         """
         places: Places = {}
         self._produce_receipt(receipt, places)
+        needs = f"Write on topic {self._receipts}"
         if self._exactly_once:
-            self._transactions.commit()  # flushes first
+            self._transactions.commit(needs)  # flushes first
         else:
             self._transactions.flush()
         if not places:
-            raise JournalLost(f"{self._shard}: the receipt was not acknowledged: {self._failed}")
+            what = f"{self._shard}: the receipt was not acknowledged"
+            raise doubt(KafkaException(self._failed.get(_RECEIPT)), what, needs)
         [[(_, offset)]] = places.values()
         return offset + 1
 
@@ -137,7 +144,7 @@ class Writer:
                 encode(receipt),
                 str(self._shard),
                 partition=self._shard.partition,
-                on_delivery=partial(self._report, -1, places),
+                on_delivery=partial(self._report, _RECEIPT, places),
             )
         except (KafkaException, BufferError) as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
@@ -147,6 +154,8 @@ class Writer:
     ) -> None:
         if error is not None:
             self._failed[offset] = error
+            if is_not_allowed(error):
+                self._lacks[offset] = f"Write on topic {message.topic()}"
             return
         at = f"{message.topic()}/{message.partition()}"
         there: int = message.offset()  # type: ignore[assignment]

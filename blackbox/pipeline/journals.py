@@ -122,7 +122,7 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
     A shard whose receipts do not exist yet has none. Raises JournalLost when Kafka does not answer.
     """
     topics = list(settings.topics)
-    counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)])
+    counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
     journals = {shard: (receipts_topic(shard.topic), shard.partition) for shard in shards}
     ends = Ends(access)

@@ -19,7 +19,6 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from redis import Redis
 
 from blackbox import check
 from blackbox.check import Finding, Kind, findings
@@ -28,8 +27,6 @@ from blackbox.doubt import IndexLost, JournalLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.ports import free_port
 from blackbox.journal.topics import Topics, TopicSettings, receipts_topic
-from blackbox.metrics import Metrics
-from blackbox.service import Service
 from blackbox.settings import Settings, load
 from tests.world import until
 
@@ -434,23 +431,3 @@ def capital(text: str) -> str:
             return name.upper()
 
     return text.format_map(Capitals())
-
-
-def test_the_redis_user_of_the_page_is_allowed_all_that_is_needed(
-    settings: Settings, start_redis: Callable[..., EmbeddedRedis]
-) -> None:
-    (rule,) = re.findall(r"^user (blackbox .*)$", page("configuration"), re.MULTILINE)
-    redis = start_redis({"user": rule})
-    url = redis.url.replace("redis://", "redis://blackbox:s3cret@")
-    limited = with_redis(settings, url)
-    ensure(settings)
-    assert findings(limited) == []
-    service = Service(limited, Metrics())
-    service.start()
-    try:
-        until("every shard is open", service.is_ready)
-        with Redis.from_url(redis.url) as client:
-            refused = client.acl_log()
-        assert refused == []
-    finally:
-        service.stop()

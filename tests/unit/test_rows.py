@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from blackbox.cli.failures import printable
+from blackbox.cli.terminal import printable
 from blackbox.pipeline.tasks import pieces, rows
 from blackbox.pipeline.tasks.pieces import KINDS, UnusableFile, cut
 from blackbox.pipeline.tasks.rows import Bad, Written, records

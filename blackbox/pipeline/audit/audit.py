@@ -323,7 +323,7 @@ class _Look:
     def _found(self, asked: DataFrame) -> tuple[dict[tuple[str, int], tuple[int, int]], DataFrame]:
         """What the targets of these requests hold, and from where to where that was read."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
-        counts = Topics(self._access.admin()).partitions([row.target for row in named])
+        counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
         ends = Ends(self._access)
         try:

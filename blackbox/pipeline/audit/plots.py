@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -169,7 +170,9 @@ def _svg(figure: Figure, about: str) -> str:
         axes.tick_params(color=_LINE, labelcolor=_INK)
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": about}):
+    with mpl.rc_context({"svg.hashsalt": about}), warnings.catch_warnings():
+        # Names of callers may have letters that matplotlib's font has not; the reader's has.
+        warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     drawn = file.getvalue()
     drawn = drawn[drawn.index("<svg") :]

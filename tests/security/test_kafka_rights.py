@@ -1,0 +1,389 @@
+"""The list of Kafka's ACLs in `deploy/kafka-acls.csv`: enough for each command, and none too many."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka.admin import NewTopic
+from redis import Redis
+
+from blackbox.connect import kafka
+from blackbox.doubt import Doubt
+from blackbox.embedded import EmbeddedStack
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.loading import Marks, PieceWriter, piece_name
+from blackbox.journal.members import count_members
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.topics import Topics
+from blackbox.settings import load
+from tests.security.guarded import GuardedKafka
+from tests.security.rights import Right, kafka_rights
+from tests.service.test_cli import Answer, blackbox
+from tests.world import ServiceProcess, until
+
+pytestmark = pytest.mark.service
+
+
+class Town:
+    """Topics, a group and ids of the list's names behind a prefix of their own, and one who may use them."""
+
+    def __init__(self, kafka: GuardedKafka, redis_url: str, folder: Path) -> None:
+        self.prefix = f"t{uuid4().hex[:8]}."
+        self.kafka = kafka
+        self.redis_url = redis_url
+        self.folder = folder
+        self.services: list[ServiceProcess] = []
+        self.requests, self.receipts = self.prefix + "TB", self.prefix + "TB.receipts"
+        self.letters, self.target = self.prefix + "blackbox.dead-letters", self.prefix + "orders"
+
+    def own(self, right: Right) -> Right:
+        return right._replace(name=self.prefix + right.name)
+
+    def allow(self, rights: Iterable[Right]) -> None:
+        self.kafka.allow(map(self.own, rights))
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
+        self.kafka.admin.create_topics([new])[topic].result()
+
+    def create_all(self) -> None:
+        for topic in (self.requests, self.receipts, self.letters, self.target):
+            self.create(topic)
+
+    def environment(self, **more: object) -> dict[str, str]:
+        config = self.folder / "kafka.properties"
+        settings = self.kafka.login() | {
+            "session.timeout.ms": "1500",
+            "heartbeat.interval.ms": "300",
+        }
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        variables = {
+            "kafka_bootstrap_servers": self.kafka.kafka.bootstrap_servers,
+            "kafka_config": config,
+            "redis_url": self.redis_url,
+            "request_topics": f"{self.requests}:countdown",
+            "dead_letter_topic": self.letters,
+            "group_id": f"{self.prefix}blackbox",
+            "engine": "process",
+            "retries": 0,
+        }
+        return {f"BLACKBOX_{k.upper()}": str(v) for k, v in (variables | more).items()}
+
+    def access(self) -> KafkaAccess:
+        names = {
+            name.removeprefix("BLACKBOX_").lower(): v for name, v in self.environment().items()
+        }
+        return kafka(load(**names))
+
+    def start(self, **more: object) -> ServiceProcess:
+        log = self.folder / f"service-{len(self.services)}.log"
+        self.services.append(ServiceProcess(self.environment(**more), log))
+        return self.services[-1]
+
+    def run(self, *arguments: str) -> Answer:
+        return blackbox(self.environment(), *arguments)
+
+    def ask(self, countdown: float = 0, message: str = "x") -> None:
+        asked = {"topic": self.target, "message": message, "countdown": countdown}
+        self.kafka.send(self.requests, json.dumps(asked))
+
+    def ask_for_nothing(self) -> None:
+        self.kafka.send(self.requests, "no request")
+
+    def said(self) -> str:
+        """What the services log, and the details of their dead letters."""
+        letters = self.kafka.read(self.letters)
+        details = [dict(letter.headers() or [])["blackbox-detail"] for letter in letters]
+        return "\n".join(
+            [*(service.log.read_text() for service in self.services), *map(str, details)]
+        )
+
+    def until_delivered(self, count: int) -> None:
+        until("they are delivered", lambda: len(self.kafka.read(self.target)) == count)
+
+    def until_letters(self, count: int) -> None:
+        until("they are dead letters", lambda: len(self.kafka.read(self.letters)) == count)
+
+    def close(self) -> None:
+        for service in self.services:
+            service.close()
+
+
+@pytest.fixture
+def town(guarded_kafka: GuardedKafka, stack: EmbeddedStack, tmp_path: Path) -> Iterator[Town]:
+    town = Town(guarded_kafka, stack.redis_url, tmp_path)
+    yield town
+    town.close()
+
+
+def each(*commands: str) -> pytest.MarkDecorator:
+    """Once for each right of these commands, which is then missing."""
+    return pytest.mark.parametrize("missing", kafka_rights(*commands), ids=str)
+
+
+def without(missing: Right, *commands: str) -> list[Right]:
+    return [right for right in kafka_rights(*commands) if right != missing]
+
+
+def grants(right: Right) -> Callable[[str], object]:
+    """Whether a text says to grant this right."""
+    what = rf"grant (\w+ and )?{right.operation}( and \w+)? on {right.resource} {right.name}"
+    return re.compile(what.replace(".", r"\.")).search
+
+
+def test_with_its_rights_the_service_does_all_its_work(town: Town) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run", "check"))
+    service = town.start().wait_ready()
+    town.ask()
+    town.until_delivered(1)
+    town.ask_for_nothing()
+    town.until_letters(1)
+    assert service.stop() == 0
+    town.start().wait_ready()
+    town.ask()
+    town.until_delivered(2)
+    assert "authorization" not in town.said()
+
+
+def leave_a_letter(town: Town) -> None:
+    town.start().wait_ready()
+    town.ask_for_nothing()
+    town.until_letters(1)
+    town.services[-1].stop()
+
+
+MEANWHILE = {"orders": Town.ask, "blackbox.dead-letters": Town.ask_for_nothing}
+
+
+@each("run")
+def test_without_one_of_its_rights_the_service_says_which(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, "run"))
+    town.start()
+    if missing.name in MEANWHILE:
+        MEANWHILE[missing.name](town)
+    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+
+
+def forget(town: Town) -> None:
+    """Take the index away, so that the last receipt is doubtful as after a crash."""
+    with Redis.from_url(town.redis_url) as client:
+        client.delete(*client.scan_iter(f"blackbox:{{{town.requests}-0}}:*"))
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_a_right_to_read_back_that_is_taken_away_keeps_a_shard_closed(
+    town: Town, letters: bool
+) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run"))
+    town.start().wait_ready()
+    (Town.ask_for_nothing if letters else Town.ask)(town)
+    (Town.until_letters if letters else Town.until_delivered)(town, 1)
+    town.services[-1].stop()
+    forget(town)
+    [taken] = [
+        right
+        for right in kafka_rights("run")
+        if right.operation == "Read"
+        and town.own(right).name == (town.letters if letters else town.target)
+    ]
+    town.allow(without(taken, "run"))
+    service = town.start()
+    until("it says so", lambda: grants(town.own(taken))(service.log.read_text()))
+
+
+def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None:
+    town.create_all()
+    refused = f"{town.prefix}seen"
+    town.create(refused)
+    seen = Right("", "topic", "seen", "literal", "Describe", "")
+    town.allow([*kafka_rights("run"), seen])
+    for topic in (refused, town.target) * 3:
+        town.kafka.send(town.requests, json.dumps({"topic": topic, "message": "x", "countdown": 0}))
+    town.start()
+    town.until_delivered(3)
+    town.until_letters(3)
+    assert grants(Right("", "topic", refused, "literal", "Write", ""))(town.said())
+
+
+CREATES = "run that creates its topics"
+
+
+def test_a_service_may_be_allowed_to_create_its_topics(town: Town) -> None:
+    town.create(town.target)
+    town.allow(kafka_rights("run", CREATES))
+    town.start().wait_ready()
+    town.ask()
+    town.until_delivered(1)
+
+
+@each(CREATES)
+def test_without_the_right_to_create_a_topic_the_service_says_so(
+    town: Town, missing: Right
+) -> None:
+    town.create(town.target)
+    town.allow(without(missing, "run", CREATES))
+    town.start()
+    log = town.services[0].log
+    until(f"it says: {missing}", lambda: grants(town.own(missing))(log.read_text()))
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool) -> None:
+    [right] = kafka_rights("run when TB grows")
+    town.create_all()
+    town.kafka.admin.delete_topics([town.requests])[town.requests].result()
+    until("it is gone", lambda: town.requests not in town.kafka.admin.list_topics().topics)
+    town.create(town.requests, 2)
+    town.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
+    service = town.start()
+    if is_allowed:
+        service.wait_ready()
+        assert Topics(town.kafka.admin).partitions([town.receipts]) == {town.receipts: 2}
+    else:
+        until("it says so", lambda: grants(town.own(right))(town.said()))
+
+
+COLD = "run with a cold tier"
+
+
+def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run", COLD))
+    town.start(hot_horizon_s=1).wait_ready()
+    town.ask(2.5)
+    town.until_delivered(1)
+
+
+@each(COLD)
+def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, "run", COLD))
+    town.start(hot_horizon_s=1).wait_ready()
+    town.ask(2.5)
+    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+
+
+def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run"))
+    town.start().wait_ready()
+    town.ask()
+    town.until_delivered(1)
+    town.allow(kafka_rights("run", "check"))
+    assert "not checked" not in town.run("check").out
+    town.allow(kafka_rights("send"))
+    sent = town.run("send", "--topic", "no.such", "--message", "x", "--countdown", "0")
+    assert sent.code == 0, sent
+    town.allow(kafka_rights("run"))
+    town.until_letters(1)
+    town.allow(kafka_rights("status"))
+    assert town.run("status").code == 0
+    town.allow(kafka_rights("show"))
+    shown = town.run("show", "--json", sent.out.strip())
+    assert (shown.code, shown.json["reason"]) == (0, "not-authorized"), shown
+    town.allow(kafka_rights("load"))
+    load_a_piece(town)
+    for command, does in READ_BY_SPARK.items():
+        town.allow(kafka_rights(command, *ON_TOP_OF.get(command, ())))
+        does(town)
+
+
+@each("check")
+def test_what_check_may_not_see_it_names(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, "run", "check"))
+    assert grants(town.own(missing))(town.run("check", "--json").out)
+
+
+@each("send")
+def test_who_may_not_send_is_told(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow([])
+    answer = town.run("send", "--topic", "orders", "--message", "x", "--countdown", "0")
+    assert answer.code == 1
+    assert grants(town.own(missing))(answer.errors[0])
+
+
+@each("status", "show")
+def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run"))
+    leave_a_letter(town)
+    town.allow(without(missing, missing.command))
+    arguments = ("show", f"{town.requests}/0@0") if missing.command == "show" else ("status",)
+    answer = town.run(*arguments)
+    assert answer.code == 1
+    assert grants(town.own(missing))(answer.errors[0])
+
+
+def load_a_piece(town: Town) -> None:
+    """What the tasks of `blackbox load` do."""
+    access = town.access()
+    name = piece_name(access, "0123abcd", 0)
+    Marks(access, town.requests).of([name])
+    writer = PieceWriter(access, town.requests, name, 1)
+    try:
+        assert writer.open() == 0
+        writer.send([(None, b"{}", [])], 1)
+    finally:
+        writer.close()
+    assert Marks(access, town.requests).of([name], settled=True)[name].rows == 1
+
+
+@each("load")
+def test_without_one_of_its_rights_load_says_which(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, "load"))
+    with pytest.raises(Doubt, match="grant") as refused:
+        load_a_piece(town)
+    assert grants(town.own(missing))(str(refused.value))
+
+
+def read_journals(town: Town) -> None:
+    for topic in (town.requests, town.receipts):
+        read_topic(town, topic)
+
+
+def read_topic(town: Town, topic: str) -> None:
+    access = town.access()
+    assert Topics(access.admin()).partitions([topic], to="Read") == {topic: 1}
+    for _ in read_ranges(access, [Range(topic, 0, 0, 1)]):
+        pass
+
+
+def count_services(town: Town) -> None:
+    group = f"{town.prefix}blackbox"
+    count_members(town.access(), [group, f"{group}.intake"])
+
+
+ON_TOP_OF = {"audit --targets": ("audit",)}
+READ_BY_SPARK: dict[str, Callable[[Town], None]] = {
+    "ledger": read_journals,
+    "audit": read_journals,
+    "audit --targets": lambda town: read_topic(town, town.target),
+    "restore": count_services,
+}
+
+
+@each(*READ_BY_SPARK)
+def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, missing.command, *ON_TOP_OF.get(missing.command, ())))
+    for topic in (town.requests, town.receipts, town.target):
+        town.kafka.send(topic, "x")
+    with pytest.raises(Doubt, match="grant") as refused:
+        READ_BY_SPARK[missing.command](town)
+    assert grants(town.own(missing))(str(refused.value))
+
+
+def test_the_tests_know_each_command_of_the_list() -> None:
+    known = {"run", CREATES, "run when TB grows", COLD, "check", "send", "status", "show", "load"}
+    assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

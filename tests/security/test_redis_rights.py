@@ -1,0 +1,305 @@
+"""The two Redis users that `deploy/redis.acl` ships: what each may is what its commands use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from confluent_kafka.admin import NewTopic
+from redis.exceptions import NoPermissionError
+
+from blackbox.check import findings
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from blackbox.index import bus
+from blackbox.index.connection import pool
+from blackbox.index.dump import Dump
+from blackbox.index.inspector import Inspector
+from blackbox.index.restoring import Restoring
+from blackbox.index.server import RedisServer
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Labels
+from blackbox.request import Shard
+from tests.contract.held import NOW_MS, entry
+from tests.security.conftest import REDIS_PASSWORD, GuardedRedis, start_guarded_redis
+from tests.security.rights import REDIS_ACL, commands_of, redis_users
+from tests.service.test_cli import blackbox
+from tests.world import World, read_all, until
+
+pytestmark = pytest.mark.service
+
+WITHOUT_A_RIGHT = {"auth"}
+"""Commands that Redis takes from everybody."""
+
+NOT_FOR_A_SERVICE = {"config|get"}
+"""It would also show passwords of the server, so that a service goes without; `check` says so."""
+
+OWN = {"acl|log", "acl|setuser", "config|resetstat", "config|set", "flushall", "del", "keys"}
+"""What the tests themselves ask of Redis."""
+
+
+@pytest.fixture(scope="module")
+def server(
+    stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GuardedRedis]:
+    server = start_guarded_redis(tmp_path_factory.mktemp("rights"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def town(
+    stack: EmbeddedStack, server: GuardedRedis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    with World(stack.kafka, server, tmp_path_factory.mktemp("town")) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def used_by_the_service(town: World, server: GuardedRedis, tmp_path_factory: Any) -> set[str]:
+    """A life with everything that a service and its commands do in Redis; what Redis counted then."""
+    with server.admin() as admin:
+        admin.config_resetstat()
+        everyday_life(town, admin)
+        missing_payload(town, admin)
+        full_redis(town, admin)
+        emptied_redis(town, admin)
+        cold_tier(town)
+        asked_about(town)
+        restored(server)
+        notes_between_processes(server)
+        return used(admin)
+
+
+def used(admin: redis.Redis) -> set[str]:
+    stats: dict[str, Any] = admin.info("commandstats")
+    return {name.removeprefix("cmdstat_") for name in stats} - OWN - WITHOUT_A_RIGHT
+
+
+def everyday_life(town: World, admin: redis.Redis) -> None:
+    """Deliveries, a replaced and a cancelled one, a target that is missing, a batch beyond 16 MiB."""
+    target = extra(town)
+    town.create(NewTopic(target, 1))
+    service = town.start_service(retries=1).wait_ready()
+    for message in ("first", "second"):
+        ask(town, {"topic": target, "message": message, "countdown": 0.5, "id": "named"})
+    ask(town, {"topic": target, "message": "never", "countdown": 3600, "id": "unwanted"})
+    ask(town, {"id": "unwanted", "cancel": True})
+    ask(town, {"topic": f"{town.name}.nowhere", "message": "x", "countdown": 0})
+    for size in (900_000, *[10] * 20):
+        ask(town, {"topic": target, "message": "x" * size, "countdown": 1})
+    brokers = town.kafka.bootstrap_servers
+    until("all but the one for nowhere come out", lambda: len(read_all(brokers, target)) == 22)
+    until("that one is a dead letter", lambda: town.received(town.dead_letters))
+    assert service.metric("blackbox_replaced_total") == 1
+
+
+def missing_payload(town: World, admin: redis.Redis) -> None:
+    town.ask(1, within_s=2, from_s=2)
+    [key] = until("it is in Redis", lambda: admin.keys("blackbox:*:msg:*"))
+    admin.delete(key)
+    assert town.wait_delivered().is_exact
+
+
+def full_redis(town: World, admin: redis.Redis) -> None:
+    town.ask(1, within_s=2, from_s=2)
+    until("it is in Redis", lambda: admin.keys("blackbox:*:msg:*"))
+    admin.config_set("maxmemory", 1)
+    assert town.wait_delivered().is_exact
+    admin.config_set("maxmemory", "1gb")
+
+
+def emptied_redis(town: World, admin: redis.Redis) -> None:
+    admin.flushall()
+    town.ask(20, within_s=0)
+    assert town.wait_delivered().is_exact
+    town.services[-1].stop()
+
+
+def cold_tier(town: World) -> None:
+    service = town.start_service(hot_horizon_s=1).wait_ready()
+    ask(town, {"topic": extra(town), "message": "never", "countdown": 3, "id": "cold"})
+    town.ask(4, within_s=3, from_s=3)
+    ask(town, {"id": "cold", "cancel": True})
+    assert town.wait_delivered().is_exact
+    assert service.metric("blackbox_cancelled_total") == 1
+    service.stop()
+
+
+def asked_about(town: World) -> None:
+    environment = town.environment()
+    assert blackbox(environment, "status").code == 0
+    for offset in range(3):
+        assert blackbox(environment, "show", f"{town.requests}/0@{offset}").code == 0
+
+
+def restored(server: GuardedRedis) -> None:
+    """What the tasks of `blackbox restore` do."""
+    connections = pool(server.url)
+    index = Restoring(Shard("restored", 0), connections, "run", grace_s=3600)
+    index.begin(range(0, 2), replace=False)
+    content, largest = index.put([(0, entry(caller_id="a")), (1, entry())], NOW_MS)
+    index.finish(Labels(2, 0), largest, content)
+    index.close()
+    connections.disconnect()
+
+
+def notes_between_processes(server: GuardedRedis) -> None:
+    """What the tasks and the driver of the Spark engine tell each other."""
+    sender, listener = bus.Bus(server.url, "rights"), bus.Listener(server.url, "rights", ("kind",))
+    listener.next(0.1)
+    listener._sign_s -= 2 * bus.SILENCE_S  # as after a silence
+    listener.next(0.1)
+    sender.send("kind", {"of": "note"})
+    assert until("it is heard", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
+    sender.close()
+    listener.close()
+
+
+def extra(town: World) -> str:
+    """A target of which the books of the world know nothing."""
+    return f"{town.name}.extra"
+
+
+def ask(town: World, request: dict[str, object]) -> None:
+    town.send_raw(json.dumps(request), partition=0)
+
+
+def test_the_user_of_the_service_may_do_exactly_what_the_service_does(
+    used_by_the_service: set[str],
+) -> None:
+    assert used_by_the_service == commands_of("blackbox") | NOT_FOR_A_SERVICE
+
+
+def test_nothing_the_service_does_is_refused(
+    used_by_the_service: set[str], server: GuardedRedis
+) -> None:
+    with server.admin() as admin:
+        assert {refused["object"] for refused in admin.acl_log()} == NOT_FOR_A_SERVICE
+
+
+def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
+    used_by_the_service: set[str], town: World, server: GuardedRedis
+) -> None:
+    url = server.url_of("blackbox-reader")
+    shards = [Shard("restored", 0), Shard("bare", 0)]
+    fill(server, shards[1])
+    with server.admin() as admin:
+        admin.config_resetstat()
+        admin.acl_log_reset()
+        environment = town.environment(redis_url=url)
+        assert blackbox(environment, "check").code == 0
+        assert blackbox(environment, "status").code == 0
+        assert blackbox(environment, "show", f"{town.requests}/0@0").code == 0
+        dump, inspector = Dump(url), Inspector.of(url)
+        for shard in shards:
+            assert inspector.labels(shard)
+            assert [held.offset for page in dump.entries(shard) for held in page] == [0, 1]
+            list(dump.cold(shard))
+        assert [orphan for page in dump.orphans(shards) for orphan in page] == [(shards[1], 7)]
+        dump.close()
+        inspector.close()
+        assert used(admin) == commands_of("blackbox-reader")
+        assert admin.acl_log() == []
+
+
+def fill(server: GuardedRedis, shard: Shard) -> None:
+    """Two entries, the first without its payload, and a payload without its entry."""
+    connections = pool(server.url)
+    index = Restoring(shard, connections, "run", grace_s=3600)
+    index.begin(range(0, 2), replace=False)
+    content, largest = index.put([(0, entry()), (1, entry())], NOW_MS)
+    index.finish(Labels(2, 0), largest, content)
+    index.close()
+    connections.disconnect()
+    with server.admin() as admin:
+        prefix = f"blackbox:{{{shard}}}:msg:"
+        admin.delete(f"{prefix}{0:016x}")
+        admin.set(f"{prefix}{7:016x}", "left behind")
+
+
+REFUSED = (
+    "KEYS *", "FLUSHALL", "FLUSHDB", "SHUTDOWN NOSAVE", "DEBUG SLEEP 0", "SAVE", "BGREWRITEAOF",
+    "CONFIG SET maxmemory-policy allkeys-lru", "CONFIG REWRITE", "ACL LIST", "ACL SETUSER x on",
+    "CLIENT LIST", "CLIENT KILL TYPE normal", "CLIENT PAUSE 1", "MONITOR", "REPLICAOF NO ONE",
+    "SWAPDB 0 1", "SELECT 1", "MODULE LIST", "SCRIPT FLUSH", "FUNCTION LIST", "RENAME a b",
+    "MIGRATE h 1 k 0 1", "DUMP k", "OBJECT HELP", "SORT k", "RANDOMKEY", "DBSIZE", "SLOWLOG GET",
+    "DEL blackbox:{TB-0}:due", "EXPIRE blackbox:{TB-0}:due 1", "PSUBSCRIBE *",
+)  # fmt: skip
+OF_OTHERS = (
+    "GET others", "SET others 1", "GET blackbox", "SET blackbox:others 1", "UNLINK others",
+    "MGET blackbox:{TB-0}:state others", "PUBLISH others x", "PUBLISH blackbox:others x",
+    "EVAL return(1) 1 others",
+)  # fmt: skip
+WRITES = (
+    "SET blackbox:{TB-0}:receipts 1", "ZADD blackbox:{TB-0}:due 1 a", "MULTI",
+    "UNLINK blackbox:{TB-0}:due", "HSET blackbox:{TB-0}:state a 1", "EVAL return(1) 0",
+    "PUBLISH blackbox:bus:x:y 1", "SUBSCRIBE blackbox:bus:x:y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("user", "commands"),
+    [
+        ("blackbox", (*REFUSED, *OF_OTHERS, "SCAN 0", "ZSCAN blackbox:{TB-0}:due 0", "CONFIG GET *")),
+        ("blackbox-reader", (*REFUSED, *OF_OTHERS, *WRITES)),
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused(
+    server: GuardedRedis, user: str, commands: tuple[str, ...]
+) -> None:
+    with redis.Redis.from_url(server.url_of(user)) as client:
+        for command in commands:
+            with pytest.raises(redis.ResponseError, match=r"(?i)no permissions|not allowed"):
+                client.execute_command(*command.split())
+
+
+def test_a_script_reaches_no_other_key_and_no_other_command(server: GuardedRedis) -> None:
+    with redis.Redis.from_url(server.url_of("blackbox")) as client:
+        for call in ("'GET', 'others'", "'SET', 'others', '1'", "'KEYS', '*'", "'FLUSHALL'"):
+            with pytest.raises(redis.ResponseError, match=r"can't (run|access)"):
+                client.eval(f"return redis.call({call})", 0)
+
+
+def test_the_service_says_once_that_it_may_not_look_at_the_configuration(
+    town: World, server: GuardedRedis
+) -> None:
+    [finding] = [one for one in findings(town.settings()) if "CONFIG" in one.text]
+    assert finding.severity == "warn"
+    assert "CONFIG GET aof-load-truncated" in finding.text
+
+
+def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_path: Path) -> None:
+    users = tmp_path / "users.acl"
+    users.write_text(REDIS_ACL.read_text())
+    server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": f'"{users}"'})
+    server.start()
+    for user in redis_users():
+        for password in ("", REDIS_PASSWORD):
+            url = f"redis://{user}:{password}@127.0.0.1:{server.port}/0"
+            with pytest.raises(IndexLost, match="invalid username-password pair"):
+                RedisServer(url).now_ms()
+    server.stop()
+
+
+def test_the_oldest_redis_that_is_taken_knows_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.embedded.redis.shutil.which", lambda name: None)
+    server = start_guarded_redis(tmp_path)
+    try:
+        with server.admin() as admin:
+            assert admin.info("server")["redis_version"].startswith("6.2.")
+        connections = pool(server.url)
+        index = ShardIndex(Shard("TB", 0), connections, grace_s=3600)
+        index.begin(Labels(0, 0))
+        index.close()
+        connections.disconnect()
+        with redis.Redis.from_url(server.url) as client, pytest.raises(NoPermissionError):
+            client.publish("others", "x")
+    finally:
+        server.stop()
