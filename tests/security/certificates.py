@@ -21,16 +21,16 @@ class Certificates(NamedTuple):
     both: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """A new CA and a certificate that it has signed."""
+def make_certificates(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> Certificates:
+    """A new CA and a certificate that it has signed, for a server of these names."""
     if shutil.which("openssl") is None:
         missing("there is no openssl on PATH; install it")
     folder.mkdir(parents=True, exist_ok=True)
     ca = make_ca(folder)
     key, certificate, both = folder / "server.key", folder / "server.crt", folder / "server.pem"
     signed = ("-CA", str(ca), "-CAkey", str(ca.with_suffix(".key")), "-subj", "/CN=localhost")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
-    openssl("req", "-x509", *CURVE, "-nodes", *signed, *names, "-keyout", key, "-out", certificate)
+    named = ("-addext", f"subjectAltName={names}")
+    openssl("req", "-x509", *CURVE, "-nodes", *signed, *named, "-keyout", key, "-out", certificate)
     both.write_text(key.read_text() + certificate.read_text())
     return Certificates(ca, key, certificate, both)
 

@@ -14,7 +14,7 @@ from blackbox.client import Client
 from blackbox.connect import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index.bus import Bus
-from blackbox.index.connection import Session, pool
+from blackbox.index.connection import Session, pool, server_of
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.metrics import Metrics
@@ -170,11 +170,11 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
     settings = vault.settings()
     access = kafka(settings)
     url = settings.redis_url.get_secret_value()
-    connections = pool(url)
+    connections = server_of(pool(url), b"")
     redis = RedisServer(url)
     objects: list[object] = [
         settings, settings.redis_url, settings.model_dump(), access, connections,
-        connections.make_connection(), Session(connections), redis, vars(redis), Inspector.of(url),
+        pool(url), connections.make_connection(), Session(connections), redis, vars(redis), Inspector.of(url),
         vars(Inspector.of(url)), vars(Bus(url, "x")), Service(settings, Metrics()),
         own_topics(settings, access), vars(own_topics(settings, access)),
         Client(access.bootstrap_servers, kafka_settings=access.settings),

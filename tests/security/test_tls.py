@@ -9,7 +9,7 @@ import pytest
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.ports import free_port
-from tests.security.certificates import Certificates, make_ca
+from tests.security.certificates import Certificates, make_ca, make_certificates
 from tests.service.test_cli import blackbox
 from tests.world import World, until
 
@@ -69,7 +69,12 @@ def test_a_redis_that_another_ca_has_signed_is_refused(world: World, tmp_path: P
     assert service.get("/readyz")[0] == 503
 
 
-def test_a_redis_under_another_name_than_its_certificate_has_is_refused(world: World) -> None:
-    url = world.redis.url.replace("127.0.0.1", "127.0.0.2")
-    answer = blackbox(world.environment(redis_url=url), "check")
+def test_a_redis_under_another_name_than_its_certificate_has_is_refused(
+    world: World, tmp_path: Path
+) -> None:
+    other = TlsRedis(tmp_path / "other", make_certificates(tmp_path, "DNS:redis.example"))
+    other.start()
+    answer = blackbox(world.environment(redis_url=other.url), "check")
+    other.stop()
     assert answer.code == 1
+    assert "IP address mismatch, certificate is not valid for '127.0.0.1'" in answer.errors[0]
