@@ -17,6 +17,22 @@ from tests.service.test_lost_redis import cut_aof
 
 ENDLESS = "while true do end"
 
+# ARGV: a pattern; returns every such key with its content
+COPY = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  table.insert(found, key)
+  table.insert(found, redis.call('DUMP', key))
+end
+return found
+"""
+
+# ARGV: a pattern, then keys with their contents, which replace all such keys
+PUT_BACK = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end
+for at = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[at], 0, ARGV[at + 1]) end
+"""
+
 
 def killed(scene: Scene) -> None:
     begun(scene)
@@ -61,6 +77,19 @@ def gone_back(scene: Scene) -> None:
     shutil.rmtree(scene.redis.folder)
     copy.rename(scene.redis.folder)
     scene.redis.start()
+
+
+def gone_back_unseen(scene: Scene) -> None:
+    """As after a failover that no connection shows: only the labels tell."""
+    scene.start()
+    scene.ask()
+    scene.within(0.2, 2)
+    ours = f"blackbox:{{{scene.world.requests}-*"
+    with client(scene) as asked:
+        for _ in range(scene.dice.randint(1, 2)):
+            copy = asked.eval(COPY, 0, ours)
+            scene.last(0.1, 1)
+            asked.eval(PUT_BACK, 0, ours, *copy)
 
 
 def full(scene: Scene) -> None:
@@ -138,6 +167,7 @@ FAULTS = [
     Fault("Redis emptied, then the service killed", both(emptied), 20, "own redis"),
     Fault("Redis put back to an earlier state", gone_back, 40, "own redis"),
     Fault("Redis put back, then the service killed", both(gone_back), 20, "own redis"),
+    Fault("Redis put back under living connections", gone_back_unseen, 40, "own redis"),
     Fault("Redis full", full, 30, "own redis", may_revive=True),
     Fault("Redis busy with a script", busy, 20, "own redis"),
     Fault("Redis cannot write its file", unable_to_write, 20, "own redis"),
