@@ -29,6 +29,8 @@ WITHOUT_SERVICES = ("tests/unit", "tests/contract")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\w+)", re.MULTILINE)
 MOST_FAILURES = 3
 
+SOUND = Bug("no bug", "the product as it is", (), tuple(sorted({t for b in BUGS for t in b.tests})))
+
 ABOUT = """# Bugs that the tests find
 
 Each bug is put into a copy of the product; tests that then pass would be worth nothing. `make mutations` writes this page.
@@ -46,8 +48,8 @@ class Found(NamedTuple):
     seconds: float
 
 
-def mutated(bug: Bug, folder: Path) -> None:
-    """A copy of the product with this bug. Raises ValueError when its text is not there once."""
+def copy(folder: Path) -> None:
+    """The product and its tests."""
     for part in PARTS:
         source = ROOT / part
         ignored = shutil.ignore_patterns("__pycache__")
@@ -55,11 +57,10 @@ def mutated(bug: Bug, folder: Path) -> None:
             shutil.copytree(source, folder / part, ignore=ignored)
         else:
             shutil.copy(source, folder / part)
-    for change in bug.changes:
-        apply(change, folder / "blackbox" / change.file)
 
 
 def apply(change: Change, path: Path) -> None:
+    """Raises ValueError when the text is not there once."""
     text = path.read_text()
     if (count := text.count(change.old)) != 1:
         raise ValueError(f"{change.file} has this {count} times, not once: {change.old!r}")
@@ -71,7 +72,9 @@ def look_for(bug: Bug) -> Found:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="blackbox-mutation-") as name:
         folder = Path(name)
-        mutated(bug, folder)
+        copy(folder)
+        for change in bug.changes:
+            apply(change, folder / "blackbox" / change.file)
         failed = failing(WITHOUT_SERVICES, folder) or failing(bug.tests, folder)
     return Found(bug, failed, time.monotonic() - began)
 
@@ -94,14 +97,18 @@ def run(
     unknown = set(names or ()) - {bug.name for bug in BUGS}
     if unknown:
         raise typer.BadParameter(f"no such bug: {', '.join(sorted(unknown))}")
-    chosen = [bug for bug in BUGS if not names or bug.name in names]
+    chosen = [SOUND, *(bug for bug in BUGS if not names or bug.name in names)]
     found: list[Found] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        for number, bug in enumerate(chosen, 1):
-            shown = bar.add_task(f"{number} of {len(chosen)}: {bug.name}", total=None)
-            found.append(look_for(bug))
+        for number, bug in enumerate(chosen):
+            shown = bar.add_task(f"{number} of {len(chosen) - 1}: {bug.name}", total=None)
+            one = look_for(bug)
             bar.remove_task(shown)
+            if bug is not SOUND:
+                found.append(one)
+            elif one.tests:
+                raise SystemExit(f"without a bug these fail already: {', '.join(one.tests)}")
     console.print(_table(found))
     if page:
         PAGE.write_text(ABOUT + "".join(_row(one) for one in found))
