@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,8 +15,11 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.servers import FrailRedis, frozen
 from tests.service.test_lost_redis import cut_aof
+from tests.world import until
 
 ENDLESS = "while true do end"
+CANCELLED_S = 5.0
+"""Long enough for a cancel to count for sure."""
 
 # ARGV: a pattern; returns every such key with its content
 COPY = """
@@ -90,6 +94,34 @@ def gone_back_unseen(scene: Scene) -> None:
             copy = asked.eval(COPY, 0, ours)
             scene.last(0.1, 1)
             asked.eval(PUT_BACK, 0, ours, *copy)
+
+
+def gone_back_before_cancels(scene: Scene) -> None:
+    """What was cancelled long ago is pending again when it is due."""
+    scene.settings["hot_horizon_s"] = 0
+    scene.start()
+    count = scene.dice.randint(5, 30)
+    cancels = []
+    for number in range(count):
+        name, partition = {"id": f"order-{number}"}, number % scene.world.partitions
+        asked = {"topic": scene.world.targets[0], "message": f"m{number}", "countdown": CANCELLED_S}
+        scene.ask_this(json.dumps(asked | name), partition)
+        cancels.append((json.dumps(name | {"cancel": True}), partition))
+    scene.world.flush()
+    ours = f"blackbox:{{{scene.world.requests}-"
+    with client(scene) as asked_redis:
+        until("they are taken in", lambda: entries(asked_redis, scene) == count)
+        copy = asked_redis.eval(COPY, 0, ours + "*")
+        for cancel, partition in cancels:
+            scene.ask_this(cancel, partition)
+        scene.ask(within_s=CANCELLED_S)
+        scene.within(CANCELLED_S - 0.3, CANCELLED_S)
+        asked_redis.eval(PUT_BACK, 0, ours + "*", *copy)
+
+
+def entries(asked: Any, scene: Scene) -> int:
+    ours = (f"blackbox:{{{scene.world.requests}-{p}}}:due" for p in range(scene.world.partitions))
+    return sum(map(asked.zcard, ours))
 
 
 def full(scene: Scene) -> None:
@@ -168,6 +200,9 @@ FAULTS = [
     Fault("Redis put back to an earlier state", gone_back, 40, "own redis"),
     Fault("Redis put back, then the service killed", both(gone_back), 20, "own redis"),
     Fault("Redis put back under living connections", gone_back_unseen, 40, "own redis"),
+    Fault(
+        "Redis put back from after a cancel to before it", gone_back_before_cancels, 20, "own redis"
+    ),
     Fault("Redis full", full, 30, "own redis", may_revive=True),
     Fault("Redis busy with a script", busy, 20, "own redis"),
     Fault("Redis cannot write its file", unable_to_write, 20, "own redis"),
