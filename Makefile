@@ -6,7 +6,7 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
 
 .PHONY: help install demo test faults fuzz chaos mutations check format bench engines jobs helm constraints advisories sbom clean
 

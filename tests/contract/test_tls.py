@@ -58,7 +58,8 @@ def of_sentinel(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def of_cluster(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
     """The place in a URL of a cluster of one node."""
-    settings = {"cluster-enabled": "yes", "tls-cluster": "yes"}
+    bus = str(free_port())  # by itself 10,000 above the other, among those of clients
+    settings = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": bus}
     server = EmbeddedRedis(tmp_path / "redis", settings=tls | settings)
     start_redis(server)
     with redis.Redis.from_url(server.url) as client:

@@ -21,7 +21,7 @@ from blackbox.journal.records import read_records
 from blackbox.request import Cancel, Request
 from tests.world import PARTITIONS, World, both_engines, each_of, read_all, until
 
-RECORDS = int(os.environ.get("BLACKBOX_TEST_FUZZ", "10000"))
+RECORDS = int(os.environ.get("BLACKBOX_TEST_FUZZ", "3000"))
 SEED = int(os.environ.get("BLACKBOX_TEST_FUZZ_SEED", "20261121"))
 PATIENCE_S = 60 + RECORDS / 1000
 FAR_S = 86_400
