@@ -8,7 +8,7 @@ PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
 
-.PHONY: help install demo test faults fuzz chaos mutations check format bench engines jobs helm constraints advisories sbom clean
+.PHONY: help install demo test faults fuzz chaos soak mutations check format bench engines jobs helm constraints advisories sbom clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ faults: install  ## The fault and load tests at full length, on both engines (ab
 
 fuzz: install  ## A million random and mutated records to each engine
 	BLACKBOX_TEST_FUZZ=1000000 $(BIN)/python -m pytest -s tests/service/test_fuzz.py
+
+soak: install  ## Half an hour under load with a fault every minute, and docs/soak.md
+	$(BIN)/python -m tests.soak --write docs
 
 mutations: install  ## Bugs put into copies of the product: the tests must find each; writes docs/mutations.md
 	$(BIN)/python -m tests.mutations --page

@@ -21,18 +21,26 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Delivery, Schedule, Setup
 from tests.chaos.servers import FrailRedis, Servers, WrongClock
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 
 COMPANY = 8
 SPARK_LANES = 2
+SINGLE = ("shared", "own redis", "sentinels", "redis cluster")
+"""Servers that a schedule harms for itself alone, if at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a schedule; without complaints every promise was kept."""
+    """What came of a schedule; without complaints every promise was kept.
+
+    `torn` counts receipts that could be read although some of their messages could not.
+    """
 
     schedule: Schedule
     delivery: Delivery
     books: Account
+    torn: int
     complaints: list[str]
     took_s: float
     folder: Path
@@ -47,7 +55,7 @@ def play_all(
 ) -> None:
     """Those on shared servers in lanes side by side; then, by company, those that harm a broker."""
     waiting = list(schedules)
-    singles = [s for s in waiting if FAULTS[s.fault].servers in ("shared", "own redis")]
+    singles = [s for s in waiting if FAULTS[s.fault].servers in SINGLE]
     on_spark = [s for s in waiting if FAULTS[s.fault].servers == "spark"]
     _in_lanes(singles, servers, lanes, folder, done)
     for fault in FAULTS.values():
@@ -93,9 +101,9 @@ def play(
     began = time.monotonic()
     own = folder / f"{schedule.seed}-{schedule.number}"
     own.mkdir(parents=True)
-    books, complaints = Account(0), ["it was not played"]
+    books, torn, complaints = Account(0), 0, ["it was not played"]
     try:
-        books, complaints = _played(schedule, servers, lane, own, company)
+        books, torn, complaints = _played(schedule, servers, lane, own, company)
     except Exception as error:
         (own / "error.txt").write_text(traceback.format_exc())
         complaints = [f"{type(error).__name__}: {error}"]
@@ -104,7 +112,7 @@ def play(
     else:
         (own / "complaints.txt").write_text("\n".join([schedule.name, *complaints]))
     took_s = time.monotonic() - began
-    return Played(schedule, setup_of(schedule).delivery, books, complaints, took_s, own)
+    return Played(schedule, setup_of(schedule).delivery, books, torn, complaints, took_s, own)
 
 
 def _kafka_of(fault: Fault, servers: Servers) -> EmbeddedKafka:
@@ -125,15 +133,21 @@ def setup_of(schedule: Schedule) -> Setup:
 
 def _played(
     schedule: Schedule, servers: Servers, lane: int, folder: Path, company: Barrier | None
-) -> tuple[Account, list[str]]:
+) -> tuple[Account, int, list[str]]:
     fault = FAULTS[schedule.fault]
     with ExitStack() as ending:
         redis: EmbeddedRedis = servers.redis
-        if fault.servers == "own redis":
-            clock = WrongClock(folder / "clock") if fault.needs_faketime else None
-            redis = FrailRedis(folder / "redis", clock)
-            redis.start()
-            ending.callback(redis.stop)
+        redis_servers: SentinelServers | ClusterServers | None = None
+        match fault.servers:
+            case "own redis":
+                clock = WrongClock(folder / "clock") if fault.needs_faketime else None
+                redis = FrailRedis(folder / "redis", clock)
+                redis.start()
+                ending.callback(redis.stop)
+            case "sentinels":
+                redis_servers = ending.enter_context(SentinelServers(folder / "redis", sentinels=3))
+            case "redis cluster":
+                redis_servers = ending.enter_context(ClusterServers(folder / "redis"))
         scene = Scene(
             schedule,
             setup_of(schedule),
@@ -142,17 +156,18 @@ def _played(
             folder,
             kafka=_kafka_of(fault, servers),
             redis=redis,
+            redis_servers=redis_servers,
             engine="spark" if fault.servers == "spark" else "process",
             company=company,
         )
         with scene:
             fault.story(scene)
             is_settled = scene.settle()
-            books = scene.account()
+            books, torn = scene.account(), scene.torn()
             if not is_settled:
                 pending, books.lost = books.lost, []
             complaints = scene.complaints(books, may_revive=fault.may_revive)
             if not is_settled:
                 complaints.insert(0, f"hung: {len(pending)} requests are not delivered")
         scene.delete_topics()
-    return books, complaints
+    return books, torn, complaints

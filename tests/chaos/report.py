@@ -39,7 +39,7 @@ schedule, not the same microsecond. A part of it runs in the gate (`tests/chaos/
 ## Last run
 
 Seed {seed}, {schedules:,} schedules, {requests:,} requests, {failed} failed. {lanes} at once took {minutes:.0f} minutes on {cores} cores.
-{once:,} schedules delivered exactly once, {least:,} at least once.
+{once:,} schedules delivered exactly once, {least:,} at least once. Transactions found torn and declared void: {torn}.
 
 `lost`, `twice`, `early`: requests that broke the promise; `twice` of exactly-once. `again`: deliveries that at-least-once
 repeated, which it may, a batch for each end of an owner. `late`: of the messages delivered, after their due time: half of
@@ -92,6 +92,7 @@ class Run:
             cores=self.cores,
             once=once,
             least=len(self.played) - once,
+            torn=sum(p.torn for p in self.played),
             table="\n".join(lines),
         )
 

@@ -27,6 +27,8 @@ from tests.chaos.proxy import Proxy, RedisWire
 from tests.chaos.schedule import Ask, Schedule, Setup
 from tests.chaos.servers import Servers, WrongClock
 from tests.chaos.services import ForkedService
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 from tests.world import ServiceProcess, World, each_of, until
 
 WITHIN_S = 2.0
@@ -50,6 +52,7 @@ class Scene:
         *,
         kafka: EmbeddedKafka,
         redis: EmbeddedRedis,
+        redis_servers: SentinelServers | ClusterServers | None = None,
         engine: str = "process",
         company: Barrier | None = None,
     ) -> None:
@@ -57,6 +60,7 @@ class Scene:
         self.setup = setup
         self.folder = folder
         self.kafka, self.redis = kafka, redis
+        self.redis_servers = redis_servers
         self.world = World(kafka, redis, folder, engine, self.setup.partitions)
         self.settings: dict[str, object] = {
             "delivery": self.setup.delivery,
@@ -65,6 +69,8 @@ class Scene:
             "hot_horizon_s": self.setup.hot_horizon_s,
             "retries": 1,
         }
+        if redis_servers is not None:
+            self.settings["redis_url"] = redis_servers.url
         self.missing_topic = f"{self.world.name}.missing"
         self.doomed_topic = f"{self.world.name}.doomed"
         self.is_doomed_asked = False
@@ -82,7 +88,7 @@ class Scene:
 
     def __enter__(self) -> Scene:
         self.world.__enter__()
-        self._inspector = Inspector.of(self.redis.url)
+        self._inspector = Inspector.of((self.redis_servers or self.redis).url)
         return self
 
     def __exit__(
@@ -288,6 +294,22 @@ class Scene:
 
     def _went_down(self) -> list[tuple[int, int]]:
         """The requests whose message went to the doomed topic: only the receipts know."""
+        return [
+            (partition, offset)
+            for partition, found in self._receipts().items()
+            for _, receipt in settled(found)
+            for at, places in receipt.delivered.items()
+            if at.startswith(self.doomed_topic)
+            for offset, _ in places
+        ]
+
+    def torn(self) -> int:
+        """How many transactions recovery found torn: a receipt there, messages of it not."""
+        found = self._receipts().values()
+        return sum(bool(receipt.void) for partition in found for _, receipt in partition)
+
+    def _receipts(self) -> dict[int, list[tuple[int, Receipt]]]:
+        """By partition, each with its offset, as a read_committed consumer finds them."""
         receipts: dict[int, list[tuple[int, Receipt]]] = {}
         topic = receipts_topic(self.world.requests)
         for message in each_of(self.kafka.bootstrap_servers, topic):
@@ -295,14 +317,7 @@ class Scene:
             assert partition is not None
             assert offset is not None
             receipts.setdefault(partition, []).append((offset, decode(message.value())))
-        return [
-            (partition, offset)
-            for partition, found in receipts.items()
-            for _, receipt in settled(found)
-            for at, places in receipt.delivered.items()
-            if at.startswith(self.doomed_topic)
-            for offset, _ in places
-        ]
+        return receipts
 
     def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
         """What breaks a promise; at-least-once may repeat a batch after each end of an owner."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,25 +27,36 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mutations.md"
 PARTS = ("blackbox", "tests", "docs", "pyproject.toml", "helm", "CHANGELOG.md", "README.md")
 WITHOUT_SERVICES = ("tests/unit", "tests/contract")
+BROKEN = re.compile(r"^--seed \d+ --schedule \d+ \((.+)\), see ", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\w+)", re.MULTILINE)
 MOST_FAILURES = 3
 
-SOUND = Bug("no bug", "the product as it is", (), tuple(sorted({t for b in BUGS for t in b.tests})))
+MOST_SCHEDULES = "0.5"
+
+SOUND = Bug(
+    "no bug", "the product as it is", (), (), tuple(sorted({t for b in BUGS for t in b.tests}))
+)
 
 ABOUT = """# Bugs that the tests find
 
-Each bug is put into a copy of the product; tests that then pass would be worth nothing. `make mutations` writes this page.
+Each bug is put into a copy of the product; tests that then pass would be worth nothing. "Found by": the tests that failed, of
+those without servers, or else of those on real ones. "Chaos": how many of so many schedules of a fault that it was played
+against lost a request, delivered one twice, or hung ([chaos.md](chaos.md)). `make mutations` writes this page.
 
-| bug | what it does | found by | after |
-| --- | --- | --- | ---: |
+| bug | what it does | found by | chaos |
+| --- | --- | --- | --- |
 """
 
 
 class Found(NamedTuple):
-    """The tests that failed with a bug in place; none of them: it was not found."""
+    """The tests that failed with a bug in place; none of them: it was not found.
+
+    `played` is the last fault it was played against, and how many schedules of it failed.
+    """
 
     bug: Bug
     tests: tuple[str, ...]
+    played: str
     seconds: float
 
 
@@ -76,7 +88,13 @@ def look_for(bug: Bug) -> Found:
         for change in bug.changes:
             apply(change, folder / "blackbox" / change.file)
         failed = failing(WITHOUT_SERVICES, folder) or failing(bug.tests, folder)
-    return Found(bug, failed, time.monotonic() - began)
+        played = "-"
+        for fault in bug.faults:
+            broken, schedules = play(fault, folder)
+            played = f"{fault}: {broken} of {schedules}"
+            if broken:
+                break
+    return Found(bug, failed, played, time.monotonic() - began)
 
 
 def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
@@ -86,6 +104,19 @@ def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return tuple(dict.fromkeys(FAILED.findall(ended.stdout)))
+
+
+def play(fault: str, folder: Path) -> tuple[int, int]:
+    """How many schedules of this fault break a promise, of how many."""
+    command = [
+        sys.executable, "-m", "tests.chaos", "--fault", fault, "--share", MOST_SCHEDULES,
+    ]  # fmt: skip
+    inside = os.environ | {"TMPDIR": str(folder)}
+    ended = subprocess.run(
+        command, cwd=folder, env=inside, capture_output=True, text=True, check=False
+    )
+    [schedules] = re.findall(r"^seed \d+: (\d+) schedules", ended.stdout, re.MULTILINE)
+    return len(BROKEN.findall(ended.stdout)), int(schedules)
 
 
 def run(
@@ -117,16 +148,17 @@ def run(
 
 def _table(found: list[Found]) -> Table:
     table = Table(title="Bugs, and the tests that find them")
-    for name in ("bug", "found by", "s"):
+    for name in ("bug", "found by", "chaos", "s"):
         table.add_column(name, overflow="fold")
     for one in found:
-        table.add_row(one.bug.name, "\n".join(one.tests) or "NOT FOUND", f"{one.seconds:.0f}")
+        tests = "\n".join(one.tests) or "NOT FOUND"
+        table.add_row(one.bug.name, tests, one.played, f"{one.seconds:.0f}")
     return table
 
 
 def _row(one: Found) -> str:
     tests = ", ".join(f"`{test}`" for test in one.tests) or "**not found**"
-    return f"| {one.bug.name} | {one.bug.what} | {tests} | {one.seconds:.0f} s |\n"
+    return f"| {one.bug.name} | {one.bug.what} | {tests} | {one.played} |\n"
 
 
 if __name__ == "__main__":

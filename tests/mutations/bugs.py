@@ -17,11 +17,15 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are asked when those without servers of their own have found nothing."""
+    """`tests` are asked when those without servers of their own have found nothing.
+
+    `faults` are those of the chaos suite, one after the other, that may show it as well.
+    """
 
     name: str
     what: str
     changes: tuple[Change, ...]
+    faults: tuple[str, ...]
     tests: tuple[str, ...] = ("tests/service/test_exactly_once.py",)
 
 
@@ -38,6 +42,7 @@ BUGS = (
                 "        label = self.writer.commit(_receipt(dead, places, letters, now_ms))\n",
             ),
         ),
+        ("crash after D3", "reply to EndTxn lost"),
     ),
     Bug(
         "position-before-data",
@@ -50,6 +55,7 @@ BUGS = (
                 "                if self._exec([moved]) and self._exec(commands):\n",
             ),
         ),
+        ("EXEC itself lost", "connections to Redis cut"),
     ),
     Bug(
         "due-without-labels",
@@ -61,6 +67,7 @@ BUGS = (
                 "",
             ),
         ),
+        ("Redis put back under living connections",),
     ),
     Bug(
         "receipts-before-fence",
@@ -74,6 +81,7 @@ BUGS = (
                 "        self.writer.open()\n",
             ),
         ),
+        ("service frozen past its session", "one of two services killed"),
     ),
     Bug(
         "no-skip",
@@ -85,6 +93,7 @@ BUGS = (
                 "            if offset >= found.requests + (1 << 60):\n                segment, bit",
             ),
         ),
+        ("Redis emptied", "Redis put back to an earlier state"),
     ),
     Bug(
         "settle-without-labels",
@@ -96,6 +105,7 @@ BUGS = (
                 "        return self._labels(*self._session.run(commands, 3)[1:]) or self.labels\n",
             ),
         ),
+        ("Redis put back under living connections", "Redis emptied"),
     ),
     Bug(
         "one-id-per-process",
@@ -107,6 +117,7 @@ BUGS = (
                 "f\"{access.group_id}-{shard}-{__import__('os').getpid()}\" if exactly_once",
             ),
         ),
+        ("service frozen past its session", "several of these"),
     ),
     Bug(
         "position-of-the-first-record",
@@ -124,6 +135,7 @@ BUGS = (
                 "            yield Batch(found[0].offset if found else position, reached, found)\n",
             ),
         ),
+        ("services come and go", "several of these"),
         ("tests/service/test_shard_journal.py", "tests/service/test_exactly_once.py"),
     ),
     Bug(
@@ -144,6 +156,7 @@ BUGS = (
                 "                return self._read(replies)\n",
             ),
         ),
+        ("Redis started with its last writes lost", "Redis put back to an earlier state"),
         ("tests/service/test_lost_redis.py",),
     ),
     Bug(
@@ -156,6 +169,7 @@ BUGS = (
                 'b"%d" % (left_s + 1)',
             ),
         ),
+        ("service killed", "Kafka killed"),
     ),
     Bug(
         "the-last-receipt-is-believed",
@@ -167,10 +181,12 @@ BUGS = (
                 "        missing: list[int] = []\n",
             ),
         ),
+        ("coordinator torn",),
     ),
     Bug(
         "open-before-read",
         "a shard delivers before it has read its requests to the end",
         (Change("recovery.py", "        self._catch_up()  # 5\n", ""),),
+        ("from after a cancel",),
     ),
 )

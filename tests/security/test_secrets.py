@@ -32,6 +32,9 @@ PLANTED = "pl4nted"
 REDIS_PASSWORD = f"{PLANTED}/of@redis?"
 WRONG_PASSWORD = f"{PLANTED}-but-wrong"
 KEY_PASSWORD = f"{PLANTED}-of-the-key"
+SOON_S = 1.0
+"""Long enough for a server on this machine to refuse."""
+
 COMMANDS = (
     ("check",), ("check", "--json"), ("status",), ("show", "TB/0@0"), ("cancel", "x"),
     ("send", "--topic", "orders", "--message", "x", "--countdown", "0"),
@@ -115,7 +118,10 @@ AT_THE_START = (
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_commands_tell_no_secret_whatever_goes_wrong(vault: Vault, way: str) -> None:
+def test_commands_tell_no_secret_whatever_goes_wrong(
+    vault: Vault, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", SOON_S)
     environment = WAYS[way](vault)
     for command in COMMANDS:
         answer = blackbox(environment, *command)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from tests.world import World, both_engines, until
 
 pytestmark = [pytest.mark.service, both_engines]
+
+RECOVERS_IN_S = 10.0
 
 
 @pytest.fixture
@@ -39,3 +43,17 @@ def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: Wor
     small_world.start_service()
     verdict = small_world.wait_delivered(timeout_s=120)
     assert verdict.is_exact, verdict
+
+
+@pytest.mark.timeout(300)
+def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World) -> None:
+    service = small_world.start_service().wait_ready()
+    small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
+    until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
+    with redis.Redis.from_url(small_world.redis.url) as client:
+        client.config_set("maxmemory", "1gb")
+    began = time.monotonic()
+    until("all are stored", lambda: service.metric("blackbox_pending") == 20_000)
+    took_s = time.monotonic() - began
+    print(f"room for all: stored {took_s:.1f} s later")
+    assert took_s < RECOVERS_IN_S

@@ -8,7 +8,9 @@ from typing import Literal
 
 from tests.chaos.scene import Scene
 
-Servers = Literal["shared", "own redis", "frail kafka", "three brokers", "spark"]
+Servers = Literal[
+    "shared", "own redis", "sentinels", "redis cluster", "frail kafka", "three brokers", "spark"
+]
 """Whose servers it harms: a broker's harm is that of a company of schedules, all at once."""
 
 

@@ -1,0 +1,80 @@
+"""A killed owner's shards deliver again soon after the group has noticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+
+from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, until
+
+pytestmark = [pytest.mark.service, pytest.mark.fault]
+
+TAKEOVERS = int(os.environ.get("BLACKBOX_TEST_TAKEOVERS", "3"))
+MOST_MS = (SESSION_S + 2) * 1000
+ON_ITS_WAY_MS = 50
+"""What the killed owner had sent may still be stored by the broker this long after."""
+
+OPEN = re.compile(r'blackbox_shard_open\{shard="[^"]*-(\d+)"\} 1\.0')
+
+
+class Kill(NamedTuple):
+    """When an owner was killed, epoch ms, and the partitions it owned."""
+
+    at_ms: int
+    partitions: frozenset[int]
+
+
+def owned(service: ServiceProcess) -> frozenset[int]:
+    return frozenset(map(int, OPEN.findall(service.get("/metrics")[1])))
+
+
+def each_owns_some(*services: ServiceProcess) -> bool:
+    return all(0 < len(owned(one)) < PARTITIONS for one in services)
+
+
+def owns_all(service: ServiceProcess) -> bool:
+    return len(owned(service)) == PARTITIONS
+
+
+def delivers(service: ServiceProcess) -> bool:
+    return service.metric("blackbox_delivered_total") > 0
+
+
+@pytest.mark.timeout(120 + 15 * TAKEOVERS)
+def test_the_next_owner_delivers_within_the_session_timeout_and_two_seconds(world: World) -> None:
+    other = world.start_service().wait_ready()
+    kills = []
+    for _ in range(TAKEOVERS):
+        victim, other = other, world.start_service().wait_ready()
+        until("both own shards", partial(each_owns_some, victim, other))
+        world.ask(800, within_s=8)
+        until("it delivers", partial(delivers, victim))
+        kills.append(Kill(time.time_ns() // 1_000_000, owned(victim)))
+        victim.kill()
+        until("the other owns all", partial(owns_all, other))
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    took_ms = sorted(first_ms(world, kill) - kill.at_ms for kill in kills)
+    half, most = took_ms[len(took_ms) // 2], took_ms[-1]
+    print(f"{len(kills)} owners killed: next delivery after {half} ms (median), {most} ms (most)")
+    assert most <= MOST_MS, took_ms
+
+
+def first_ms(world: World, kill: Kill) -> int:
+    """When the first message of the killed owner's shards came out after it."""
+    return min(
+        at_ms
+        for message in world.received()
+        if (at_ms := message.timestamp()[1]) > kill.at_ms + ON_ITS_WAY_MS
+        and partition_of(dict(message.headers() or [])["blackbox-source"]) in kill.partitions
+    )
+
+
+def partition_of(source: str | bytes | None) -> int:
+    assert isinstance(source, bytes)
+    return int(source.decode().rpartition("/")[2].partition("@")[0])

@@ -1,0 +1,50 @@
+"""`python -m tests.soak`: half an hour at half of what the machine can do, a fault every minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from blackbox.embedded import EmbeddedStack
+from tests.soak.run import run
+from tests.world import World
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="How long the load lasts.")] = 30.0,
+    engine: Annotated[str, typer.Option(help="process or spark")] = "process",
+    share: Annotated[float, typer.Option(help="Of what the machine can do.")] = 0.5,
+    every_s: Annotated[float, typer.Option(help="From one fault to the next.")] = 60.0,
+    write: Annotated[
+        Path | None, typer.Option(help="A folder for soak.md, soak.svg and soak.json.")
+    ] = None,
+) -> None:
+    """Exit code 1 when something is lost, doubled, early, late outside of faults, or grows."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with EmbeddedStack() as stack, Progress(*columns, console=console, transient=True) as bar:
+        folder = stack.folder / "soak"
+        folder.mkdir()
+        shown = bar.add_task("", total=minutes * 60)
+
+        def say(what: str, done_s: float) -> None:
+            bar.update(shown, description=what, completed=done_s)
+            if not console.is_terminal:
+                console.print(f"{done_s / 60:4.1f} min: {what}")
+
+        with World(stack.kafka, stack.redis, folder, engine) as world:
+            soak = run(world, minutes * 60, share, every_s, say)
+    console.print(soak.table())
+    if write is not None:
+        soak.write(write)
+    for complaint in soak.complaints():
+        console.print(complaint)
+    raise typer.Exit(int(bool(soak.complaints())))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,99 @@
+"""One soak: how much the machine can do, then a share of that, and faults meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+
+from tests.soak.faults import Stage, story
+from tests.soak.report import Fault, Soak
+from tests.soak.traffic import Traffic
+from tests.soak.watch import Watch
+from tests.world import World, until
+
+FLOOD = 200_000
+MOST_PER_S = 50_000
+PATIENCE_S = 300.0
+
+
+def run(
+    world: World,
+    seconds: float,
+    share: float,
+    every_s: float,
+    say: Callable[[str, float], None],
+    *,
+    flood: int = FLOOD,
+) -> Soak:
+    """Two services with Kafka's default timeouts, one of them left alone throughout.
+
+    What the machine can do is how quickly `flood` requests go all the way.
+    """
+    usual = world.folder / "usual.properties"
+    usual.touch()
+    stage = Stage(world, usual)
+    most = 2 * flood + int(seconds * MOST_PER_S)
+    with Traffic(world.kafka.bootstrap_servers, world.requests, world.targets[0], most) as traffic:
+        say("how much can the machine do?", 0)
+        capacity = _capacity(traffic, flood)
+        first, per_s = traffic.sent, int(capacity * share)
+        began_ms, began = time.time_ns() // 1_000_000, time.monotonic()
+        over = Event()
+        flowing = Thread(target=traffic.flow, args=(per_s, over))
+        faults: list[Fault] = []
+        with Watch(lambda: _pids(stage)) as watch:
+            flowing.start()
+            for number, (name, fault) in enumerate(story()):
+                at_s = (number + 0.5) * every_s
+                if at_s >= seconds:
+                    break
+                _wait_until(began + at_s)
+                say(f"{per_s:,} requests/s; {name}", at_s)
+                from_s = time.monotonic() - began
+                fault(stage)
+                faults.append(Fault(name, from_s, time.monotonic() - began))
+            _wait_until(began + seconds)
+            over.set()
+            flowing.join()
+            say("the rest comes out", seconds)
+            until("everything came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+        until("nothing is pending", lambda: stage.steady.metric("blackbox_pending") == 0)
+    return Soak(
+        engine=world.engine,
+        cores=os.cpu_count() or 1,
+        capacity=int(capacity),
+        per_s=per_s,
+        seconds=seconds,
+        began_ms=began_ms,
+        faults=faults,
+        due_ms=traffic.due_ms[first : traffic.sent],
+        delivered_ms=traffic.delivered_ms[first : traffic.sent],
+        times=traffic.times[first : traffic.sent],
+        lives=watch.lives(),
+    )
+
+
+def _capacity(traffic: Traffic, flood: int) -> float:
+    """Requests per second from being written to being read where they were to go, once warm."""
+    took_s = 0.0
+    for _ in range(2):
+        began = time.monotonic()
+        traffic.flood(flood)
+        until("the flood came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+        took_s = time.monotonic() - began
+    return flood / took_s
+
+
+def _pids(stage: Stage) -> dict[str, int]:
+    return {
+        "service": stage.steady.pid,
+        "other service": stage.other.pid,
+        "Redis": stage.world.redis.pid,
+        "Kafka": stage.world.kafka.pid,
+    }
+
+
+def _wait_until(moment_s: float) -> None:
+    Event().wait(max(0.0, moment_s - time.monotonic()))

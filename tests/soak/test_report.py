@@ -1,0 +1,77 @@
+"""A soak's verdict names what was lost, doubled, early, late or growing, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.soak.report import Fault, Soak
+from tests.soak.watch import Life, Sample
+
+COUNT = 10_000
+SECONDS = 1200
+
+
+def soak() -> Soak:
+    """A clean one: each request 10 ms late, those of a fault in the middle 5 s."""
+    due_ms = np.linspace(1, SECONDS * 1000, COUNT).astype(np.int64)
+    late_ms = np.where(abs(due_ms - 600_000) < 5000, 5000, 10)
+    return Soak(
+        engine="process",
+        cores=2,
+        capacity=20,
+        per_s=10,
+        seconds=SECONDS,
+        began_ms=0,
+        faults=[Fault("Kafka frozen", 594, 606)],
+        due_ms=due_ms,
+        delivered_ms=due_ms + late_ms,
+        times=np.ones(COUNT, np.uint8),
+        lives=[Life("service", 7, [Sample(at_s, 80, 40) for at_s in range(5, SECONDS, 5)])],
+    )
+
+
+def test_a_clean_soak_has_no_complaints_and_a_page_with_its_plot(tmp_path: Path) -> None:
+    clean = soak()
+    assert clean.complaints() == []
+    clean.write(tmp_path)
+    assert "Lost 0, delivered twice 0, early 0" in (tmp_path / "soak.md").read_text()
+    assert "outside of faults | 10 ms | 10 ms | 10 ms" in (tmp_path / "soak.md").read_text()
+    assert (tmp_path / "soak.svg").stat().st_size > 10_000
+
+
+def test_each_fault_in_the_books_is_a_complaint() -> None:
+    broken = soak()
+    broken.times[1], broken.times[2] = 0, 2
+    broken.delivered_ms[3] = broken.due_ms[3] - 1
+    assert broken.complaints() == ["1 lost", "1 delivered twice", "1 early"]
+
+
+def test_lateness_counts_outside_of_faults_only() -> None:
+    broken = soak()
+    broken.delivered_ms[: COUNT // 50] += 2000
+    assert broken.complaints() == ["outside of faults p99 is 2,010 ms late"]
+
+
+@pytest.mark.parametrize(
+    ("grown", "complaint"),
+    [
+        ((80 * 1.06, 40), "service: memory changed by +6.0% after the warm-up"),
+        ((80, 44), "service: descriptors changed by +10.0% after the warm-up"),
+    ],
+)
+def test_what_grows_after_the_warm_up_is_a_complaint(
+    grown: tuple[float, int], complaint: str
+) -> None:
+    broken = soak()
+    samples = broken.lives[0].samples
+    samples[-20:] = [Sample(one.at_s, *grown) for one in samples[-20:]]
+    assert broken.complaints() == [complaint]
+
+
+def test_what_grows_while_it_warms_up_is_none() -> None:
+    samples = soak().lives[0].samples
+    life = Life("service", 7, [one._replace(memory_mb=min(80, one.at_s)) for one in samples])
+    assert life.drift(lambda one: one.memory_mb) == 0

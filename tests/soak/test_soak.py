@@ -1,0 +1,17 @@
+"""A short soak, so that the long one is known to work."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak.run import run
+from tests.world import World
+
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(300)]
+
+
+def test_under_load_with_faults_nothing_is_lost_doubled_or_early(world: World) -> None:
+    soak = run(world, seconds=10, share=0.2, every_s=5, say=lambda what, done_s: None, flood=20_000)
+    assert len(soak.faults) == 2
+    assert len(soak.times) > 1000
+    assert soak.complaints() == []

@@ -1,0 +1,95 @@
+"""What each process needs over time: memory and file descriptors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+from threading import Event, Thread
+from types import TracebackType
+from typing import NamedTuple
+
+import psutil
+
+EVERY_S = 5.0
+WARM_UP_S = 300.0
+JUDGED_FROM_S = 300.0
+"""A process that lived shorter than this after its warm-up is drawn, not judged."""
+
+
+class Sample(NamedTuple):
+    """Of a process with all its children, `at_s` after the watch began."""
+
+    at_s: float
+    memory_mb: float
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One process from its start to its end."""
+
+    role: str
+    pid: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def warm(self) -> list[Sample]:
+        """The samples after the warm-up; none when it did not live long enough to be judged."""
+        first_s = self.samples[0].at_s + WARM_UP_S
+        is_long = self.samples[-1].at_s - first_s >= JUDGED_FROM_S
+        return [one for one in self.samples if one.at_s >= first_s] if is_long else []
+
+    def drift(self, of: Callable[[Sample], float]) -> float:
+        """By what share the last minute differs from the first after the warm-up; medians of each."""
+        warm = self.warm
+        first = [of(one) for one in warm if one.at_s < warm[0].at_s + 60]
+        last = [of(one) for one in warm if one.at_s > warm[-1].at_s - 60]
+        return median(last) / median(first) - 1
+
+
+class Watch:
+    """Looks at processes every five seconds; `pids` tells which, by role, as they are just now."""
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._pids = pids
+        self._lives: dict[tuple[str, int], Life] = {}
+        self._began = time.monotonic()
+        self._over = Event()
+        self._looking = Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._looking.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._looking.join()
+
+    def lives(self) -> list[Life]:
+        return [life for life in self._lives.values() if life.samples]
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            for role, pid in self._pids().items():
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    life = self._lives.setdefault((role, pid), Life(role, pid))
+                    life.samples.append(self._sample(pid))
+
+    def _sample(self, pid: int) -> Sample:
+        own = psutil.Process(pid)
+        family = [own, *own.children(recursive=True)]
+        at_s = time.monotonic() - self._began
+        return Sample(at_s, _memory_mb(family), sum(one.num_fds() for one in family))
+
+
+def _memory_mb(family: Iterable[psutil.Process]) -> float:
+    """What several of them share counts once."""
+    return sum(one.memory_full_info().pss for one in family) / 1e6
