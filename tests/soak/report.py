@@ -70,12 +70,8 @@ class Soak:
 
     def complaints(self) -> list[str]:
         """What is not as promised."""
-        counts = {
-            "lost": int((self.times == 0).sum()),
-            "delivered twice": int((self.times > 1).sum()),
-            "early": int((self.late_ms < 0).sum()),
-        }
-        found = [f"{count:,} {what}" for what, count in counts.items() if count]
+        counts = zip(("lost", "delivered twice", "early"), self.broken(), strict=True)
+        found = [f"{count:,} {what}" for what, count in counts if count]
         quiet = quantiles(self.late_ms[~self.in_faults()])
         if quiet.p99 > MOST_LATE_MS:
             found.append(f"outside of faults p99 is {quiet.p99:,.0f} ms late")
@@ -92,7 +88,7 @@ class Soak:
         for row in self._rows():
             table.add_row(*row)
         table.add_section()
-        table.add_row("lost, twice, early", *map(str, self._broken()))
+        table.add_row("lost, twice, early", *map(str, self.broken()))
         for name, late in self._lateness().items():
             table.add_row(f"late {name}: p50, p99, most", *(f"{ms:,.0f} ms" for ms in late))
         return table
@@ -107,7 +103,8 @@ class Soak:
     def _due_s(self) -> NDArray[np.float64]:
         return (self.due_ms[self.times > 0] - self.began_ms) / 1000
 
-    def _broken(self) -> tuple[int, int, int]:
+    def broken(self) -> tuple[int, int, int]:
+        """How many requests were lost, delivered twice, early."""
         lost, twice = (self.times == 0).sum(), (self.times > 1).sum()
         return int(lost), int(twice), int((self.late_ms < 0).sum())
 
@@ -138,7 +135,7 @@ class Soak:
         return rows
 
     def _figures(self) -> dict[str, object]:
-        lost, twice, early = self._broken()
+        lost, twice, early = self.broken()
         return {
             "engine": self.engine,
             "cores": self.cores,
@@ -163,7 +160,7 @@ class Soak:
             f"| {where} | {found.p50:,.0f} ms | {found.p99:,.0f} ms | {found.most:,.0f} ms |"
             for where, found in self._lateness().items()
         ]
-        lost, twice, early = self._broken()
+        lost, twice, early = self.broken()
         return PAGE.format(
             name=name,
             about=self._title(),
