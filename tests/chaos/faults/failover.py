@@ -99,7 +99,9 @@ FAULTS = [
         "sentinels",
     ),
     Fault("Redis failed over by order", failed_over, 8, "sentinels"),
-    Fault("primary of Redis frozen until replaced", primary_frozen, 12, "sentinels"),
+    Fault(
+        "primary of Redis frozen until replaced", primary_frozen, 12, "sentinels", may_revive=True
+    ),
     Fault("slots of a Redis Cluster moved", slots_moved, 12, "redis cluster"),
     Fault("node of a Redis Cluster killed", node_killed, 12, "redis cluster"),
     Fault("node of a Redis Cluster frozen", node_frozen, 8, "redis cluster"),
