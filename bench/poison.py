@@ -54,8 +54,8 @@ def main(
             for name, found in rates.items():
                 with console.status(f"round {number + 1} of {rounds}: {name}"):
                     field = PoisonedField(stack, engine, PARTITIONS, stack.folder)
-                    field.poison = None if name == "clean" else name
-                    found.append(_good_per_s(field, stack, requests))
+                    poison = None if name == "clean" else name
+                    found.append(_good_per_s(field, stack, requests, poison))
                 console.print(f"{name}: {found[-1]:,.0f} /s")
     table = Table(title=f"{requests:,} requests of {MESSAGE_BYTES} bytes due at once, {engine}")
     for column in ("1,000 at the head and 1 % of the rest", "good /s", "of clean"):
@@ -66,7 +66,9 @@ def main(
     console.print(table)
 
 
-def _good_per_s(field: PoisonedField, stack: EmbeddedStack, requests: int) -> float:
+def _good_per_s(
+    field: PoisonedField, stack: EmbeddedStack, requests: int, poison: str | None
+) -> float:
     strict = [NewTopic(f"{field.name}.{name}", 1, config=how) for name, how in STRICT.items()]
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
     for future in admin.create_topics(strict).values():
@@ -75,6 +77,7 @@ def _good_per_s(field: PoisonedField, stack: EmbeddedStack, requests: int) -> fl
         start = field.ends()
         field.write(1000, countdown=0)  # warm
         wait("warm", lambda: sum(field.ends().values()) > sum(start.values()) + 999)
+        field.poison = poison
         start = field.ends()
         due_ms = int((time.time() + requests / 20_000 + SETTLED_S) * 1000)
         field.write(requests, at=due_ms)

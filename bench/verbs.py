@@ -46,7 +46,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
         shard=ground.shard,
         index=index,
         writer=writer,
-        targets=Targets(kafka.admin()),
+        targets=Targets(kafka),
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",

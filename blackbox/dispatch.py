@@ -12,7 +12,8 @@ from blackbox.cold import as_asked, carried
 from blackbox.doubt import Doubt, IndexFull, Refused
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
-from blackbox.outgoing import Outgoing, dead_letters, deliveries
+from blackbox.limits import Limits
+from blackbox.outgoing import Outgoing, Refusal, dead_letters, deliveries
 from blackbox.plan import Due
 from blackbox.receipt import Places, Receipt
 from blackbox.request import MAY_COME_BACK, UNDELIVERABLE, Invalid, Reason, Record, Shard
@@ -23,9 +24,6 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
-
-Refusal = tuple[str, str]
-"""(reason word, detail)"""
 
 
 class Index(Protocol):
@@ -48,9 +46,10 @@ class Writer(Protocol):
 
 
 class Targets(Protocol):
-    """Which of the topics asked for cannot take messages now, and why."""
+    """Which of the topics asked for cannot take messages now, and what some of them refuse."""
 
     def unavailable(self, topics: Iterable[str]) -> Mapping[str, Refusal]: ...
+    def limits(self, topics: Iterable[str]) -> Mapping[str, Limits]: ...
 
 
 class Journal(Protocol):
@@ -210,10 +209,12 @@ class Dispatch:
         places: Places = {}
         letters: Places = {}
         dead = dict(dead)
+        limits = self.targets.limits({entry.target for entry in ready.values()}) if ready else {}
         self.writer.begin()  # 2
         try:
             for message in deliveries(self.shard, ready):
-                refusal = self.writer.send(message, places)
+                strict = limits.get(message.topic)
+                refusal = (strict and strict.refusal(message)) or self.writer.send(message, places)
                 if refusal is not None:
                     reason, detail = refusal
                     entry = ready[message.offset]

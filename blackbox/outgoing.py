@@ -10,6 +10,9 @@ from blackbox.request import Record, Shard, id_prefix, id_suffix
 
 MAX_DETAIL = 500
 
+Refusal = tuple[str, str]
+"""Why a record cannot be written: the fixed word, and the detail."""
+
 
 class Outgoing(NamedTuple):
     """A record to produce on behalf of the request at `offset`."""

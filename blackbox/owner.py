@@ -14,7 +14,7 @@ from tenacity.nap import sleep_using_event
 
 from blackbox.clock import Clock
 from blackbox.dispatch import Dispatch, Dispatched
-from blackbox.doubt import Doubt
+from blackbox.doubt import Doubt, Refused
 from blackbox.intake import Intake, Parsed, Taken
 from blackbox.metrics import Metrics
 from blackbox.plan import Batch, Labels
@@ -183,17 +183,19 @@ class Owner:
         )
         short_runs = 0
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, gets_on = time.monotonic(), False
             try:
                 again(self._open)
                 began = time.monotonic()
                 self._dispatch_until_doubt()
             except Exception as reason:
+                gets_on = isinstance(reason, Refused)  # what was refused is out of the way
                 if not self._stopping.is_set():
                     self._explain(reason)
             finally:
                 self._let_go()
-            short_runs = short_runs + 1 if time.monotonic() - began < SHORT_RUN_S else 0
+            is_short = time.monotonic() - began < SHORT_RUN_S and not gets_on
+            short_runs = short_runs + 1 if is_short else 0
             self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
         self._ended(self)
 

@@ -58,7 +58,7 @@ class Owners:
         self._tell_opened = opened
         self._tell_closed = closed
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = Targets(access.admin())
+        self._targets = Targets(access)
         self._formats = formats(settings)
         self._owners: dict[Shard, Owner] = {}
         self._lock = Lock()

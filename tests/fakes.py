@@ -13,12 +13,11 @@ import fakeredis
 import redis
 
 from blackbox.doubt import Refused
-from blackbox.outgoing import Outgoing
+from blackbox.limits import Limits
+from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch
 from blackbox.receipt import Places, Receipt, decode, encode
 from blackbox.request import Cancel, Invalid, Record, Request
-
-Refusal = tuple[str, str]
 
 
 def fake_connections(server: fakeredis.FakeServer) -> redis.ConnectionPool:
@@ -179,9 +178,13 @@ class FakeWriter:
 
 @dataclass
 class FakeTargets:
-    """Topics that cannot take messages now, and why."""
+    """Topics that cannot take messages now, and why; and what some of them refuse."""
 
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    strict: dict[str, Limits] = field(default_factory=dict)
 
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         return {topic: self.refusals[topic] for topic in topics if topic in self.refusals}
+
+    def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
+        return {topic: self.strict[topic] for topic in topics if topic in self.strict}

@@ -92,7 +92,7 @@ class Year:
                 shard=shard,
                 index=index,
                 writer=writer,
-                targets=Targets(self.access.admin()),
+                targets=Targets(self.access),
                 journal=journal,
                 reread=intake.reread,
                 dead_letter_topic=self.world.dead_letters,

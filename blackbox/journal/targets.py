@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from threading import Lock
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
+from confluent_kafka.admin import AclOperation, TopicDescription
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt, is_not_allowed
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, is_not_allowed
+from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.limits import Limits
+from blackbox.outgoing import Refusal
 from blackbox.request import Reason
+
+logger = logging.getLogger("blackbox.journal")
 
 KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
+LIMITS_KNOWN_FOR_S = 60.0
 MOST_KNOWN = 10_000
+CLIENT_MOST_BYTES = 1_000_000
+"""librdkafka's default of `message.max.bytes`: what a client that was not told otherwise sends."""
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
-
-Refusal = tuple[str, str]
 
 
 class Targets:
     """The brokers' metadata of target topics, remembered for a few seconds. Safe from any thread."""
 
-    def __init__(self, admin: AdminClient) -> None:
-        self._admin = admin
+    def __init__(self, access: KafkaAccess) -> None:
+        self._admin = access.admin()
+        self._topics = Topics(self._admin)
+        self._largest = int(access.settings.get("message.max.bytes", CLIENT_MOST_BYTES))
+        self._compresses = any(
+            access.settings.get(name, "none") != "none"
+            for name in ("compression.type", "compression.codec")
+        )
         self._lock = Lock()
         self._known: dict[str, tuple[float, Refusal | None]] = {}
+        self._limits: dict[str, tuple[float, Limits | None]] = {}
 
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         """Those of the topics that cannot take messages now, with (reason word, detail).
@@ -42,6 +57,41 @@ class Targets:
                 self._refresh(stale, now)
             found = {topic: self._known[topic][1] for topic in wanted}
         return {topic: refusal for topic, refusal in found.items() if refusal is not None}
+
+    def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
+        """What those of the topics refuse that are stricter than this client.
+
+        Nothing of topics whose configuration the brokers do not tell (DescribeConfigs): what they
+        refuse is found when they do.
+        """
+        wanted = set(topics)
+        with self._lock:
+            now = time.monotonic()
+            stale = [t for t in wanted if t not in self._limits or self._limits[t][0] < now]
+            if stale:
+                self._refresh_limits(stale, now)
+            found = {topic: self._limits[topic][1] for topic in wanted}
+        return {topic: limits for topic, limits in found.items() if limits is not None}
+
+    def _refresh_limits(self, topics: list[str], now: float) -> None:
+        if len(self._limits) > MOST_KNOWN:
+            self._limits = {t: known for t, known in self._limits.items() if known[0] >= now}
+        try:
+            told = self._topics.settings(topics)
+        except JournalLost as silent:
+            logger.warning("what target topics refuse is not known: %s", silent)
+            told = {}
+        for topic in topics:
+            settings = told.get(topic)
+            found = self._limits_of(settings) if isinstance(settings, TopicSettings) else None
+            lasts_s = KNOWN_FOR_S if settings is None else LIMITS_KNOWN_FOR_S
+            self._limits[topic] = now + lasts_s, found
+
+    def _limits_of(self, settings: TopicSettings) -> Limits | None:
+        needs_key = "compact" in settings.cleanup_policy
+        is_strict = settings.max_message_bytes < self._largest and not self._compresses
+        most_bytes = settings.max_message_bytes if is_strict else None
+        return Limits(needs_key, most_bytes) if needs_key or is_strict else None
 
     def _refresh(self, topics: list[str], now: float) -> None:
         asked = self._admin.describe_topics(

@@ -106,7 +106,7 @@ class Topics:
                 if error.args[0].code() not in _MISSING:
                     counts[name] = _why_untold(error, name)
         readable = [name for name, count in counts.items() if isinstance(count, int)]
-        settings = self._settings(readable) if readable else {}
+        settings = self.settings(readable) if readable else {}
         return {
             name: Described(None, count)
             if isinstance(count, str)
@@ -114,7 +114,11 @@ class Topics:
             for name, count in counts.items()
         }
 
-    def _settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
+    def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
+        """How these topics are configured, or why the brokers do not tell.
+
+        Raises JournalLost when they do not answer.
+        """
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         found: dict[str, TopicSettings | str] = {}

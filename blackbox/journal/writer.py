@@ -10,12 +10,9 @@ from blackbox.doubt import JournalLost, Refused
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.outgoing import Outgoing
+from blackbox.outgoing import Outgoing, Refusal
 from blackbox.receipt import Places, Receipt, encode
 from blackbox.request import Reason, Shard
-
-Refusal = tuple[str, str]
-"""(reason word, detail)"""
 
 REASONS = {
     KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,

@@ -45,7 +45,7 @@ class ClusterServers:
         share = SLOTS // NODES
         for number, node in enumerate(self.nodes):
             last = SLOTS - 1 if number == NODES - 1 else (number + 1) * share - 1
-            _ask(node, "CLUSTER", "ADDSLOTSRANGE", number * share, last)
+            _ask(node, "CLUSTER", "ADDSLOTS", *range(number * share, last + 1))
             _ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             _ask(self.nodes[0], "CLUSTER", "MEET", HOST, node.port)
         self.wait_well()

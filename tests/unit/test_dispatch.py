@@ -12,6 +12,7 @@ from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, R
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import refused_entry
+from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
@@ -222,6 +223,16 @@ def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
 
 
 # what cannot be delivered
+
+
+def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_in_the_same_transaction(
+    pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    pend(to("compacted"), to("compacted", key=b"k"), to())
+    dispatch.tick(NOW_MS)
+    assert [o.offset for o in writer.committed if o.topic != LETTERS] == [1, 2]
+    assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
 def test_a_message_the_client_refuses_becomes_a_dead_letter_in_the_same_transaction(

@@ -13,7 +13,9 @@ import pytest
 import blackbox
 
 ROOT = Path(blackbox.__file__).parent
-PURE = {"request", "cold", "formats", "entry", "plan", "receipt", "outgoing", "doubt", "clock"}
+PURE = {
+    "request", "cold", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
+}  # fmt: skip
 VERBS = {"intake", "dispatch", "recovery", "promotion"}
 
 MAY_IMPORT = {

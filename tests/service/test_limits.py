@@ -1,0 +1,78 @@
+"""What a topic is said to refuse is what the brokers refuse, to the byte; and it spoils nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import NewTopic
+
+from blackbox.limits import batch_bytes
+from blackbox.outgoing import Outgoing
+from tests.service.test_undeliverable import reasons
+from tests.world import World, both_engines, read_all, until
+
+pytestmark = pytest.mark.service
+
+BODY = "x" * 200
+COUNT = 30
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 70])
+@pytest.mark.parametrize("size", [0, 50, 64, 8192, 100_000])
+def test_the_size_of_a_message_is_counted_as_the_brokers_count_it(
+    world: World, size: int, key: bytes | None
+) -> None:
+    headers: list[tuple[str, bytes | str | None]] = [
+        ("a", b"1"),
+        ("header", b"x" * 64),
+        ("ö", None),
+    ]
+    counted = batch_bytes(Outgoing(0, "", key, b"x" * size, headers))
+    answers: list[int | None] = []
+
+    def answered(error: KafkaError | None, message: Message) -> None:
+        answers.append(None if error is None else error.code())
+
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for most in (counted, counted - 1):
+        topic = f"{world.name}.{most}"
+        world.create(NewTopic(topic, 1, config={"max.message.bytes": str(most)}))
+        producer.produce(topic, b"x" * size, key, headers=headers, on_delivery=answered)
+        assert producer.flush(10) == 0
+    assert answers == [None, KafkaError.MSG_SIZE_TOO_LARGE]
+
+
+@both_engines
+def test_what_a_topic_refuses_takes_no_other_message_out_of_its_transaction(world: World) -> None:
+    strict = {
+        f"{world.name}.compacted": ("refused", {"cleanup.policy": "compact"}),
+        f"{world.name}.narrow": ("too-large", {"max.message.bytes": "150"}),
+    }
+    world.create(*(NewTopic(topic, 1, config=config) for topic, (_, config) in strict.items()))
+    for number in range(COUNT):
+        topic = list(strict)[number % 2]
+        world.send_raw(json.dumps({"topic": topic, "message": BODY, "countdown": 0}), partition=0)
+    world.ask(1000, within_s=0, partition=0)
+    service = world.start_service().wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    until("the dead letters", lambda: sum(reasons(world).values()) == COUNT)
+    assert reasons(world) == {"refused": COUNT // 2, "too-large": COUNT // 2}
+    assert service.metric("blackbox_recoveries_total") == world.partitions
+
+
+@both_engines
+def test_messages_that_a_topic_takes_alone_and_not_together_are_delivered(world: World) -> None:
+    topic = f"{world.name}.narrow"
+    world.create(NewTopic(topic, 1, config={"max.message.bytes": "700"}))
+    for _ in range(COUNT):
+        world.send_raw(json.dumps({"topic": topic, "message": BODY, "countdown": 0}), partition=0)
+    world.ask(200, within_s=0, partition=0)
+    world.start_service().wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    brokers = world.kafka.bootstrap_servers
+    until("all are delivered", lambda: len(read_all(brokers, topic)) == COUNT)
+    assert not reasons(world)
