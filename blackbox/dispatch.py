@@ -122,7 +122,8 @@ class Dispatch:
         self._ahead = None
         self._defer(batch.deferred, did, now_ms)
         if batch.ready or batch.dead:
-            self._deliver(batch.ready, batch.dead, did, now_ms)
+            goes_on = did.is_full and not batch.alone
+            self._deliver(batch.ready, batch.dead, did, now_ms, goes_on=goes_on)
         for offset, entry in batch.alone.items():
             one = {offset: entry}
             self._deliver(*((one, {}) if entry.reason is None else ({}, one)), did, now_ms)
@@ -204,7 +205,13 @@ class Dispatch:
         batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
 
     def _deliver(
-        self, ready: dict[int, Entry], dead: dict[int, Entry], did: Dispatched, now_ms: int
+        self,
+        ready: dict[int, Entry],
+        dead: dict[int, Entry],
+        did: Dispatched,
+        now_ms: int,
+        *,
+        goes_on: bool = False,
     ) -> None:
         places: Places = {}
         letters: Places = {}
@@ -220,8 +227,8 @@ class Dispatch:
                     entry = ready[message.offset]
                     dead[message.offset] = entry._replace(reason=reason, detail=detail)
             self._send_dead_letters(dead, letters)
-            if did.is_full and len(ready) == self.batch_limit:
-                self._ahead = self._read(now_ms, ready.keys())
+            if goes_on:
+                self._ahead = self._read(now_ms, ready.keys() | dead.keys())
             failed = self.writer.flush()
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms)
