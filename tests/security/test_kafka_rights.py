@@ -236,6 +236,28 @@ def test_without_the_right_to_create_a_topic_the_service_says_so(
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
+def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
+    town: Town, is_allowed: bool
+) -> None:
+    town.create_all()
+    compacted = NewTopic(town.prefix + "compacted", 1, config={"cleanup.policy": "compact"})
+    town.kafka.admin.create_topics([compacted])[compacted.topic].result()
+    rights = kafka_rights("run", *([KNOWS] if is_allowed else []))
+    there = [right._replace(name="compacted") for right in rights if right.name == "orders"]
+    town.allow([*rights, *there])
+    town.kafka.send(
+        town.requests, json.dumps({"topic": compacted.topic, "message": "x", "countdown": 0})
+    )
+    town.ask()
+    town.start().wait_ready()
+    town.until_letters(1)
+    town.until_delivered(1)
+    [letter] = town.kafka.read(town.letters)
+    assert dict(letter.headers() or [])["blackbox-reason"] == b"refused"
+    assert ("recovering" in town.said()) is not is_allowed
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
 def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool) -> None:
     [right] = kafka_rights("run when TB grows")
     town.create_all()
@@ -251,6 +273,7 @@ def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool
         until("it says so", lambda: grants(town.own(right))(town.said()))
 
 
+KNOWS = "run that knows its targets"
 COLD = "run with a cold tier"
 
 
@@ -385,5 +408,7 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 
 
 def test_the_tests_know_each_command_of_the_list() -> None:
-    known = {"run", CREATES, "run when TB grows", COLD, "check", "send", "status", "show", "load"}
+    known = {
+        "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
+    }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()
