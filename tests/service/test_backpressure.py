@@ -12,7 +12,7 @@ import redis
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from tests.world import World, both_engines, until
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 RECOVERS_IN_S = 10.0
 
@@ -27,6 +27,7 @@ def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[W
     redis.stop()
 
 
+@both_engines
 @pytest.mark.timeout(300)
 def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
     service = small_world.start_service().wait_ready()
@@ -37,6 +38,7 @@ def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> 
     until("intake goes on", lambda: service.metric("blackbox_intake_paused") == 0)
 
 
+@both_engines
 @pytest.mark.timeout(300)
 def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: World) -> None:
     small_world.ask(20_000, within_s=1, size=1000)

@@ -63,7 +63,6 @@ def test_what_a_topic_refuses_takes_no_other_message_out_of_its_transaction(worl
     assert "recovering" not in service.log.read_text()
 
 
-@both_engines
 def test_messages_that_a_topic_takes_alone_and_not_together_are_delivered(world: World) -> None:
     topic = f"{world.name}.narrow"
     world.create(NewTopic(topic, 1, config={"max.message.bytes": "700"}))

@@ -8,9 +8,9 @@ from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt, decode, encode
-from tests.world import World, both_engines, read_all, until
+from tests.world import World, read_all, until
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 TORN = 50
 
