@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,8 @@ logger = logging.getLogger("blackbox.recovery")
 CHUNK = 5000
 TAIL = 100
 ROUNDS = DOUBTFUL - 2
+RECENT_S = 1.0
+"""A shard that opens has read every cancel that was written so long before."""
 
 
 class Bounds(Protocol):
@@ -99,9 +103,9 @@ class Recovery:
         3. commit a barrier: it proves ownership, and voids what was not found;
         4. read the receipts up to the barrier and apply their removals; a record that came in
            between is doubtful as well: go round again;
-        5. read the requests that the index does not know yet, as far as they go now: a cancel
-           that was applied before is applied again before anything is delivered. When Redis has
-           no room for them, what they cancel or replace is removed all the same.
+        5. read the requests that the index does not know yet, and those that came meanwhile: a
+           cancel that was applied before is applied again before anything is delivered. When Redis
+           has no room for them, what they cancel or replace is removed all the same.
 
         Raises a Doubt when it cannot be finished: start over with a new index and writer.
         """
@@ -159,6 +163,16 @@ class Recovery:
         return count
 
     def _catch_up(self) -> None:
+        """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
+        took_s = math.inf
+        while True:
+            before_s, began = took_s, time.monotonic()
+            self._read_to_the_end()
+            took_s = time.monotonic() - began
+            if took_s < RECENT_S or took_s >= before_s:
+                return
+
+    def _read_to_the_end(self) -> None:
         bounds = self.journal.request_bounds()
         try:
             if self.index.labels.requests < bounds.start:

@@ -156,6 +156,46 @@ def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening
 # the witness
 
 
+def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
+    make: Make, asked: Written, empty_index: ShardIndex, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    now_s = [0.0]
+    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
+    intake = Intake(journal.contract, empty_index, None)
+
+    def apply_slowly(batch: Batch) -> Taken:
+        if not now_s[0]:
+            now_s[0] = 4.0
+            asked(Cancel("unwanted"))
+        return intake.apply(batch, NOW_MS)
+
+    asked(request("unwanted"), request())
+    make(apply=apply_slowly).open()
+
+    assert held(client).due == [(NOW_MS, 1)]
+    assert empty_index.labels.requests == 3
+
+
+def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
+    make: Make, asked: Written, empty_index: ShardIndex, journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    now_s = [0.0]
+    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
+    intake = Intake(journal.contract, empty_index, None)
+
+    def apply_slowly(batch: Batch) -> Taken:
+        now_s[0] += 4.0
+        asked(request())
+        return intake.apply(batch, NOW_MS)
+
+    asked(request())
+    make(apply=apply_slowly).open()
+
+    assert empty_index.labels.requests == 2
+
+
 def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
