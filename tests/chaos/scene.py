@@ -36,7 +36,10 @@ MOST_WAVES = 10
 SETTLE_S = 60.0
 SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
-DOUBTED = re.compile(r"; recovering$", re.MULTILINE)
+UNFINISHED = re.compile(
+    r"(?:; recovering|: still busy; its next owner will fence it)$", re.MULTILINE
+)
+"""What a service logs when it gives a shard up in the middle of something."""
 
 
 class Scene:
@@ -322,8 +325,8 @@ class Scene:
     def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
         """What breaks a promise; at-least-once may repeat a batch after each end of an owner."""
         services = self.world.services
-        doubts = sum(len(DOUBTED.findall(service.log.read_text())) for service in services)
-        ends = doubts + (len(services) - 1) * self.world.partitions
+        given_up = sum(len(UNFINISHED.findall(service.log.read_text())) for service in services)
+        ends = given_up + (len(services) - 1) * self.world.partitions
         repeated = ends * self.setup.batch_limit
         may_repeat = repeated if self.setup.delivery == "at-least-once" else 0
         found = books.complaints(may_repeat=may_repeat, may_revive=may_revive)
