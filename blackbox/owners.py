@@ -141,6 +141,7 @@ class Owners:
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
         journal = ShardJournal(shard, self._access)
+        originals = ShardJournal(shard, self._access, ahead=1)
         intake = Intake(self._formats[shard.topic], index, settings.horizon_ms)
 
         def confirm() -> None:
@@ -162,10 +163,12 @@ class Owners:
             index=index,
             writer=writer,
             targets=self._targets,
-            journal=journal,
+            journal=originals,
             reread=intake.reread,
             dead_letter_topic=settings.dead_letter_topic,
             batch_limit=settings.batch_limit,
             retries=settings.retries,
         )
-        return Hold(index, intake, dispatch, recovery, journal, closing=(index, writer, journal))
+        return Hold(
+            index, intake, dispatch, recovery, journal, closing=(index, writer, journal, originals)
+        )

@@ -39,11 +39,14 @@ NOT_SERVING_NOW = ("BUSY", "NOREPLICAS", "MISCONF")
 STREAM_COMMANDS = 250
 """Commands sent at once; enough to make a system call worth its while."""
 
+TIMEOUT_S = 2.5
+"""After a Redis that hung for longer, recovery first reads what was cancelled meanwhile."""
+
 MOST_CONNECTIONS = 1_000_000
 """One for each shard of a process; the client's own limit is 100."""
 
 
-def pool(url: str, *, timeout_s: float = 5.0) -> Connections:
+def pool(url: str, *, timeout_s: float = TIMEOUT_S) -> Connections:
     """Connections for what `BLACKBOX_REDIS_URL` may be. Raises BadAddress; connects to nothing yet."""
     address = read(url)
     of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}

@@ -26,6 +26,7 @@ from blackbox.receipt import Places, Receipt, decode
 from blackbox.request import Record, Shard
 
 READ_RECORDS = 4000
+FETCHED_AHEAD = 20_000
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
@@ -41,14 +42,22 @@ class Bounds(NamedTuple):
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    Holds one consumer while it is in use; not safe for use from two threads at once.
+    `ahead` is how many records are fetched before they are asked for: many to read on and on, few
+    for a look here and there. Holds one consumer while it is in use; not safe for use from two
+    threads at once.
     """
 
     def __init__(
-        self, shard: Shard, access: KafkaAccess, *, isolation: str = "read_committed"
+        self,
+        shard: Shard,
+        access: KafkaAccess,
+        *,
+        isolation: str = "read_committed",
+        ahead: int = FETCHED_AHEAD,
     ) -> None:
         self._shard = shard
         self._isolation = isolation
+        self._ahead = ahead
         self._access = access
         self._receipts_topic = receipts_topic(shard.topic)
         self._consumer: Consumer | None = None
@@ -91,15 +100,17 @@ class ShardJournal:
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The request records at these offsets, without those that Kafka does not have any more."""
-        wanted = sorted(offsets)
+        wanted = set(offsets)
         if not wanted:
             return {}
         bounds = self.request_bounds()
         found: dict[int, Record] = {}
-        for first, last in _runs([offset for offset in wanted if offset >= bounds.start]):
-            for batch in self.requests(first, min(last + 1, bounds.end)):
-                found |= {kept.offset: kept for kept in batch.records}
-        return {offset: found[offset] for offset in wanted if offset in found}
+        topic, partition = self._shard.topic, self._shard.partition
+        for first, last in _runs(sorted(o for o in wanted if o >= bounds.start)):
+            for messages, _ in self._read(topic, partition, first, min(last + 1, bounds.end)):
+                asked_for = [message for message in messages if _offset(message) in wanted]
+                found |= {record.offset: record for record in read_records(asked_for)}
+        return found
 
     def missing(self, receipts: Sequence[Receipt]) -> list[int]:
         """The requests whose message or dead letter is not where these receipts say it is.
@@ -153,7 +164,7 @@ class ShardJournal:
                     "isolation.level": self._isolation,
                     "enable.partition.eof": True,
                     "fetch.wait.max.ms": 20,
-                    "queued.min.messages": 20_000,
+                    "queued.min.messages": self._ahead,
                     "fetch.queue.backoff.ms": 1,
                 }
             )

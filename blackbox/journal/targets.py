@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from threading import Lock
+from typing import Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
@@ -40,23 +41,15 @@ class Targets:
             access.settings.get(name, "none") != "none"
             for name in ("compression.type", "compression.codec")
         )
-        self._lock = Lock()
-        self._known: dict[str, tuple[float, Refusal | None]] = {}
-        self._limits: dict[str, tuple[float, Limits | None]] = {}
+        self._refusals = _Remembered(self._ask_availability)
+        self._limits = _Remembered(self._ask_limits)
 
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         """Those of the topics that cannot take messages now, with (reason word, detail).
 
         Raises JournalLost when the brokers do not answer.
         """
-        wanted = set(topics)
-        with self._lock:
-            now = time.monotonic()
-            stale = [t for t in wanted if t not in self._known or self._known[t][0] < now]
-            if stale:
-                self._refresh(stale, now)
-            found = {topic: self._known[topic][1] for topic in wanted}
-        return {topic: refusal for topic, refusal in found.items() if refusal is not None}
+        return self._refusals.of(topics)
 
     def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
         """What those of the topics refuse that are stricter than this client.
@@ -64,18 +57,19 @@ class Targets:
         Nothing of topics whose configuration the brokers do not tell (DescribeConfigs): what they
         refuse is found when they do.
         """
-        wanted = set(topics)
-        with self._lock:
-            now = time.monotonic()
-            stale = [t for t in wanted if t not in self._limits or self._limits[t][0] < now]
-            if stale:
-                self._refresh_limits(stale, now)
-            found = {topic: self._limits[topic][1] for topic in wanted}
-        return {topic: limits for topic, limits in found.items() if limits is not None}
+        return self._limits.of(topics)
 
-    def _refresh_limits(self, topics: list[str], now: float) -> None:
-        if len(self._limits) > MOST_KNOWN:
-            self._limits = {t: known for t, known in self._limits.items() if known[0] >= now}
+    def _ask_availability(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
+        asked = self._admin.describe_topics(
+            TopicCollection(topics),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        for topic in topics:
+            refusal = _refusal(topic, asked[topic])
+            yield topic, KNOWN_FOR_S if refusal is None else UNAVAILABLE_FOR_S, refusal
+
+    def _ask_limits(self, topics: list[str]) -> Iterator[tuple[str, float, Limits | None]]:
         try:
             told = self._topics.settings(topics)
         except JournalLost as silent:
@@ -84,8 +78,7 @@ class Targets:
         for topic in topics:
             settings = told.get(topic)
             found = self._limits_of(settings) if isinstance(settings, TopicSettings) else None
-            lasts_s = KNOWN_FOR_S if settings is None else LIMITS_KNOWN_FOR_S
-            self._limits[topic] = now + lasts_s, found
+            yield topic, KNOWN_FOR_S if settings is None else LIMITS_KNOWN_FOR_S, found
 
     def _limits_of(self, settings: TopicSettings) -> Limits | None:
         needs_key = "compact" in settings.cleanup_policy
@@ -93,18 +86,35 @@ class Targets:
         most_bytes = settings.max_message_bytes if is_strict else None
         return Limits(needs_key, most_bytes) if needs_key or is_strict else None
 
-    def _refresh(self, topics: list[str], now: float) -> None:
-        asked = self._admin.describe_topics(
-            TopicCollection(topics),
-            include_authorized_operations=True,
-            request_timeout=REQUEST_TIMEOUT_S,
-        )
+
+Known = TypeVar("Known")
+
+
+class _Remembered(Generic[Known]):
+    """What was told of each topic, as long as that holds, s; None is an answer as well."""
+
+    def __init__(
+        self, ask: Callable[[list[str]], Iterable[tuple[str, float, Known | None]]]
+    ) -> None:
+        self._ask = ask
+        self._lock = Lock()
+        self._known: dict[str, tuple[float, Known | None]] = {}
+
+    def of(self, topics: Iterable[str]) -> dict[str, Known]:
+        wanted = set(topics)
+        with self._lock:
+            now = time.monotonic()
+            stale = [t for t in wanted if t not in self._known or self._known[t][0] < now]
+            if stale:
+                self._forget_the_old(now)
+                for topic, lasts_s, told in self._ask(stale):
+                    self._known[topic] = now + lasts_s, told
+            found = {topic: self._known[topic][1] for topic in wanted}
+        return {topic: told for topic, told in found.items() if told is not None}
+
+    def _forget_the_old(self, now: float) -> None:
         if len(self._known) > MOST_KNOWN:
             self._known = {t: known for t, known in self._known.items() if known[0] >= now}
-        for topic in topics:
-            refusal = _refusal(topic, asked[topic])
-            lasts_s = KNOWN_FOR_S if refusal is None else UNAVAILABLE_FOR_S
-            self._known[topic] = now + lasts_s, refusal
 
 
 def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:

@@ -47,7 +47,10 @@ def main(
     played = watched(chosen, lanes, folder, console)
     run = Run(seed, lanes, os.cpu_count() or 1, time.monotonic() - began, played)
     console.print(run.table())
-    console.print(f"transactions found torn: {sum(one.torn for one in played)}")
+    console.print(
+        f"transactions found torn: {sum(one.torn for one in played)}; messages that could not "
+        f"be read at once: {sum(one.books.shown_later for one in played)}"
+    )
     if write is not None:
         write.write_text(run.page())
     failed = [one for one in played if one.complaints]

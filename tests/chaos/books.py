@@ -41,12 +41,14 @@ class Asked:
 class Account:
     """What became of the requests. `again` counts what came out more than once.
 
-    `revived` came out although they were ended long before; `wrong` came out where they should not.
+    `revived` came out although they were ended long before; `wrong` came out where they should not;
+    `shown_later` were missing at the first look, and not at the last.
     """
 
     requests: int
     delivered: int = 0
     lost: list[str] = field(default_factory=list)
+    shown_later: int = 0
     again: Counter[str] = field(default_factory=Counter)
     early: list[str] = field(default_factory=list)
     revived: list[str] = field(default_factory=list)

@@ -97,7 +97,7 @@ def play(
     folder: Path,
     company: Barrier | None = None,
 ) -> Played:
-    """Play one schedule; its folder is kept if a promise was broken."""
+    """Play one schedule; its folder and its topics are kept if a promise was broken."""
     began = time.monotonic()
     own = folder / f"{schedule.seed}-{schedule.number}"
     own.mkdir(parents=True)
@@ -169,5 +169,6 @@ def _played(
             complaints = scene.complaints(books, may_revive=fault.may_revive)
             if not is_settled:
                 complaints.insert(0, f"hung: {len(pending)} requests are not delivered")
-        scene.delete_topics()
+        if not complaints:
+            scene.delete_topics()
     return books, torn, complaints

@@ -40,6 +40,8 @@ schedule, not the same microsecond. A part of it runs in the gate (`tests/chaos/
 
 Seed {seed}, {schedules:,} schedules, {requests:,} requests, {failed} failed. {lanes} at once took {minutes:.0f} minutes on {cores} cores.
 {once:,} schedules delivered exactly once, {least:,} at least once. Transactions found torn and declared void: {torn}.
+Messages whose transaction was committed, and which could not be read at the first look (its markers were not yet on a broker
+that had been away): {shown_later}.
 
 `lost`, `twice`, `early`: requests that broke the promise; `twice` of exactly-once. `again`: deliveries that at-least-once
 repeated, which it may, a batch for each end of an owner. `late`: of the messages delivered, after their due time: half of
@@ -93,6 +95,7 @@ class Run:
             once=once,
             least=len(self.played) - once,
             torn=sum(p.torn for p in self.played),
+            shown_later=sum(p.books.shown_later for p in self.played),
             table="\n".join(lines),
         )
 

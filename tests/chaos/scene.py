@@ -36,6 +36,9 @@ MOST_WAVES = 10
 SETTLE_S = 60.0
 SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
+SHOWN_S = 45.0
+"""By when the markers of a committed transaction are everywhere, and an abandoned one is aborted."""
+
 UNFINISHED = re.compile(
     r"(?:; recovering|: still busy; its next owner will fence it)$", re.MULTILINE
 )
@@ -280,7 +283,21 @@ class Scene:
         return pending <= self.stays_pending
 
     def account(self) -> Account:
-        """Everything that was asked against everything that a consumer finds now."""
+        """Everything that was asked against everything that a consumer finds.
+
+        Looks again while something is missing: a commit holds before its markers are on every
+        broker, and a read_committed reader stops at a broker that was away and has not got them.
+        """
+        books = self._account()
+        missing = len(books.lost)
+        deadline = time.monotonic() + SHOWN_S
+        while books.lost and time.monotonic() < deadline:
+            _wait(LOOK_S)
+            books = self._account()
+        books.shown_later = missing - len(books.lost)
+        return books
+
+    def _account(self) -> Account:
         world, servers = self.world, self.kafka.bootstrap_servers
         read = [world.requests, *world.targets, world.dead_letters]
         found: dict[str | None, list[Message]] = {topic: [] for topic in read}
