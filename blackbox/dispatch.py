@@ -145,7 +145,7 @@ class Dispatch:
         for offset, entry in self._decoded(due, now_ms).items():
             if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
                 detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
-                entry = entry._replace(reason=Reason.EXPIRED, detail=detail)
+                entry = _ended(entry, (Reason.EXPIRED, detail))
             if entry.alone:
                 batch.alone[offset] = entry
             elif entry.reason is not None:
@@ -156,6 +156,7 @@ class Dispatch:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
+        self._set_refused_aside(batch, now_ms)
         return batch
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
@@ -187,6 +188,19 @@ class Dispatch:
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
+    def _set_refused_aside(self, batch: _Sorted, now_ms: int) -> None:
+        """As dead letters, behind the good ones that wait: each takes a look at its record."""
+        limits = self.targets.limits(
+            entry.target for part in (batch.ready, batch.alone) for entry in part.values()
+        )
+        for part in (batch.ready, batch.alone) if limits else ():
+            strict = {offset: entry for offset, entry in part.items() if entry.target in limits}
+            for message in deliveries(self.shard, strict):
+                refusal = limits[message.topic].refusal(message)
+                if refusal is not None:
+                    entry = part.pop(message.offset)
+                    batch.deferred[message.offset] = now_ms, _ended(entry, refusal)
+
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic
 
@@ -199,7 +213,7 @@ class Dispatch:
             return
         if entry.attempts >= self.retries and reason != Reason.UNREACHABLE:
             detail = f"{detail}, tried {entry.attempts + 1} times"
-            batch.dead[offset] = entry._replace(reason=reason, detail=detail)
+            batch.dead[offset] = _ended(entry, (reason, detail))
             return
         wait_ms = min(FIRST_RETRY_MS << min(entry.attempts, 10), LONGEST_RETRY_MS)
         batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
@@ -216,16 +230,12 @@ class Dispatch:
         places: Places = {}
         letters: Places = {}
         dead = dict(dead)
-        limits = self.targets.limits({entry.target for entry in ready.values()}) if ready else {}
         self.writer.begin()  # 2
         try:
             for message in deliveries(self.shard, ready):
-                strict = limits.get(message.topic)
-                refusal = (strict and strict.refusal(message)) or self.writer.send(message, places)
+                refusal = self.writer.send(message, places)
                 if refusal is not None:
-                    reason, detail = refusal
-                    entry = ready[message.offset]
-                    dead[message.offset] = entry._replace(reason=reason, detail=detail)
+                    dead[message.offset] = _ended(ready[message.offset], refusal)
             self._send_dead_letters(dead, letters)
             if goes_on:
                 self._ahead = self._read(now_ms, ready.keys() | dead.keys())
@@ -291,7 +301,7 @@ class Dispatch:
         """What the broker refused for good: a message as a dead letter, a dead letter in less."""
         reason, detail = refusal
         if entry.reason is None:
-            return now_ms, entry._replace(reason=reason, detail=detail)
+            return now_ms, _ended(entry, refusal)
         whole = None if _is_record(entry) else self._originals([offset]).get(offset)
         whole = whole or _as_record(offset, entry)
         if whole.value is not None:
@@ -327,7 +337,8 @@ class Dispatch:
                 return
             did.retried += len(changes)
             first_ms = min(at_ms for at_ms, _ in changes.values())
-            did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
+            for one in (did, self._ahead[0]) if self._ahead else (did,):
+                one.next_due_ms = min(first_ms, one.next_due_ms or first_ms)
 
 
 def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:
@@ -349,6 +360,11 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
     for entry in dead.values():
         reason = entry.reason or ""
         did.dead[reason] = did.dead.get(reason, 0) + 1
+
+
+def _ended(entry: Entry, refusal: Refusal) -> Entry:
+    reason, detail = refusal
+    return entry._replace(reason=reason, detail=detail)
 
 
 def _is_record(entry: Entry) -> bool:

@@ -225,13 +225,19 @@ def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
 # what cannot be delivered
 
 
-def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_in_the_same_transaction(
+def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_ones(
     pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
-    pend(to("compacted"), to("compacted", key=b"k"), to())
+    dispatch.batch_limit = 2
+    before_ms = NOW_MS - 5
+    pend(to("compacted", before_ms), to("compacted", before_ms, key=b"k"), to("orders", before_ms))
+
+    assert dispatch.tick(NOW_MS).next_due_ms == NOW_MS
+    assert [o.offset for o in writer.committed] == [1]
+
     dispatch.tick(NOW_MS)
-    assert [o.offset for o in writer.committed if o.topic != LETTERS] == [1, 2]
+    assert [o.offset for o in writer.committed] == [1, 2, 0]
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
