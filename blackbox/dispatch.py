@@ -337,8 +337,7 @@ class Dispatch:
                 return
             did.retried += len(changes)
             first_ms = min(at_ms for at_ms, _ in changes.values())
-            for one in (did, self._ahead[0]) if self._ahead else (did,):
-                one.next_due_ms = min(first_ms, one.next_due_ms or first_ms)
+            did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
 
 
 def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:

@@ -226,10 +226,10 @@ def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
 
 
 def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_ones(
-    pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
+    pend: Pend, make: Make, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
-    dispatch.batch_limit = 2
+    dispatch = make(batch_limit=2)
     before_ms = NOW_MS - 5
     pend(to("compacted", before_ms), to("compacted", before_ms, key=b"k"), to("orders", before_ms))
 
