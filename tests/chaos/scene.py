@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -152,12 +151,20 @@ class Scene:
     def ask_until_crashed(self, service: ServiceProcess) -> None:
         """Waves of requests, until it has ended after the step it was to end after."""
         self._ended.add(service)
+        self._ask_until(service.log, lambda: service.process.poll() is not None)
+        assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
+
+    def ask_until_lost(self, way: Proxy) -> None:
+        """Waves of requests, until what was to be lost on this way is lost."""
+        self._ask_until("something is lost", way.lost.is_set)
+
+    def _ask_until(self, what: object, is_so: Callable[[], bool]) -> None:
         for _ in range(MOST_WAVES):
             self.ask()
-            with suppress(subprocess.TimeoutExpired):
-                service.process.wait(2 * WITHIN_S)
-                break
-        assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
+            with suppress(AssertionError):
+                until(str(what), is_so, 2 * WITHIN_S)
+                return
+        raise AssertionError(f"not within {MOST_WAVES} waves of requests: {what}")
 
     def owned_by(self, service: ServiceProcess) -> int:
         """How many shards are open there."""

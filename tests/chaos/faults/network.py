@@ -8,7 +8,6 @@ from functools import partial
 from tests.chaos.faults.fault import Fault
 from tests.chaos.proxy import Proxy
 from tests.chaos.scene import Scene
-from tests.world import until
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID = 0, 1, 3, 8, 11, 22
 ADD_PARTITIONS_TO_TXN, END_TXN = 24, 26
@@ -63,8 +62,7 @@ def reply_lost(way_of: Way, request: str | int, latest: int, scene: Scene) -> No
     way = way_of(scene)
     way.lose_reply(request, scene.dice.randint(1, latest))
     service = scene.start()
-    scene.ask()
-    until("a reply is lost", way.lost.is_set)
+    scene.ask_until_lost(way)
     fate = scene.dice.random()
     if fate < 0.3:
         scene.kill(service)
@@ -79,8 +77,7 @@ def request_lost(way_of: Way, request: str | int, latest: int, scene: Scene) -> 
     way = way_of(scene)
     way.lose_request(request, scene.dice.randint(1, latest))
     scene.start()
-    scene.ask()
-    until("a request is lost", way.lost.is_set)
+    scene.ask_until_lost(way)
 
 
 def another_reply_lost(scene: Scene) -> None:
