@@ -20,13 +20,13 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Delivery, Schedule, Setup
-from tests.chaos.servers import FrailRedis, Servers, WrongClock
+from tests.chaos.servers import FrailKafka, FrailRedis, Servers, WrongClock
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 
 COMPANY = 8
 SPARK_LANES = 2
-SINGLE = ("shared", "own redis", "sentinels", "redis cluster")
+SINGLE = ("shared", "own redis", "own kafka and redis", "sentinels", "redis cluster")
 """Servers that a schedule harms for itself alone, if at all."""
 
 
@@ -136,6 +136,7 @@ def _played(
 ) -> tuple[Account, int, list[str]]:
     fault = FAULTS[schedule.fault]
     with ExitStack() as ending:
+        kafka = _kafka_of(fault, servers)
         redis: EmbeddedRedis = servers.redis
         redis_servers: SentinelServers | ClusterServers | None = None
         match fault.servers:
@@ -144,6 +145,13 @@ def _played(
                 redis = FrailRedis(folder / "redis", clock)
                 redis.start()
                 ending.callback(redis.stop)
+            case "own kafka and redis":
+                clock = WrongClock(folder / "clock")
+                kafka = FrailKafka(folder / "kafka", clock)
+                redis = FrailRedis(folder / "redis", clock)
+                for server in (kafka, redis):
+                    server.start()
+                    ending.callback(server.stop)
             case "sentinels":
                 redis_servers = ending.enter_context(SentinelServers(folder / "redis", sentinels=3))
             case "redis cluster":
@@ -154,7 +162,7 @@ def _played(
             servers,
             lane,
             folder,
-            kafka=_kafka_of(fault, servers),
+            kafka=kafka,
             redis=redis,
             redis_servers=redis_servers,
             engine="spark" if fault.servers == "spark" else "process",

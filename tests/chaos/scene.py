@@ -45,7 +45,10 @@ UNFINISHED = re.compile(
 
 
 class Scene:
-    """What a fault has to do with. `dice` are for the fault alone; `at` is the schedule's own clock."""
+    """What a fault has to do with. `dice` are for the fault alone; `at` is the schedule's own clock.
+
+    `ahead_s` is how much later it is there than here, if all its clocks say so.
+    """
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Scene:
         self.doomed_topic = f"{self.world.name}.doomed"
         self.is_doomed_asked = False
         self.stays_pending = 0
+        self.ahead_s = 0
         self._settle_s = SETTLE_S if engine == "process" else SPARK_SETTLE_S
         self._schedule = schedule
         self._servers = servers
@@ -314,7 +318,7 @@ class Scene:
             read_journal(found[world.requests]),
             [message for target in world.targets for message in found[target]],
             found[world.dead_letters],
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=time.time_ns() // 1_000_000 + self.ahead_s * 1000,
             doomed=frozenset({self.missing_topic, self.doomed_topic}),
             went_down=self._went_down() if self.is_doomed_asked else (),
         )

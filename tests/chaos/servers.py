@@ -118,14 +118,28 @@ class WrongClock:
     def wrong_by_s(self) -> int:
         return int(self.file.read_text())
 
-    def preloaded(self) -> dict[str, str]:
+    def preloaded(self) -> list[str]:
         """With which variables a program that knows nothing of it looks at the file, once a second."""
-        return {
-            "LD_PRELOAD": str(FAKETIME[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(self.file),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        return [
+            f"LD_PRELOAD={FAKETIME[0]}",
+            f"FAKETIME_TIMESTAMP_FILE={self.file}",
+            "FAKETIME_CACHE_DURATION=1",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1",
+            "FAKETIME_FORCE_MONOTONIC_FIX=0",  # else Java's own waits do not end
+        ]
+
+
+class FrailKafka(EmbeddedKafka):
+    """A Kafka whose clock can be wrong."""
+
+    def __init__(self, folder: Path, clock: WrongClock) -> None:
+        super().__init__(folder)
+        self.clock = clock
+
+    def _start(self, java: str, jars: Path, lock: int) -> None:
+        super()._start(
+            _script(self.folder / "java", "env", *self.clock.preloaded(), java), jars, lock
+        )
 
 
 class FrailRedis(EmbeddedRedis):
@@ -139,12 +153,9 @@ class FrailRedis(EmbeddedRedis):
         # A file that may not grow ends a process, unless it ignores that signal.
         command = ["env", "--ignore-signal=XFSZ"]
         if self.clock is not None:
-            command += [f"{name}={value}" for name, value in self.clock.preloaded().items()]
+            command += self.clock.preloaded()
             redis_server = REDIS_WITHOUT_JEMALLOC
-        frail = self.folder / "redis-server"
-        frail.write_text(f'#!/bin/sh\nexec {shlex.join([*command, redis_server])} "$@"\n')
-        frail.chmod(0o700)
-        super()._start(str(frail), lock)
+        super()._start(_script(self.folder / "redis-server", *command, redis_server), lock)
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
@@ -156,3 +167,10 @@ class FrailRedis(EmbeddedRedis):
             yield
         finally:
             process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
+
+
+def _script(path: Path, *command: str) -> str:
+    """A program that runs this command."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return str(path)

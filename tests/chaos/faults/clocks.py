@@ -1,4 +1,4 @@
-"""Clocks that are an hour wrong: of a service's host, or of Redis."""
+"""Clocks that are an hour wrong, of a service's host or of Redis; and two hours that pass for all."""
 
 from __future__ import annotations
 
@@ -41,12 +41,35 @@ def redis_wrong(by_s: int, scene: Scene) -> None:
     scene.redis.clock.set_wrong_by(0)
 
 
+def hours_without_kafka(scene: Scene) -> None:
+    """Everything is two hours older when Kafka is there again; the service may be a new one."""
+    assert isinstance(scene.redis, FrailRedis)
+    clock = scene.redis.clock
+    assert clock is not None
+    early_bait(scene)
+    service = scene.start(clock=clock)
+    scene.ask(within_s=3)
+    scene.within(0.2, 2)
+    scene.kafka.kill()
+    scene.last(0, 2)
+    if is_killed := scene.dice.random() < 0.3:
+        scene.kill(service)
+    clock.set_wrong_by(2 * HOUR_S)
+    scene.ahead_s = 2 * HOUR_S
+    scene.stays_pending = 0
+    scene.last(0, 3)
+    scene.kafka.start()
+    if is_killed:
+        scene.start(clock=clock)
+
+
 def early_bait(scene: Scene) -> None:
     """Requests that an hour would make due, and nothing else may."""
     for number in range(4):
         request = {"topic": scene.world.targets[0], "message": f"far-{number}", "countdown": 1800}
         scene.ask_this(json.dumps(request))
         scene.stays_pending += 1
+    scene.world.flush()
 
 
 FAULTS = [
@@ -58,6 +81,10 @@ FAULTS = [
     ),
     Fault(
         "Redis' clock an hour behind", partial(redis_wrong, -HOUR_S), 12, "own redis",
+        needs_faketime=True,
+    ),
+    Fault(
+        "Kafka away for two hours", hours_without_kafka, 6, "own kafka and redis",
         needs_faketime=True,
     ),
 ]  # fmt: skip

@@ -9,7 +9,14 @@ from typing import Literal
 from tests.chaos.scene import Scene
 
 Servers = Literal[
-    "shared", "own redis", "sentinels", "redis cluster", "frail kafka", "three brokers", "spark"
+    "shared",
+    "own redis",
+    "own kafka and redis",
+    "sentinels",
+    "redis cluster",
+    "frail kafka",
+    "three brokers",
+    "spark",
 ]
 """Whose servers it harms: a broker's harm is that of a company of schedules, all at once."""
 
