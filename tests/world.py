@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,7 +35,6 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
-from blackbox.embedded.ports import free_port
 from blackbox.settings import Settings, load
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ SESSION_S = 1.5
 READY_S = 90.0
 PARTITIONS = 4
 LARGEST_BYTES = 5_000_000
+LISTENS = re.compile(r"health and metrics on (http://\S+)")
 
 
 def until(
@@ -93,11 +94,11 @@ class ServiceProcess:
     """A blackbox service as an operator runs it: a process configured by its environment only."""
 
     def __init__(self, environment: dict[str, str], log: Path, options: Sequence[str] = ()) -> None:
-        self._port = free_port()
+        self._address = ""
         self._frozen: list[psutil.Process] = []
         self.log = log
         self._file = log.open("ab")
-        own = environment | {"BLACKBOX_HTTP_PORT": str(self._port)}
+        own = environment | {"BLACKBOX_HTTP_PORT": "0"}
         self.process = self._begin(own, options)
 
     def _begin(
@@ -116,10 +117,13 @@ class ServiceProcess:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP GET; (0, "") while nobody listens."""
+        if not self._address:
+            told = LISTENS.search(self.log.read_text())
+            if told is None:
+                return 0, ""
+            self._address = told[1]
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._port}{path}", timeout=2
-            ) as answer:
+            with urllib.request.urlopen(f"{self._address}{path}", timeout=2) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from threading import Event
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -26,8 +28,19 @@ def interrupt() -> None:
 
 
 def announce(stop: Event) -> None:
-    """Let the first signal set `stop`."""
-    _on_first(stop.set)
+    """Let the first signal set `stop`.
+
+    From a thread of its own: a handler that sets it interrupts a thread which may just hold the
+    event's lock, to wait for it, and would then wait for that for ever.
+    """
+    came: SimpleQueue[None] = SimpleQueue()
+
+    def tell() -> None:
+        came.get()
+        stop.set()
+
+    Thread(target=tell, name="signals", daemon=True).start()
+    _on_first(partial(came.put, None))
 
 
 def leave() -> NoReturn:

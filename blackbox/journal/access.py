@@ -57,7 +57,13 @@ class KafkaAccess:
 
     def admin(self) -> AdminClient:
         """An admin client; asking it about a topic never creates the topic."""
-        return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
+        defaults = {
+            "allow.auto.create.topics": False,
+            # A broker that was away for long names no controller for a moment. A client that asks
+            # it just then has none until it asks again: by default five minutes later.
+            "topic.metadata.refresh.interval.ms": 5_000,
+        }
+        return AdminClient(self._with(defaults), logger=logger)
 
     def consumer(self, **own: Any) -> Consumer:
         """A read_committed consumer that commits nothing by itself and never jumps over a gap."""

@@ -26,7 +26,8 @@ class Fault:
     """`count` is how many schedules a full run has of it. `story` ends with everything mended.
 
     `exactly_once`: there is nothing to go wrong without transactions.
-    `may_revive`: a cancel may be read too late, because requests are read late.
+    `may_revive`: a cancel may be read too late, because requests are read late. What is due by then
+    goes out before what was written meanwhile is read.
     """
 
     name: str

@@ -14,7 +14,7 @@ def frozen(scene: Scene) -> None:
     scene.ask(within_s=3)
     scene.within(0.2, 2)
     scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGSTOP))
-    scene.last(1, 7)
+    scene.last(1, 12)
     scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGCONT))
 
 

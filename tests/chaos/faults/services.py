@@ -104,7 +104,7 @@ FAULTS = [
     Fault("service stopped (SIGTERM)", stopped, 40),
     Fault("service replaced by another", replaced, 30),
     Fault("service frozen past its session, beside another", frozen_past_its_session, 60),
-    Fault("service frozen past its session", frozen_alone_past_its_session, 40),
+    Fault("service frozen past its session", frozen_alone_past_its_session, 40, may_revive=True),
     Fault("service frozen briefly", frozen_briefly, 20),
     Fault("services come and go", coming_and_going, 30),
 ]
