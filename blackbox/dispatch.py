@@ -190,16 +190,15 @@ class Dispatch:
 
     def _set_refused_aside(self, batch: _Sorted, now_ms: int) -> None:
         """As dead letters, behind the good ones that wait: each takes a look at its record."""
-        limits = self.targets.limits(
-            entry.target for part in (batch.ready, batch.alone) for entry in part.values()
-        )
-        for part in (batch.ready, batch.alone) if limits else ():
-            strict = {offset: entry for offset, entry in part.items() if entry.target in limits}
-            for message in deliveries(self.shard, strict):
-                refusal = limits[message.topic].refusal(message)
-                if refusal is not None:
-                    entry = part.pop(message.offset)
-                    batch.deferred[message.offset] = now_ms, _ended(entry, refusal)
+        messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
+        limits = self.targets.limits({entry.target for entry in messages.values()})
+        strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
+        for message in deliveries(self.shard, strict):
+            refusal = limits[message.topic].refusal(message)
+            if refusal is not None:
+                offset = message.offset
+                batch.deferred[offset] = now_ms, _ended(strict[offset], refusal)
+                del (batch.alone if offset in batch.alone else batch.ready)[offset]
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic

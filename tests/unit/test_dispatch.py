@@ -241,6 +241,18 @@ def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
+def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
+    pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    pend(to("compacted", alone=True))
+
+    dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+
+    assert told(letter(writer, 0))[0] == Reason.REFUSED
+
+
 def test_a_message_the_client_refuses_becomes_a_dead_letter_in_the_same_transaction(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
