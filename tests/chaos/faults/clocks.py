@@ -1,4 +1,4 @@
-"""Clocks that are an hour wrong, of a service's host or of Redis; and two hours that pass for all."""
+"""Clocks that are an hour wrong, of a service's host, Redis or Kafka; and two hours that pass for all."""
 
 from __future__ import annotations
 
@@ -27,25 +27,35 @@ def host_wrong(by_s: int, scene: Scene) -> None:
 
 
 def redis_wrong(by_s: int, scene: Scene) -> None:
-    assert isinstance(scene.redis, FrailRedis)
-    assert scene.redis.clock is not None
+    clock = clock_of_servers(scene)
     early_bait(scene)
     if scene.dice.random() < 0.5:
-        scene.redis.clock.set_wrong_by(by_s)
+        clock.set_wrong_by(by_s)
     scene.start()
     scene.ask()
     scene.within(0.2, 2)
-    scene.redis.clock.set_wrong_by(by_s)
+    clock.set_wrong_by(by_s)
     scene.wait_logged("ms apart")
     scene.last(0.5, 2)
-    scene.redis.clock.set_wrong_by(0)
+    clock.set_wrong_by(0)
+
+
+def servers_wrong(by_s: int, scene: Scene) -> None:
+    """Kafka and Redis agree, and the service's host is right."""
+    clock = clock_of_servers(scene)
+    scene.kafka.kill()
+    clock.set_wrong_by(by_s)
+    scene.ahead_s = by_s
+    scene.kafka.start()
+    early_bait(scene)
+    scene.start()
+    scene.ask()
+    scene.wait_logged("ms apart")
 
 
 def hours_without_kafka(scene: Scene) -> None:
     """Everything is two hours older when Kafka is there again; the service may be a new one."""
-    assert isinstance(scene.redis, FrailRedis)
-    clock = scene.redis.clock
-    assert clock is not None
+    clock = clock_of_servers(scene)
     early_bait(scene)
     service = scene.start(clock=clock)
     scene.ask(within_s=3)
@@ -61,6 +71,13 @@ def hours_without_kafka(scene: Scene) -> None:
     scene.kafka.start()
     if is_killed:
         scene.start(clock=clock)
+
+
+def clock_of_servers(scene: Scene) -> WrongClock:
+    """Redis' own, or that of Kafka as well where the schedule has its own."""
+    assert isinstance(scene.redis, FrailRedis)
+    assert scene.redis.clock is not None
+    return scene.redis.clock
 
 
 def early_bait(scene: Scene) -> None:
@@ -82,6 +99,14 @@ FAULTS = [
     Fault(
         "Redis' clock an hour behind", partial(redis_wrong, -HOUR_S), 12, "own redis",
         needs_faketime=True,
+    ),
+    Fault(
+        "Kafka's and Redis' clocks an hour ahead", partial(servers_wrong, HOUR_S), 4,
+        "own kafka and redis", needs_faketime=True,
+    ),
+    Fault(
+        "Kafka's and Redis' clocks an hour behind", partial(servers_wrong, -HOUR_S), 4,
+        "own kafka and redis", needs_faketime=True,
     ),
     Fault(
         "Kafka away for two hours", hours_without_kafka, 6, "own kafka and redis",
