@@ -66,6 +66,8 @@ def to_stderr() -> None:
     handler.setFormatter(IsoFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("blackbox").setLevel(logging.INFO)
+    # A look that is due while the one before still waits for a server is left out: as it should.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
 def silent() -> None:
