@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
-from functools import partial
-from queue import SimpleQueue
 from threading import Event, Thread
-from types import FrameType
 from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -24,23 +22,31 @@ def interrupt() -> None:
     def unwind() -> None:
         raise KeyboardInterrupt
 
-    _on_first(unwind)
+    react = _to_first(unwind)
+    for number in NUMBERS:
+        signal.signal(number, lambda number, frame: react(number))
 
 
 def announce(stop: Event) -> None:
     """Let the first signal set `stop`.
 
-    From a thread of its own: a handler that sets it interrupts a thread which may just hold the
-    event's lock, to wait for it, and would then wait for that for ever.
+    Python runs a handler in the main thread, once that runs again; if it waits for `stop`, and the
+    system gave the signal to another thread, or in the moment before, that is never. The number of a
+    signal is also written to a socket, at once and in whichever thread, and read here by one.
     """
-    came: SimpleQueue[None] = SimpleQueue()
+    signals, written_to = socket.socketpair()
+    written_to.setblocking(False)
 
-    def tell() -> None:
-        came.get()
-        stop.set()
+    def watch() -> None:
+        react = _to_first(stop.set)
+        while number := signals.recv(1):
+            if number[0] in NUMBERS:
+                react(number[0])
 
-    Thread(target=tell, name="signals", daemon=True).start()
-    _on_first(partial(came.put, None))
+    Thread(target=watch, name="signals", daemon=True).start()
+    signal.set_wakeup_fd(written_to.detach(), warn_on_full_buffer=False)
+    for number in NUMBERS:
+        signal.signal(number, lambda number, frame: None)
 
 
 def leave() -> NoReturn:
@@ -49,10 +55,10 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def _on_first(react: Callable[[], None]) -> None:
+def _to_first(react: Callable[[], None]) -> Callable[[int], None]:
     first_s: float | None = None
 
-    def received(number: int, frame: FrameType | None) -> None:
+    def received(number: int) -> None:
         nonlocal first_s
         if first_s is None:
             first_s = time.monotonic()
@@ -60,5 +66,4 @@ def _on_first(react: Callable[[], None]) -> None:
         elif time.monotonic() - first_s > SAME_S:
             os._exit(128 + number)
 
-    for number in NUMBERS:
-        signal.signal(number, received)
+    return received

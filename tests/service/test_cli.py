@@ -339,14 +339,25 @@ def test_a_service_that_still_waits_for_kafka_ends_when_told_to(world: World) ->
     assert seconds_to_stop(service) < GRACEFUL_S
 
 
-def test_a_signal_is_noticed_at_the_very_moment_when_the_wait_for_it_begins() -> None:
-    waits = (
-        "import os, signal, threading; from blackbox.cli import signals; stop = threading.Event(); "
-        "signals.announce(stop)\n"
-        "with stop._cond: os.kill(os.getpid(), signal.SIGTERM)\n"  # as wait() does at first
-        "raise SystemExit(0 if stop.wait(20) else 'not noticed')"
-    )
-    subprocess.run([sys.executable, "-c", waits], check=True, timeout=30)
+WAITING = (
+    "import os, signal, threading; from blackbox.cli import signals; stop = threading.Event(); "
+    "signals.announce(stop)\n"
+    "{}\n"
+    "raise SystemExit(0 if stop.wait(20) else 'not noticed')"
+)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "with stop._cond: os.kill(os.getpid(), signal.SIGTERM)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)",
+    ],
+    ids=["as the wait for it begins", "by a thread that it does not interrupt"],
+)
+def test_a_signal_is_noticed_whenever_it_comes_and_whoever_gets_it(sent: str) -> None:
+    subprocess.run([sys.executable, "-c", WAITING.format(sent)], check=True, timeout=30)
 
 
 def test_a_second_signal_ends_at_once() -> None:
