@@ -44,9 +44,21 @@ def asked(journal: FakeJournal) -> Written:
 
 
 @pytest.fixture
-def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> Make:
+def intake(empty_index: ShardIndex, journal: FakeJournal) -> Intake:
+    return Intake(journal.contract, empty_index, None)
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that recovery measures itself by, to be set."""
+    now_s = [0.0]
+    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
+    return now_s
+
+
+@pytest.fixture
+def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal, intake: Intake) -> Make:
     def make_recovery(**given: Any) -> Recovery:
-        intake = Intake(journal.contract, empty_index, None)
         return Recovery(
             shard=SHARD,
             index=empty_index,
@@ -153,17 +165,10 @@ def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening
     assert held(client).due == []
 
 
-# the witness
-
-
 def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
-    make: Make, asked: Written, empty_index: ShardIndex, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
+    now_s: list[float],
 ) -> None:  # fmt: skip
-    now_s = [0.0]
-    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
-    intake = Intake(journal.contract, empty_index, None)
-
     def apply_slowly(batch: Batch) -> Taken:
         if not now_s[0]:
             now_s[0] = 4.0
@@ -178,13 +183,8 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
 
 
 def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
-    make: Make, asked: Written, empty_index: ShardIndex, journal: FakeJournal,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    now_s = [0.0]
-    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
-    intake = Intake(journal.contract, empty_index, None)
-
+    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, now_s: list[float]
+) -> None:
     def apply_slowly(batch: Batch) -> Taken:
         now_s[0] += 4.0
         asked(request())
@@ -194,6 +194,9 @@ def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed
     make(apply=apply_slowly).open()
 
     assert empty_index.labels.requests == 2
+
+
+# the witness
 
 
 def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
@@ -446,7 +449,7 @@ def test_receipts_are_applied_in_chunks_each_with_its_own_label(
 
 
 def test_a_recovery_cut_short_is_taken_up_where_it_was(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, asked: Written, journal: FakeJournal, intake: Intake,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.recovery.CHUNK", 2)
@@ -454,7 +457,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
     journal.read_at_once = 3
-    intake, batches = Intake(journal.contract, empty_index, None), 0
+    batches = 0
 
     def apply_two(batch: Batch) -> Taken:
         nonlocal batches
@@ -472,12 +475,11 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
 
 
 def test_a_full_redis_opens_with_the_rest_still_in_kafka(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     asked(*(request() for _ in range(6)))
     journal.read_at_once = 2
-    intake = Intake(journal.contract, empty_index, None)
 
     def apply_until_full(batch: Batch) -> Taken:
         if batch.start == 4:
@@ -493,11 +495,10 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
 
 
 def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_went_back(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any
 ) -> None:
     asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
     journal.read_at_once = 2
-    intake = Intake(journal.contract, empty_index, None)
 
     def apply_until_full(batch: Batch) -> Taken:
         if batch.start == 4:
