@@ -86,7 +86,12 @@ class Field:
         }
         self._environment = {f"BLACKBOX_{name}": str(value) for name, value in variables.items()}
         self._producer = Producer(
-            self._bootstrap | {"linger.ms": 10, "queue.buffering.max.messages": 2_000_000}
+            self._bootstrap
+            | {
+                "linger.ms": 10,
+                "queue.buffering.max.messages": 2_000_000,
+                "enable.idempotence": True,
+            }
         )
 
     @contextmanager

@@ -48,7 +48,14 @@ def prepare(stack: EmbeddedStack, count: int) -> Ground:
     admin = AdminClient(bootstrap)
     for future in admin.create_topics(topics).values():
         future.result()
-    producer = Producer(bootstrap | {"linger.ms": 20, "queue.buffering.max.messages": count + 1})
+    producer = Producer(
+        bootstrap
+        | {
+            "linger.ms": 20,
+            "queue.buffering.max.messages": count + 1,
+            "enable.idempotence": True,
+        }
+    )
     for number in range(count):
         body = f"{number:07d}".ljust(MESSAGE_BYTES, ".")
         request = {"topic": TARGET, "message": body, "countdown": 0}

@@ -145,7 +145,7 @@ class Yard(Field):
 
     @contextmanager
     def _producing(self) -> Iterator[Callable[[str, bytes, int], None]]:
-        producer = Producer(self._bootstrap | {"linger.ms": 20})
+        producer = Producer(self._bootstrap | {"linger.ms": 20, "enable.idempotence": True})
 
         def produce(topic: str, value: bytes, partition: int) -> None:
             while True:

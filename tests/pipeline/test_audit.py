@@ -62,7 +62,9 @@ class Books:
         self.index = ShardIndex(self.shard, self._connections, grace_s=3600)
         self._contract = formats(settings)[self.shard.topic]
         self._journal = ShardJournal(self.shard, kafka(settings))
-        self._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+        self._producer = Producer(
+            {"bootstrap.servers": world.kafka.bootstrap_servers, "enable.idempotence": True}
+        )
 
     def close(self) -> None:
         self._journal.close()

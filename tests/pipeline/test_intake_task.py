@@ -88,7 +88,9 @@ class Place:
         self.task = IntakeTask(uuid.uuid4().hex, self.settings, kafka(self.settings))
         self.client = redis.Redis.from_url(world.redis.url)
         self.inspector = Inspector.of(world.redis.url)
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+        )
         self._last = -1
         self._ends = Consumer(
             {

@@ -65,7 +65,9 @@ class Books:
         )
         self.access = kafka(self.settings, logs.QUIET)
         self._admin = AdminClient({"bootstrap.servers": self.servers})
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+        )
 
     def create(self, partitions: int = 2) -> Books:
         new = [

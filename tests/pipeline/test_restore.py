@@ -66,6 +66,7 @@ class Place:
             {
                 "bootstrap.servers": world.kafka.bootstrap_servers,
                 "linger.ms": 1,
+                "enable.idempotence": True,
                 "topic.metadata.refresh.interval.ms": 500,
             }
         )

@@ -69,7 +69,9 @@ class Topic:
         ).values():
             future.result(30)
         until("the topic is known", lambda: self.name in self.admin.list_topics().topics)
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+        )
         self._last = -1
         self._ends = Consumer(
             {
@@ -95,6 +97,7 @@ class Topic:
             {
                 "bootstrap.servers": self.servers,
                 "compression.type": "lz4",
+                "enable.idempotence": True,
                 "linger.ms": 60_000,
                 "batch.size": 64 << 20,
                 "batch.num.messages": 100_000,
@@ -150,7 +153,9 @@ class Topic:
     def grow(self, partitions: int) -> None:
         for future in self.admin.create_partitions([NewPartitions(self.name, partitions)]).values():
             future.result(30)
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+        )
         until(
             "they are known",
             lambda: (
