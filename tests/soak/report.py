@@ -17,6 +17,9 @@ from tests.soak.watch import WARM_UP_S, Life, Sample
 QUIET_S = 15.0
 """After a fault is mended, how long what it held up may still come late."""
 
+BEFORE_S = 1.0
+"""What was due so shortly before a fault may still have been on its way."""
+
 MOST_LATE_MS = 500
 MOST_DRIFT = 0.05
 BIN_S = 5
@@ -61,11 +64,11 @@ class Soak:
         return (self.delivered_ms - self.due_ms)[self.times > 0]
 
     def in_faults(self) -> NDArray[np.bool_]:
-        """Which of those delivered were due while something was wrong, or soon after."""
+        """Which of those delivered were due just before, while, or soon after something was wrong."""
         due_s = self._due_s()
         found = np.zeros(len(due_s), np.bool_)
         for fault in self.faults:
-            found |= (due_s >= fault.from_s) & (due_s < fault.until_s + QUIET_S)
+            found |= (due_s >= fault.from_s - BEFORE_S) & (due_s < fault.until_s + QUIET_S)
         return found
 
     def complaints(self) -> list[str]:
@@ -95,6 +98,7 @@ class Soak:
 
     def write(self, folder: Path) -> None:
         """soak.svg, soak.json and soak.md; with the engine's name when it is not the default."""
+        folder.mkdir(parents=True, exist_ok=True)
         name = "soak" if self.engine == "process" else f"soak-{self.engine}"
         (folder / f"{name}.json").write_text(json.dumps(self._figures(), indent=1) + "\n")
         draw(self, folder / f"{name}.svg")
@@ -165,6 +169,7 @@ class Soak:
             name=name,
             about=self._title(),
             cores=self.cores,
+            before=BEFORE_S,
             quiet=QUIET_S,
             warm_up=WARM_UP_S / 60,
             option="" if self.engine == "process" else f" --engine {self.engine}",
@@ -190,7 +195,7 @@ ones: the group notices a dead service after 10 s.
 | --- | ---: | ---: | ---: |
 {late}
 
-"In faults" is from the beginning of a fault until {quiet:.0f} s after it was mended.
+"In faults" is from {before:.0f} s before a fault until {quiet:.0f} s after it was mended.
 
 What each process needs after a warm-up of {warm_up:.0f} minutes, of those that lived long enough: least, most, and by how much
 the last minute differs from the first (memory in MB, proportional set size).

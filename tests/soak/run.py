@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from threading import Event, Thread
+from contextlib import suppress
+from threading import Event
 
+from blackbox.embedded import EmbeddedError
 from tests.soak.faults import Stage, story
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
@@ -40,23 +42,19 @@ def run(
         capacity = _capacity(traffic, flood)
         first, per_s = traffic.sent, int(capacity * share)
         began_ms, began = time.time_ns() // 1_000_000, time.monotonic()
-        over = Event()
-        flowing = Thread(target=traffic.flow, args=(per_s, over))
         faults: list[Fault] = []
         with Watch(lambda: _pids(stage)) as watch:
-            flowing.start()
-            for number, (name, fault) in enumerate(story()):
-                at_s = (number + 0.5) * every_s
-                if at_s >= seconds:
-                    break
-                _wait_until(began + at_s)
-                say(f"{per_s:,} requests/s; {name}", at_s)
-                from_s = time.monotonic() - began
-                fault(stage)
-                faults.append(Fault(name, from_s, time.monotonic() - began))
-            _wait_until(began + seconds)
-            over.set()
-            flowing.join()
+            with traffic.flowing(per_s):
+                for number, (name, fault) in enumerate(story()):
+                    at_s = (number + 0.5) * every_s
+                    if at_s >= seconds:
+                        break
+                    _wait_until(began + at_s)
+                    say(f"{per_s:,} requests/s; {name}", at_s)
+                    from_s = time.monotonic() - began
+                    fault(stage)
+                    faults.append(Fault(name, from_s, time.monotonic() - began))
+                _wait_until(began + seconds)
             say("the rest comes out", seconds)
             until("everything came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
         until("nothing is pending", lambda: stage.steady.metric("blackbox_pending") == 0)
@@ -87,12 +85,12 @@ def _capacity(traffic: Traffic, flood: int) -> float:
 
 
 def _pids(stage: Stage) -> dict[str, int]:
-    return {
-        "service": stage.steady.pid,
-        "other service": stage.other.pid,
-        "Redis": stage.world.redis.pid,
-        "Kafka": stage.world.kafka.pid,
-    }
+    """Of those that run: a server may just be starting again."""
+    pids = {"service": stage.steady.pid, "other service": stage.other.pid}
+    for role, server in (("Redis", stage.world.redis), ("Kafka", stage.world.kafka)):
+        with suppress(EmbeddedError):
+            pids[role] = server.pid
+    return pids
 
 
 def _wait_until(moment_s: float) -> None:

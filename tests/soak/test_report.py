@@ -36,10 +36,11 @@ def soak() -> Soak:
 def test_a_clean_soak_has_no_complaints_and_a_page_with_its_plot(tmp_path: Path) -> None:
     clean = soak()
     assert clean.complaints() == []
-    clean.write(tmp_path)
-    assert "Lost 0, delivered twice 0, early 0" in (tmp_path / "soak.md").read_text()
-    assert "outside of faults | 10 ms | 10 ms | 10 ms" in (tmp_path / "soak.md").read_text()
-    assert (tmp_path / "soak.svg").stat().st_size > 10_000
+    docs = tmp_path / "docs"
+    clean.write(docs)
+    assert "Lost 0, delivered twice 0, early 0" in (docs / "soak.md").read_text()
+    assert "outside of faults | 10 ms | 10 ms | 10 ms" in (docs / "soak.md").read_text()
+    assert (docs / "soak.svg").stat().st_size > 10_000
 
 
 def test_each_fault_in_the_books_is_a_complaint() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from threading import Event, Thread
+from threading import Event
 from types import TracebackType
 from typing import Any
 
@@ -40,10 +43,10 @@ class Traffic:
         self.times: NDArray[np.uint8] = np.zeros(most, np.uint8)
         self.sent = self.seen = 0
         self._over = Event()
-        self._watching = Thread(target=self._watch)
+        self._threads = ThreadPoolExecutor(2)
 
     def __enter__(self) -> Traffic:
-        self._watching.start()
+        self._watching = self._threads.submit(self._watch)
         return self
 
     def __exit__(
@@ -53,7 +56,9 @@ class Traffic:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._watching.join()
+        self._threads.shutdown()
+        if error is None:
+            self._watching.result()
 
     def flood(self, count: int) -> None:
         """Requests due at once, as fast as Kafka takes them."""
@@ -61,8 +66,18 @@ class Traffic:
             self._send(0)
         self.flush()
 
-    def flow(self, per_s: int, over: Event) -> None:
-        """Requests with countdowns of 2 to 6 s, until it is over or there is no more room."""
+    @contextmanager
+    def flowing(self, per_s: int) -> Iterator[None]:
+        """Requests with countdowns of 2 to 6 s meanwhile, as long as there is room."""
+        over = Event()
+        flow = self._threads.submit(self._flow, per_s, over)
+        try:
+            yield
+        finally:
+            over.set()
+            flow.result()
+
+    def _flow(self, per_s: int, over: Event) -> None:
         began, first = time.monotonic(), self.sent
         while not over.is_set():
             due = first + int((time.monotonic() - began) * per_s)

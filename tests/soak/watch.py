@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from threading import Event, Thread
+from threading import Event
 from types import TracebackType
 from typing import NamedTuple
 
@@ -51,17 +52,21 @@ class Life:
 
 
 class Watch:
-    """Looks at processes every five seconds; `pids` tells which, by role, as they are just now."""
+    """Looks at processes now and then; `pids` tells which run just now, by role.
 
-    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+    What goes wrong in a look is raised when the watch ends.
+    """
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]], every_s: float = EVERY_S) -> None:
         self._pids = pids
+        self._every_s = every_s
         self._lives: dict[tuple[str, int], Life] = {}
         self._began = time.monotonic()
         self._over = Event()
-        self._looking = Thread(target=self._look)
+        self._thread = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Watch:
-        self._looking.start()
+        self._looking = self._thread.submit(self._look)
         return self
 
     def __exit__(
@@ -71,13 +76,15 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._looking.join()
+        self._thread.shutdown()
+        if error is None:
+            self._looking.result()
 
     def lives(self) -> list[Life]:
         return [life for life in self._lives.values() if life.samples]
 
     def _look(self) -> None:
-        while not self._over.wait(EVERY_S):
+        while not self._over.wait(self._every_s):
             for role, pid in self._pids().items():
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     life = self._lives.setdefault((role, pid), Life(role, pid))

@@ -1,0 +1,34 @@
+"""The watch of a soak goes on while a process is away, and says when it could not look."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+import pytest
+
+from tests.soak.watch import Watch
+from tests.world import until
+
+OFTEN_S = 0.01
+
+
+def test_a_process_that_is_away_for_a_while_is_looked_at_again() -> None:
+    here = {"service": os.getpid()}
+    stages = deque([here, {}, {"service": 2**22 + 1}, here])
+    with Watch(lambda: stages.popleft() if len(stages) > 1 else here, OFTEN_S) as watch:
+        until("looked at twice", lambda: any(len(life.samples) > 1 for life in watch.lives()))
+    (life,) = watch.lives()
+    assert (life.role, life.pid) == ("service", os.getpid())
+    assert all(sample.memory_mb > 1 and sample.descriptors > 1 for sample in life.samples)
+
+
+def test_a_look_that_goes_wrong_is_raised_at_the_end() -> None:
+    looks: list[bool] = []
+
+    def lost() -> dict[str, int]:
+        looks.append(True)
+        raise RuntimeError("no such stage")
+
+    with pytest.raises(RuntimeError, match="no such stage"), Watch(lost, OFTEN_S):
+        until("looked", lambda: looks)
