@@ -38,7 +38,6 @@ def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> 
     until("intake goes on", lambda: service.metric("blackbox_intake_paused") == 0)
 
 
-@both_engines
 @pytest.mark.timeout(300)
 def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: World) -> None:
     small_world.ask(20_000, within_s=1, size=1000)

@@ -91,7 +91,6 @@ def test_a_failover_that_an_operator_orders(world: World, sentinels: SentinelSer
     assert verdict.is_exact, verdict
 
 
-@both_engines
 def test_slots_that_move_to_other_nodes_under_load(world: World, cluster: ClusterServers) -> None:
     keys = shard_keys(world)
     cluster.spread(keys)

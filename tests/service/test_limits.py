@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 from blackbox.limits import batch_bytes
 from blackbox.outgoing import Outgoing
 from tests.service.test_undeliverable import reasons
-from tests.world import World, both_engines, read_all, until
+from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 
@@ -44,7 +44,6 @@ def test_the_size_of_a_message_is_counted_as_the_brokers_count_it(
     assert answers == [None, KafkaError.MSG_SIZE_TOO_LARGE]
 
 
-@both_engines
 def test_what_a_topic_refuses_takes_no_other_message_out_of_its_transaction(world: World) -> None:
     strict = {
         f"{world.name}.compacted": ("refused", {"cleanup.policy": "compact"}),
