@@ -81,6 +81,12 @@ class Service:
         schedule(self._scheduler, self._promotion, settings.hot_horizon_s)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.add_job(
+            interpreter.give_memory_back,
+            "interval",
+            seconds=interpreter.GIVEN_BACK_EVERY_S,
+            id="memory",
+        )
         self._scheduler.start()
         self._intake.start()
         self._membership.start()

@@ -8,14 +8,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
 from blackbox.embedded import EmbeddedError
+from blackbox.journal.topics import receipts_topic
 from tests.soak.faults import Stage, story
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
 from tests.soak.watch import Watch
 from tests.world import World, until
 
-FLOOD = 200_000
+KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
+"""Kafka's memory grows with what it keeps: the index files of each segment are mapped."""
+
+FLOOD = 1_000_000
 MOST_PER_S = 50_000
 PATIENCE_S = 300.0
 
@@ -36,6 +48,7 @@ def run(
     usual = world.folder / "usual.properties"
     usual.touch()
     stage = Stage(world, usual)
+    _keep_briefly(world, world.requests, receipts_topic(world.requests), world.targets[0])
     most = 2 * flood + int(seconds * MOST_PER_S)
     with Traffic(world.kafka.bootstrap_servers, world.requests, world.targets[0], most) as traffic:
         say("how much can the machine do?", 0)
@@ -71,6 +84,19 @@ def run(
         times=traffic.times[first : traffic.sent],
         lives=watch.lives(),
     )
+
+
+def _keep_briefly(world: World, *topics: str) -> None:
+    settings = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in KEPT.items()
+    ]
+    changed = [
+        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=settings) for topic in topics
+    ]
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for done in admin.incremental_alter_configs(changed).values():
+        done.result(10)
 
 
 def _capacity(traffic: Traffic, flood: int) -> float:

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from tests.soak.report import Fault, Soak
-from tests.soak.watch import Life, Sample
+from tests.soak.watch import EVERY_S, ROUND_S, Life, Sample
 
 COUNT = 10_000
-SECONDS = 1200
+SECONDS = 1800
+ROUND = int(ROUND_S / EVERY_S)
 
 
 def soak() -> Soak:
     """A clean one: each request 10 ms late, those of a fault in the middle 5 s."""
     due_ms = np.linspace(1, SECONDS * 1000, COUNT).astype(np.int64)
-    late_ms = np.where(abs(due_ms - 600_000) < 5000, 5000, 10)
+    late_ms = np.where(abs(due_ms - 900_000) < 5000, 5000, 10)
     return Soak(
         engine="process",
         cores=2,
@@ -25,7 +26,7 @@ def soak() -> Soak:
         per_s=10,
         seconds=SECONDS,
         began_ms=0,
-        faults=[Fault("Kafka frozen", 594, 606)],
+        faults=[Fault("Kafka frozen", 894, 906)],
         due_ms=due_ms,
         delivered_ms=due_ms + late_ms,
         times=np.ones(COUNT, np.uint8),
@@ -68,8 +69,15 @@ def test_what_grows_after_the_warm_up_is_a_complaint(
 ) -> None:
     broken = soak()
     samples = broken.lives[0].samples
-    samples[-20:] = [Sample(one.at_s, *grown) for one in samples[-20:]]
+    samples[-ROUND:] = [Sample(one.at_s, *grown) for one in samples[-ROUND:]]
     assert broken.complaints() == [complaint]
+
+
+def test_what_a_fault_takes_for_a_minute_is_none() -> None:
+    one = soak()
+    samples = one.lives[0].samples
+    samples[-12:] = [Sample(sample.at_s, 160, 90) for sample in samples[-12:]]
+    assert one.complaints() == []
 
 
 def test_what_grows_while_it_warms_up_is_none() -> None:

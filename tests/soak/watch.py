@@ -15,9 +15,9 @@ from typing import NamedTuple
 import psutil
 
 EVERY_S = 5.0
-WARM_UP_S = 300.0
-JUDGED_FROM_S = 300.0
-"""A process that lived shorter than this after its warm-up is drawn, not judged."""
+WARM_UP_S = 600.0
+ROUND_S = 360.0
+"""Six kinds of faults, one a minute."""
 
 
 class Sample(NamedTuple):
@@ -38,16 +38,16 @@ class Life:
 
     @property
     def warm(self) -> list[Sample]:
-        """The samples after the warm-up; none when it did not live long enough to be judged."""
+        """The samples after the warm-up; none when it did not live for two rounds of faults from then on."""
         first_s = self.samples[0].at_s + WARM_UP_S
-        is_long = self.samples[-1].at_s - first_s >= JUDGED_FROM_S
+        is_long = self.samples[-1].at_s - first_s >= 2 * ROUND_S
         return [one for one in self.samples if one.at_s >= first_s] if is_long else []
 
     def drift(self, of: Callable[[Sample], float]) -> float:
-        """By what share the last minute differs from the first after the warm-up; medians of each."""
+        """By what share the last round of faults differs from the first after the warm-up; medians."""
         warm = self.warm
-        first = [of(one) for one in warm if one.at_s < warm[0].at_s + 60]
-        last = [of(one) for one in warm if one.at_s > warm[-1].at_s - 60]
+        first = [of(one) for one in warm if one.at_s < warm[0].at_s + ROUND_S]
+        last = [of(one) for one in warm if one.at_s > warm[-1].at_s - ROUND_S]
         return median(last) / median(first) - 1
 
 
