@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from tests.promises import Promises
 from tests.world import World
+
+
+# How long an example takes says how busy the machine is, not whether the product is right.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
