@@ -13,7 +13,6 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from tests.promises import Promises
 from tests.world import World
 
-
 # How long an example takes says how busy the machine is, not whether the product is right.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

@@ -315,7 +315,6 @@ def prove(backend: Backend, examples: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

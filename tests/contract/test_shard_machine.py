@@ -382,7 +382,6 @@ def test_every_request_has_one_outcome_whatever_fails(fake_backend: Backend) -> 
         settings=settings(
             max_examples=150,
             stateful_step_count=30,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -67,7 +67,7 @@ OWN_KEY = re.compile(rb"blackbox:\{TB-0\}:(due|ids|state|receipts|cold|msg:[0-9a
 
 
 @pytest.mark.service
-@with_settings(max_examples=60, deadline=None)
+@with_settings(max_examples=60)
 @given(caller=texts, id=texts, name=texts, value=texts, topic=texts, key=texts)
 def test_nothing_in_a_request_becomes_a_part_of_a_key(
     own_server: EmbeddedRedis, caller: str, id: str, name: str, value: str, topic: str, key: str
