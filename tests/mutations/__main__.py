@@ -133,9 +133,12 @@ def run(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         for number, bug in enumerate(chosen):
-            shown = bar.add_task(f"{number} of {len(chosen) - 1}: {bug.name}", total=None)
+            what = f"{number} of {len(chosen) - 1}: {bug.name}"
+            shown = bar.add_task(what, total=None)
             one = look_for(bug)
             bar.remove_task(shown)
+            if not console.is_terminal:
+                console.print(f"{what}: {len(one.tests)} tests failed; {one.played}")
             if bug is not SOUND:
                 found.append(one)
             elif one.tests:
