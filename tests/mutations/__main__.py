@@ -31,7 +31,7 @@ BROKEN = re.compile(r"^--seed \d+ --schedule \d+ \((.+)\), see ", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\w+)", re.MULTILINE)
 MOST_FAILURES = 3
 
-MOST_SCHEDULES = "0.5"
+MOST_SCHEDULES = "0.2"
 
 SOUND = Bug(
     "no bug", "the product as it is", (), (), tuple(sorted({t for b in BUGS for t in b.tests}))
