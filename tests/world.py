@@ -368,6 +368,7 @@ class World:
                 "bootstrap.servers": self.kafka.bootstrap_servers,
                 "group.id": f"{self.name}.observer",
                 "isolation.level": "read_committed",
+                "topic.metadata.refresh.interval.ms": 1_000,
                 "enable.auto.commit": False,
             }
         )

@@ -57,13 +57,7 @@ class KafkaAccess:
 
     def admin(self) -> AdminClient:
         """An admin client; asking it about a topic never creates the topic."""
-        defaults = {
-            "allow.auto.create.topics": False,
-            # A broker that was away for long names no controller for a moment. A client that asks
-            # it just then has none until it asks again: by default five minutes later.
-            "topic.metadata.refresh.interval.ms": 5_000,
-        }
-        return AdminClient(self._with(defaults), logger=logger)
+        return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
 
     def consumer(self, **own: Any) -> Consumer:
         """A read_committed consumer that commits nothing by itself and never jumps over a gap."""
@@ -98,6 +92,10 @@ class KafkaAccess:
             "bootstrap.servers": self.bootstrap_servers,
             "client.id": "blackbox",
             "socket.timeout.ms": 5_000,
+            # A broker that comes back names no controller, or no leader of a partition, for a
+            # moment. A client that asks it just then does without until it asks again: by default
+            # five minutes later (librdkafka issue 891).
+            "topic.metadata.refresh.interval.ms": 5_000,
             "reconnect.backoff.ms": 200,
             "reconnect.backoff.max.ms": 1_000,
             "log.connection.close": False,

@@ -60,7 +60,6 @@ class Membership:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 10_000,
                 "heartbeat.interval.ms": 1_000,
-                "topic.metadata.refresh.interval.ms": 10_000,
                 "queued.min.messages": 1,
                 "on_commit": self._committed,
             }

@@ -28,7 +28,11 @@ class Traffic:
 
     def __init__(self, bootstrap_servers: str, requests: str, target: str, most: int) -> None:
         self._requests, self._target = requests, target
-        self._bootstrap: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+        self._bootstrap: dict[str, Any] = {
+            "bootstrap.servers": bootstrap_servers,
+            "log_level": 0,
+            "topic.metadata.refresh.interval.ms": 5_000,
+        }
         self._producer = Producer(
             self._bootstrap
             | {

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from blackbox.journal import access
 from blackbox.journal.access import OURS, KafkaAccess
 
 
@@ -23,3 +27,20 @@ def test_other_settings_are_the_operators(tmp_path: object) -> None:
 
 def test_settings_do_not_print() -> None:
     assert "s3cret" not in repr(KafkaAccess("b:1", "unit", {"sasl.password": "s3cret"}))
+
+
+@pytest.mark.parametrize(
+    ("client", "make"),
+    [
+        ("AdminClient", KafkaAccess.admin),
+        ("Consumer", KafkaAccess.consumer),
+        ("Producer", lambda brokers: brokers.producer(None)),
+    ],
+)
+def test_a_client_that_was_told_of_no_leader_asks_again_soon(
+    monkeypatch: pytest.MonkeyPatch, client: str, make: Callable[[KafkaAccess], object]
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(access, client, lambda settings, **_: made.append(settings))
+    make(KafkaAccess("b:1", "unit"))
+    assert [settings["topic.metadata.refresh.interval.ms"] for settings in made] == [5_000]
