@@ -22,7 +22,7 @@ from blackbox.cli.fate import Registry
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.request import Shard, request_id
-from tests.world import PARTITIONS, World, both_engines, until
+from tests.world import PARTITIONS, World, until
 from tests.year import DAY_MS, HORIZON_S, HOUR_MS, Year
 
 REQUESTS = int(os.environ.get("BLACKBOX_TEST_COLD", "2000"))
@@ -272,7 +272,6 @@ def test_show_finds_a_cold_request_and_what_it_became(year: Year) -> None:
     assert (fate.state, fate.id) == ("delivered", request_id(shard, 0))
 
 
-@both_engines
 def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
     world.start_service(hot_horizon_s=4).wait_ready()
     world.ask(600, within_s=12)

@@ -23,6 +23,8 @@ from tests.world import until
 
 pytestmark = pytest.mark.usefixtures("stack")
 
+PATIENCE_S = 150.0
+
 
 class RunningDemo:
     """A demo in a process of its own, whose temporary files are in a folder of the test's.
@@ -48,7 +50,11 @@ class RunningDemo:
         return self._log.read_text()
 
     def says(self, text: str) -> None:
-        until(f"it says {text!r}", lambda: text in self.said or self.process.poll() is not None)
+        until(
+            f"it says {text!r}",
+            lambda: text in self.said or self.process.poll() is not None,
+            PATIENCE_S,
+        )
         assert text in self.said, self.said
 
     def left_behind(self) -> list[object]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import time
 from functools import partial
 
 import pytest
 
-from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines, until
+from tests.world import PARTITIONS, ServiceProcess, World, both_engines, until
 
 pytestmark = [pytest.mark.service, both_engines]
 
-KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "3"))
-FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "2"))
+KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "2"))
+FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "1"))
 
 
 def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> None:
@@ -69,25 +70,20 @@ def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> Non
     for _ in range(KILLS):
         service = world.start_service()
         world.ask(1500, within_s=3)
-        until_dead(service, dice)
+        kill(service, dice)
     world.start_service().wait_ready()
     verdict = world.wait_delivered(timeout_s=120)
     assert verdict.is_exact, verdict
     assert verdict.delivered == 1500 * KILLS
 
 
-def until_dead(service: ServiceProcess, dice: random.Random) -> None:
-    """Kill a service a random moment after it began to deliver, or while it opens its shards."""
+def kill(service: ServiceProcess, dice: random.Random) -> None:
+    """A random moment after it began to deliver, or while it opens its shards."""
     if dice.random() < 0.7:
         service.wait_ready()
-    moment_s = dice.uniform(0, 1.5)
-    with_deadline = SESSION_S + moment_s
-    try:
-        service.process.wait(moment_s)
-    except TimeoutError:
-        raise AssertionError(f"ended by itself within {with_deadline} s") from None
-    except Exception:
-        service.kill()
+    with pytest.raises(subprocess.TimeoutExpired):  # it does not end by itself
+        service.process.wait(dice.uniform(0, 1.5))
+    service.kill()
 
 
 @pytest.mark.fault
