@@ -31,7 +31,7 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
 def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
     """The topics of this deployment, to be created and grown."""
     return OwnTopics(
-        access.admin(),
+        access,
         list(settings.topics),
         settings.dead_letter_topic,
         retention_ms=settings.retention_ms,

@@ -24,6 +24,8 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
+LETTER_LATER_MS = 2_000
+"""Its look at the record in Kafka takes time from the good messages of other shards, which end about together."""
 
 
 class Index(Protocol):
@@ -189,7 +191,7 @@ class Dispatch:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
     def _set_refused_aside(self, batch: _Sorted, now_ms: int) -> None:
-        """As dead letters, behind the good ones that wait: each takes a look at its record."""
+        """As dead letters, behind the good ones that wait."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
         strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
@@ -197,7 +199,8 @@ class Dispatch:
             refusal = limits[message.topic].refusal(message)
             if refusal is not None:
                 offset = message.offset
-                batch.deferred[offset] = now_ms, _ended(strict[offset], refusal)
+                ended = _ended(strict[offset], refusal)
+                batch.deferred[offset] = now_ms + LETTER_LATER_MS, ended
                 del (batch.alone if offset in batch.alone else batch.ready)[offset]
 
     def _destination(self, entry: Entry) -> str:

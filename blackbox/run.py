@@ -16,6 +16,7 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
+from blackbox import interpreter
 from blackbox.api.app import Health
 from blackbox.api.serve import HttpServer
 from blackbox.check import Finding, findings
@@ -68,6 +69,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     process is to be left without them. While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
     Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
     """
+    interpreter.tune()
     metrics = Metrics()
     start = _Start(settings, stop)
     engine = make_engine(settings, metrics, only, start.fail)

@@ -72,7 +72,6 @@ class Service:
     def start(self) -> None:
         """Create what is missing of ours, then join the group. Raises a Doubt when Kafka or Redis is away."""
         settings = self._settings
-        interpreter.tune()
         self._watch.observe_clock()
         self._topics.ensure()
         self._scheduler.add_job(

@@ -44,8 +44,7 @@ class Year:
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]
         self.began_ms = time.time_ns() // 1_000_000
-        admin = self.access.admin()
-        topics = OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=-1)
+        topics = OwnTopics(self.access, [world.requests], world.dead_letters, retention_ms=-1)
         topics.ensure()
         until("its shard has a leader", self._has_leader)
 

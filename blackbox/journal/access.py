@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
@@ -15,6 +16,7 @@ from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
 logger = logging.getLogger("blackbox.kafka")
 
 REQUEST_TIMEOUT_S = 5.0
+STATISTICS_MS = 2_000
 
 OURS = (
     "auto.offset.reset",
@@ -27,6 +29,35 @@ OURS = (
     "transactional.id",
 )
 """Settings that an operator's file may not override."""
+
+
+class Sight:
+    """Whether a client is connected to a broker, by its statistics; to be its `stats_cb`.
+
+    A broker that has only just been let into its cluster again may answer with topics and without
+    brokers. librdkafka then drops every broker it knows, and may never ask those of
+    `bootstrap.servers` again (its issue 5301, reported for 2.13 and open): without an error, it
+    waits for ever. From outside that looks like brokers that are away; another client helps against
+    the one, and does no harm with the other.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_ms = patience_s * 1000
+        self._blind_ms = 0
+        self.known = "no broker"
+        """The brokers that the client knew at the last look, and how it stood with them."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has had no connection for longer than it is to be waited for."""
+        return self._blind_ms > self._patience_ms
+
+    def __call__(self, statistics: str) -> None:
+        brokers = orjson.loads(statistics)["brokers"].values()
+        told = (f"{one.get('name')} ({one['source']}) {one['state']}" for one in brokers)
+        self.known = ", ".join(told) or "no broker"
+        sees_one = any(one["state"] == "UP" and one["source"] != "logical" for one in brokers)
+        self._blind_ms = 0 if sees_one else self._blind_ms + STATISTICS_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +89,12 @@ class KafkaAccess:
     def admin(self) -> AdminClient:
         """An admin client; asking it about a topic never creates the topic."""
         return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
+
+    def watched_consumer(self, patience_s: float, **own: Any) -> tuple[Consumer, Sight]:
+        """A consumer that is to live long, and what tells whether it can."""
+        sight = Sight(patience_s)
+        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": sight}
+        return self.consumer(**watched | own), sight
 
     def consumer(self, **own: Any) -> Consumer:
         """A read_committed consumer that commits nothing by itself and never jumps over a gap."""

@@ -15,6 +15,8 @@ from blackbox.request import Shard
 
 POLL_S = 0.05
 CONFIRM_S = 5.0
+PATIENCE_S = 20.0
+"""The group has given its shards to others by then."""
 
 
 class _Question:
@@ -55,21 +57,12 @@ class Membership:
         self._new: list[Shard] = []
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._questions: dict[Shard, _Question] = {}
-        self._consumer: Consumer = access.consumer(
-            **{
-                "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": 10_000,
-                "heartbeat.interval.ms": 1_000,
-                "queued.min.messages": 1,
-                "on_commit": self._committed,
-            }
-        )
+        self._access = access
+        self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
     def start(self) -> None:
-        self._consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
-        )
+        self._join()
         self._thread.start()
 
     @property
@@ -112,6 +105,33 @@ class Membership:
         self._thread.join()
         self._consumer.close()
 
+    def _open(self) -> None:
+        self._consumer, self._sight = self._access.watched_consumer(
+            PATIENCE_S,
+            **{
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": 10_000,
+                "heartbeat.interval.ms": 1_000,
+                "queued.min.messages": 1,
+                "on_commit": self._committed,
+            },
+        )
+
+    def _join(self) -> None:
+        self._consumer.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
+        )
+
+    def _join_again(self) -> None:
+        logger.warning(
+            "membership: no connection for a while; another client takes over; it knew %s",
+            self._sight.known,
+        )
+        self._joined.clear()
+        self._consumer.close()
+        self._open()
+        self._join()
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -123,6 +143,8 @@ class Membership:
                 self._stopping.wait(POLL_S)
 
     def _take_part(self) -> None:
+        if self._sight.is_lost:
+            self._join_again()
         message = self._consumer.poll(POLL_S)
         self._commit_what_was_asked()
         while self._new:

@@ -5,6 +5,7 @@ For whoever plans reads in one process and does them in others.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,9 @@ from confluent_kafka import (
 )
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, read_right
+
+logger = logging.getLogger("blackbox.journal")
 
 T = TypeVar("T")
 
@@ -33,6 +36,8 @@ READ_RECORDS = 4000
 SILENCE_S = 15.0
 OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
+SILENT_S = 1.0
+PATIENCE_S = 5.0
 
 _FINAL = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -81,6 +86,7 @@ class Ends:
         self._access = access
         self._asking: Consumer | None = None
         self._watcher: Consumer | None = None
+        self._sight: Sight | None = None
         self._watched: Positions = {}
 
     def partitions(self, topics: Sequence[str]) -> list[Partition]:
@@ -129,7 +135,7 @@ class Ends:
                 raise KafkaException(found.error)
             return [(topic, partition) for partition in found.partitions]
 
-        return _patiently(ask, f"cannot ask for the partitions of {topic}", topic)
+        return self._patiently(ask, f"cannot ask for the partitions of {topic}", topic)
 
     def _offsets(self, partitions: Iterable[Partition], end: int) -> Positions:
         """One request to each broker for all partitions; the client takes an end as a time."""
@@ -143,11 +149,34 @@ class Ends:
             return {(at.topic, at.partition): at.offset for at in found}
 
         names = ", ".join(sorted({at.topic for at in asked}))
-        return _patiently(ask, f"cannot ask for offsets of {names}", names) if asked else {}
+        return self._patiently(ask, f"cannot ask for offsets of {names}", names) if asked else {}
+
+    def _patiently(self, ask: Callable[[], T], what: str, topic: str) -> T:
+        deadline = time.monotonic() + OUTAGE_S
+        while True:
+            began = time.monotonic()
+            try:
+                return ask()
+            except KafkaException as error:
+                if error.args[0].code() in _FINAL or time.monotonic() > deadline:
+                    raise doubt(error, what, f"Read on topic {topic}") from error
+            was_silent = time.monotonic() - began > SILENT_S
+            if was_silent and self._asking is not None:  # it may have lost sight of all brokers
+                self._asking.close()
+                self._asking = None
+            time.sleep(OUTAGE_LOOK_S)
 
     def _watch(self, positions: Positions) -> Consumer:
+        if self._watcher is not None and self._sight is not None and self._sight.is_lost:
+            logger.warning(
+                "who waits for requests has had no connection for a while; another client does; it knew %s",
+                self._sight.known,
+            )
+            self._watcher.close()
+            self._watcher, self._watched = None, {}
         if self._watcher is None:
-            self._watcher = self._access.consumer(
+            self._watcher, self._sight = self._access.watched_consumer(
+                PATIENCE_S,
                 **{
                     "fetch.message.max.bytes": 1,
                     "queued.min.messages": 1,
@@ -155,7 +184,7 @@ class Ends:
                     # others has been answered.
                     "fetch.wait.max.ms": 50,
                     "fetch.queue.backoff.ms": 1,
-                }
+                },
             )
         moved = self._watched.items() - positions.items()
         if moved:
@@ -165,17 +194,6 @@ class Ends:
             self._watcher.incremental_assign([TopicPartition(*at, offset) for at, offset in new])
         self._watched = dict(positions)
         return self._watcher
-
-
-def _patiently(ask: Callable[[], T], what: str, topic: str) -> T:
-    deadline = time.monotonic() + OUTAGE_S
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if error.args[0].code() in _FINAL or time.monotonic() > deadline:
-                raise doubt(error, what, f"Read on topic {topic}") from error
-        time.sleep(OUTAGE_LOOK_S)
 
 
 def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]:

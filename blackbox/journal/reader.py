@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
 from blackbox.journal.records import read_records
@@ -16,6 +16,7 @@ from blackbox.request import Shard
 logger = logging.getLogger("blackbox.journal")
 
 FIRST_RECORD_S = 0.5
+PATIENCE_S = 5.0
 
 
 class Lost(Exception):
@@ -34,9 +35,8 @@ class RequestReader:
     """
 
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
-        self._consumer: Consumer = access.consumer(
-            **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
-        )
+        self._access = access
+        self._open()
         self._group = access.group_id
         self._most = most_records
         self._gather_s = gather_s
@@ -65,6 +65,8 @@ class RequestReader:
         Without `wait`, only what is here already.
         """
         self._obey()
+        if self._sight.is_lost:
+            self._open_again()
         before = dict(self._positions)
         try:
             first = self._consumer.poll(FIRST_RECORD_S if wait else 0)
@@ -82,6 +84,22 @@ class RequestReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _open(self) -> None:
+        self._consumer, self._sight = self._access.watched_consumer(
+            PATIENCE_S, **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
+        )
+
+    def _open_again(self) -> None:
+        logger.warning(
+            "the reader of requests has had no connection for a while; another client takes over; it knew %s",
+            self._sight.known,
+        )
+        self._consumer.close()
+        self._open()
+        positions, self._positions = self._positions, {}
+        for shard, offset in positions.items():
+            self._start(shard, offset)
 
     def _batches(self, messages: list[Message]) -> tuple[dict[Shard, Batch], list[Lost]]:
         by_shard: dict[tuple[str | None, int | None], list[Message]] = {}

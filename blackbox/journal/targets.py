@@ -34,8 +34,8 @@ class Targets:
     """The brokers' metadata of target topics, remembered for a few seconds. Safe from any thread."""
 
     def __init__(self, access: KafkaAccess) -> None:
-        self._admin = access.admin()
-        self._topics = Topics(self._admin)
+        self._access = access
+        self._open()
         self._largest = int(access.settings.get("message.max.bytes", CLIENT_MOST_BYTES))
         self._compresses = any(
             access.settings.get(name, "none") != "none"
@@ -49,7 +49,11 @@ class Targets:
 
         Raises JournalLost when the brokers do not answer.
         """
-        return self._refusals.of(topics)
+        try:
+            return self._refusals.of(topics)
+        except JournalLost:
+            self._open()  # the client may have lost sight of all brokers
+            raise
 
     def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
         """What those of the topics refuse that are stricter than this client.
@@ -58,6 +62,10 @@ class Targets:
         refuse is found when they do.
         """
         return self._limits.of(topics)
+
+    def _open(self) -> None:
+        self._admin = self._access.admin()
+        self._topics = Topics(self._admin)
 
     def _ask_availability(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
         asked = self._admin.describe_topics(
@@ -74,6 +82,7 @@ class Targets:
             told = self._topics.settings(topics)
         except JournalLost as silent:
             logger.warning("what target topics refuse is not known: %s", silent)
+            self._open()
             told = {}
         for topic in topics:
             settings = told.get(topic)

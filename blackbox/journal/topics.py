@@ -17,7 +17,13 @@ from confluent_kafka.admin import (
 )
 
 from blackbox.doubt import JournalLost, NotAllowed
-from blackbox.journal.access import REQUEST_TIMEOUT_S, doubt, explained, is_not_allowed
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    doubt,
+    explained,
+    is_not_allowed,
+)
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -135,14 +141,14 @@ class OwnTopics:
 
     def __init__(
         self,
-        admin: AdminClient,
+        access: KafkaAccess,
         request_topics: Sequence[str],
         dead_letter_topic: str,
         *,
         retention_ms: int,
     ) -> None:
-        self._admin = admin
-        self._topics = Topics(admin)
+        self._access = access
+        self._open()
         self._request_topics = request_topics
         self._dead_letter_topic = dead_letter_topic
         self._retention_ms = retention_ms
@@ -152,6 +158,13 @@ class OwnTopics:
 
         Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
         """
+        try:
+            self._ensure(partitions)
+        except JournalLost:
+            self._open()  # the client may have lost sight of all brokers
+            raise
+
+    def _ensure(self, partitions: int) -> None:
         counts = self._topics.partitions(self._request_topics, to="Read")
         counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
         ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
@@ -170,6 +183,11 @@ class OwnTopics:
                 self._ensure_receipts(topic, count)
         except JournalLost as reason:
             logger.warning("%s; trying again in %d s", reason, GROW_S)
+            self._open()
+
+    def _open(self) -> None:
+        self._admin = self._access.admin()
+        self._topics = Topics(self._admin)
 
     def _ensure_receipts(self, topic: str, wanted: int) -> None:
         name = receipts_topic(topic)

@@ -211,8 +211,8 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepare(world: World) -> None:
     """What a driver does before it starts Spark."""
-    admin = KafkaAccess(world.kafka.bootstrap_servers, world.name).admin()
-    OwnTopics(admin, [world.requests], world.dead_letters, retention_ms=3_600_000).ensure()
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    OwnTopics(access, [world.requests], world.dead_letters, retention_ms=3_600_000).ensure()
 
 
 @pytest.fixture(scope="module")

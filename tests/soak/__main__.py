@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from blackbox.embedded import EmbeddedStack
 from tests.soak.run import run
 from tests.world import World
+
+WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch"
+"""Else Kafka's memory grows for hours, until its first full collection."""
 
 
 def main(
@@ -25,6 +29,7 @@ def main(
 ) -> None:
     """Exit code 1 when something is lost, doubled, early, late outside of faults, or grows."""
     console = Console()
+    os.environ["JAVA_TOOL_OPTIONS"] = WHOLE_HEAP
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with EmbeddedStack() as stack, Progress(*columns, console=console, transient=True) as bar:
         folder = stack.folder / "soak"

@@ -200,7 +200,7 @@ ones: the group notices a dead service after 10 s.
 
 What each process needs after a warm-up of {warm_up:.0f} minutes, of those that lived long enough: least, most, and by how much
 the last round of all faults differs from the first, by their medians (memory in MB, proportional set size). Kafka keeps
-records for three minutes here, as its index files are memory, too.
+records for three minutes here, as its index files are memory, too, and takes its whole heap at its start.
 
 | | from | to | change |
 | --- | ---: | ---: | ---: |

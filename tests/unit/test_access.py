@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from blackbox.journal import access
-from blackbox.journal.access import OURS, KafkaAccess
+from blackbox.journal.access import OURS, KafkaAccess, Sight
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -44,3 +46,43 @@ def test_a_client_that_was_told_of_no_leader_asks_again_soon(
     monkeypatch.setattr(access, client, lambda settings, **_: made.append(settings))
     make(KafkaAccess("b:1", "unit"))
     assert [settings["topic.metadata.refresh.interval.ms"] for settings in made] == [5_000]
+
+
+def test_a_client_that_is_connected_can_live_on() -> None:
+    told: list[str] = []
+    consumer = Consumer(
+        {
+            "test.mock.num.brokers": 1,
+            "group.id": "unit",
+            "log_level": 0,
+            "statistics.interval.ms": 10,
+            "stats_cb": told.append,
+        }
+    )
+    sight = Sight(0)
+    sight('{"brokers": {}}')
+    deadline = time.monotonic() + 10
+    while sight.is_lost and time.monotonic() < deadline:
+        consumer.poll(0.01)
+        for statistics in told:
+            sight(statistics)
+    consumer.close()
+    assert not sight.is_lost
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "{}",
+        '{":GroupCoordinator": {"source": "logical", "state": "UP"}}',
+        '{"b:1/bootstrap": {"source": "configured", "state": "INIT"}}',
+    ],
+)
+def test_a_client_without_a_connection_is_lost_after_a_while(left: str) -> None:
+    sight = Sight(3)
+    sight(f'{{"brokers": {left}}}')
+    assert not sight.is_lost
+    sight(f'{{"brokers": {left}}}')
+    assert sight.is_lost
+    sight('{"brokers": {"b:1/1": {"source": "learned", "state": "UP"}}}')
+    assert not sight.is_lost

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from blackbox import entry as entries
-from blackbox.dispatch import ALONE_PER_TICK, LONGEST_RETRY_MS, Dispatch, Dispatched
+from blackbox.dispatch import (
+    ALONE_PER_TICK,
+    LETTER_LATER_MS,
+    LONGEST_RETRY_MS,
+    Dispatch,
+    Dispatched,
+)
 from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
@@ -233,10 +239,14 @@ def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_
     before_ms = NOW_MS - 5
     pend(to("compacted", before_ms), to("compacted", before_ms, key=b"k"), to("orders", before_ms))
 
-    assert dispatch.tick(NOW_MS).next_due_ms == NOW_MS
+    assert dispatch.tick(NOW_MS).next_due_ms == NOW_MS + LETTER_LATER_MS
     assert [o.offset for o in writer.committed] == [1]
 
     dispatch.tick(NOW_MS)
+    assert [o.offset for o in writer.committed] == [1, 2]
+
+    for _ in range(2):  # the first one ends what was read ahead
+        dispatch.tick(NOW_MS + LETTER_LATER_MS)
     assert [o.offset for o in writer.committed] == [1, 2, 0]
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
@@ -248,7 +258,7 @@ def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
     pend(to("compacted", alone=True))
 
     dispatch.tick(NOW_MS)
-    dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS + LETTER_LATER_MS)
 
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 

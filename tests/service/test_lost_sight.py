@@ -1,0 +1,127 @@
+"""Clients that have lost all brokers, and would wait for ever, are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from queue import SimpleQueue
+
+import pytest
+
+from blackbox.doubt import JournalLost
+from blackbox.journal import access as access_module
+from blackbox.journal.access import KafkaAccess, Sight
+from blackbox.journal.membership import Membership
+from blackbox.journal.ranges import Ends
+from blackbox.journal.reader import RequestReader
+from blackbox.journal.targets import Targets
+from blackbox.request import Shard
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+NO_BROKERS = '{"brokers": {}}'
+
+
+@pytest.fixture
+def access(world: World) -> KafkaAccess:
+    return KafkaAccess(world.kafka.bootstrap_servers, world.name)
+
+
+class Sights:
+    """What clients are told of their brokers."""
+
+    def __init__(self) -> None:
+        self.made: list[Sight] = []
+
+    def make(self, patience_s: float) -> Sight:
+        self.made.append(Sight(patience_s))
+        return self.made[-1]
+
+    def lose(self) -> None:
+        """The clients made until now hear for long that they are not connected."""
+        for sight in self.made:
+            for _ in range(20):
+                sight(NO_BROKERS)
+
+
+@pytest.fixture
+def sights(monkeypatch: pytest.MonkeyPatch) -> Sights:
+    sights = Sights()
+    monkeypatch.setattr(access_module, "Sight", sights.make)
+    return sights
+
+
+def test_requests_are_read_on_where_they_were_read_to(
+    world: World, access: KafkaAccess, sights: Sights
+) -> None:
+    read: list[bytes] = []
+    reader = RequestReader(access, most_records=100, gather_s=0.01)
+
+    def have(count: int) -> bool:
+        batches, lost = reader.read()
+        assert not lost
+        read.extend(one.value or b"" for batch in batches.values() for one in batch.records)
+        return len(read) >= count
+
+    shards = [Shard(world.requests, partition) for partition in range(2)]
+    for shard in shards:
+        reader.start(shard, 0)
+    for half in (range(100), range(100, 200)):
+        for number in half:
+            world.send_raw(b"%d" % number, partition=number % 2)
+        world.flush()
+        until("they are read", partial(have, half[-1] + 1))
+        sights.lose()
+    reader.close()
+    assert len(sights.made) == 2
+    assert sorted(read) == sorted(b"%d" % number for number in range(200))
+
+
+def test_who_waits_for_requests_goes_on_waiting(
+    world: World, access: KafkaAccess, sights: Sights
+) -> None:
+    ends = Ends(access)
+    first = {(world.requests, 0): 0}
+    assert not ends.wait_for_news(first, 0.1)
+    sights.lose()
+    world.send_raw(b"news", partition=0)
+    world.flush()
+    until("it is heard of", lambda: ends.wait_for_news(first, 0.5))
+    assert len(sights.made) == 2
+    ends.close()
+
+
+def test_a_member_gives_its_shards_up_and_gets_them_again(
+    world: World, access: KafkaAccess, sights: Sights
+) -> None:
+    told: SimpleQueue[tuple[str, Shard]] = SimpleQueue()
+
+    def lost(shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            told.put(("lost", shard))
+
+    member = Membership(
+        access,
+        [world.requests],
+        gained=lambda shard: told.put(("gained", shard)),
+        lost=lost,
+    )
+    member.start()
+    until("it has them", lambda: len(member.owned()) == world.partitions)
+    before = {told.get(timeout=30) for _ in range(world.partitions)}
+    sights.lose()
+    again = [told.get(timeout=30) for _ in range(2 * world.partitions)]
+    assert {what for what, _ in again[: world.partitions]} == {"lost"}
+    assert set(again[world.partitions :]) == before
+    member.close()
+
+
+def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
+    world: World, access: KafkaAccess
+) -> None:
+    targets = Targets(access)
+    targets._admin = KafkaAccess("127.0.0.1:1", world.name, {"log_level": "0"}).admin()
+    with pytest.raises(JournalLost):
+        targets.unavailable([world.targets[0]])
+    assert targets.unavailable([world.targets[0]]) == {}
