@@ -13,7 +13,7 @@ YOUNG_OBJECTS = 100_000
 SWITCH_S = 0.0005
 """A thread whose socket was answered waits this long for the interpreter, not the usual 5 ms."""
 
-GIVEN_BACK_EVERY_S = 60.0
+GIVEN_BACK_EVERY_S = 10.0
 
 M_ARENA_MAX = -8
 ARENAS = 2
