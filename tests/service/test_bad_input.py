@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.raw_record import write_with_header
-from tests.world import World, both_engines, until
+from tests.world import World, both_engines, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 
@@ -62,7 +62,7 @@ def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
     assert service.metric("blackbox_invalid_total") == len(bad)
 
 
-@both_engines
+@both_engines_at_length
 def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_nothing(world: World) -> None:
     world.start_service().wait_ready()
     value = json.dumps({"topic": world.targets[0], "countdown": 0}).encode()

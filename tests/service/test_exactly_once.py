@@ -11,14 +11,22 @@ from functools import partial
 
 import pytest
 
-from tests.world import PARTITIONS, ServiceProcess, World, both_engines, until
+from tests.world import (
+    PARTITIONS,
+    ServiceProcess,
+    World,
+    both_engines,
+    both_engines_at_length,
+    until,
+)
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "2"))
 FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "1"))
 
 
+@both_engines
 def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> None:
     world.start_service().wait_ready()
     world.ask(2000, within_s=2)
@@ -27,6 +35,7 @@ def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> 
     assert verdict.delivered == 2000
 
 
+@both_engines_at_length
 def test_at_least_once_delivers_everything_too(world: World) -> None:
     world.start_service(delivery="at-least-once").wait_ready()
     world.ask(1000, within_s=1)
@@ -34,6 +43,7 @@ def test_at_least_once_delivers_everything_too(world: World) -> None:
     assert verdict.is_exact, verdict
 
 
+@both_engines
 def test_a_graceful_stop_takes_less_than_five_seconds_and_the_next_start_goes_on(
     world: World,
 ) -> None:
@@ -45,6 +55,7 @@ def test_a_graceful_stop_takes_less_than_five_seconds_and_the_next_start_goes_on
     assert verdict.is_exact, verdict
 
 
+@both_engines_at_length
 def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(world: World) -> None:
     world.ask(500, within_s=0)
     world.start_service().wait_ready()
@@ -52,6 +63,7 @@ def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(worl
     assert verdict.is_exact, verdict
 
 
+@both_engines_at_length
 def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world: World) -> None:
     world.start_service(batch_limit=100).wait_ready()
     at_ms = int(time.time() * 1000) + 1500
@@ -63,6 +75,7 @@ def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world:
     assert [int(one.value() or b"") for one in world.received()] == list(range(1000))
 
 
+@both_engines
 @pytest.mark.fault
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> None:
@@ -86,6 +99,7 @@ def kill(service: ServiceProcess, dice: random.Random) -> None:
     service.kill()
 
 
+@both_engines
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_an_owner_frozen_past_its_session_is_fenced_when_it_comes_back(world: World) -> None:

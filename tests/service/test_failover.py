@@ -16,7 +16,14 @@ from blackbox.embedded.ports import free_port
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.service.test_cli import blackbox
-from tests.world import PARTITIONS, ServiceProcess, World, both_engines, until
+from tests.world import (
+    PARTITIONS,
+    ServiceProcess,
+    World,
+    both_engines,
+    both_engines_at_length,
+    until,
+)
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -121,7 +128,7 @@ def delivered(world: World) -> int:
     return sum(message.topic() in world.targets for message in world.received())
 
 
-@both_engines
+@both_engines_at_length
 def test_while_a_node_is_dead_the_shards_of_others_deliver(world: World, tmp_path: Path) -> None:
     with ClusterServers(tmp_path / "cluster", needs_all=False) as servers:
         servers.spread(shard_keys(world))

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from tests.world import ServiceProcess, World, both_engines, until
+from tests.world import ServiceProcess, World, both_engines, both_engines_at_length, until
 
-pytestmark = [pytest.mark.service, both_engines]
+pytestmark = pytest.mark.service
 
 PER_SECOND = 2000
 WARM_UP = 4000
@@ -24,6 +24,7 @@ P99_MS = {"process": 250, "spark": 750}
 IDLE_PERCENT = {"process": 5, "spark": 20}
 
 
+@both_engines
 @pytest.mark.timeout(600)
 def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine: str) -> None:
     from_s = SHORTEST_S[engine]
@@ -40,6 +41,7 @@ def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine
     assert verdict.late_at(0.99) <= P99_MS[engine]
 
 
+@both_engines
 @pytest.mark.timeout(600)
 def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
     world: World, engine: str
@@ -53,6 +55,7 @@ def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
     assert verdict.late_at(0.99) <= 1300
 
 
+@both_engines_at_length
 @pytest.mark.timeout(900)
 def test_many_pending_and_nothing_due_costs_next_to_nothing(
     fragile_world: World, engine: str

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from blackbox.embedded import EmbeddedStack
-from tests.world import World, both_engines, until
+from tests.world import World, both_engines, both_engines_at_length, until
 
-pytestmark = [pytest.mark.service, pytest.mark.fault, both_engines]
+pytestmark = [pytest.mark.service, pytest.mark.fault]
 
 STOP_S = 5.0
 
@@ -34,6 +34,7 @@ def kill_redis(world: World) -> Callable[[], None]:
     return world.redis.start
 
 
+@both_engines
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
 def test_a_server_killed_under_load_and_started_again(
     own_world: World, kill: Callable[[World], Callable[[], None]]
@@ -55,6 +56,7 @@ def freeze_kafka(world: World) -> Callable[[], None]:
     return lambda: os.kill(world.kafka.pid, signal.SIGCONT)
 
 
+@both_engines
 def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World) -> None:
     service = own_world.start_service().wait_ready()
     own_world.ask(1000, within_s=3)
@@ -67,6 +69,7 @@ def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World)
     assert verdict.is_exact, verdict
 
 
+@both_engines_at_length
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
 def test_a_stop_takes_less_than_five_seconds_while_a_server_is_away(
     own_world: World, kill: Callable[[World], Callable[[], None]]
