@@ -8,7 +8,7 @@ PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
 
-.PHONY: help install demo test faults fuzz chaos soak mutations check format bench engines jobs helm constraints advisories sbom clean
+.PHONY: help install demo test faults fuzz chaos soak mutations check format bench engines jobs helm constraints advisories sbom protos clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ constraints: install  ## Pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --all-extras --no-emit-index-url \
 	    --no-emit-find-links --no-emit-trusted-host --no-header --output-file constraints.txt pyproject.toml
+
+protos: install  ## The modules of blackbox/formats/proto, from its .proto files
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blackbox/formats/proto/*.proto
 
 build/tools: Makefile
 	@$(PYTHON) -m venv $@

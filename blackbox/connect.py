@@ -34,6 +34,7 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
         access,
         list(settings.topics),
         settings.dead_letter_topic,
+        settings.output_topics,
         retention_ms=settings.retention_ms,
     )
 
@@ -46,6 +47,11 @@ def formats(settings: Settings) -> dict[str, Format]:
         dead_letter_topic=settings.dead_letter_topic,
     )
     return {
-        topic: make_format(contract, max_countdown_s=settings.max_countdown_s, own_topics=is_ours)
+        topic: make_format(
+            contract,
+            max_countdown_s=settings.max_countdown_s,
+            own_topics=is_ours,
+            timer_output_topic=settings.timer_output(topic),
+        )
         for topic, contract in settings.topics.items()
     }

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     EMPTY = "empty"
     NOT_JSON = "not-json"
     NOT_AN_OBJECT = "not-an-object"
+    NOT_PROTOBUF = "not-protobuf"
     DUPLICATE_KEY = "duplicate-key"
     UNKNOWN_FIELD = "unknown-field"
     BAD_TOPIC = "bad-topic"

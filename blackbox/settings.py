@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import javaproperties
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from blackbox.formats import NAMES
 from blackbox.index import connection
-from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.journal.topics import RECEIPTS_SUFFIX, is_own_topic
 from blackbox.request import is_topic_name
 
-FORMATS = ("countdown",)
 Half = Literal["intake", "dispatch"]
 _PLACE = r"[^\s:/,]+:\d+"
 _MASTER = re.compile(
@@ -37,8 +37,8 @@ def _topic(name: str) -> str:
 def _request_topics(text: str) -> str:
     for topic, contract in parse_request_topics(text).items():
         _topic(topic)
-        if contract not in FORMATS:
-            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(FORMATS)}")
+        if contract not in NAMES:
+            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(NAMES)}")
         if topic.endswith(RECEIPTS_SUFFIX):
             raise ValueError(f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which names receipts")
     return text
@@ -55,6 +55,22 @@ def parse_request_topics(text: str) -> dict[str, str]:
             raise ValueError(f"the topic {topic!r} is named twice")
         topics[topic] = contract
     return topics
+
+
+def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
+    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+    timers = [topic for topic, contract in topics.items() if contract == "timer"]
+    for output in (
+        {_topic(name)} if name is not None else {expired_topic(topic) for topic in timers}
+    ):
+        if is_own_topic(output, topics, info.data.get("dead_letter_topic", "")):
+            raise ValueError(f"{output!r} is a topic of blackbox's own; name another")
+    return name
+
+
+def expired_topic(request_topic: str) -> str:
+    """Where timers are answered unless the operator names a topic."""
+    return f"{request_topic}.expired"
 
 
 def _redis_url(secret: SecretStr) -> SecretStr:
@@ -87,6 +103,11 @@ class Settings(BaseSettings):
     )
     dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
         "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
+    )
+    timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
+        None,
+        validate_default=True,
+        description="where expired timers are answered; without it <request topic>.expired",
     )
     group_id: str = Field(
         "blackbox",
@@ -137,6 +158,16 @@ class Settings(BaseSettings):
     def topics(self) -> Mapping[str, str]:
         """Format by request topic."""
         return parse_request_topics(self.request_topics)
+
+    def timer_output(self, topic: str) -> str:
+        """Where the answers to a request topic of the format `timer` go."""
+        return self.timer_output_topic or expired_topic(topic)
+
+    @property
+    def output_topics(self) -> list[str]:
+        """Topics that no request names, and that messages go to all the same."""
+        timers = (topic for topic, contract in self.topics.items() if contract == "timer")
+        return sorted({self.timer_output(topic) for topic in timers})
 
     @property
     def retention_ms(self) -> int:

@@ -81,11 +81,24 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
     client = Client(
         access.bootstrap_servers,
         caller=caller,
-        request_topic=request_topic or next(iter(settings.topics)),
+        request_topic=_countdown_topic(settings, request_topic),
         kafka_settings=access.settings,
     )
     client.reach()
     return client
+
+
+def _countdown_topic(settings: Settings, asked: str | None) -> str:
+    """The topic asked for, or the first one of the format that is written here."""
+    if asked is not None and settings.topics.get(asked, "countdown") != "countdown":
+        raise BadUsage(
+            f"{asked} is of the format {settings.topics[asked]}, which is not written here"
+        )
+    if asked is None and "countdown" not in settings.topics.values():
+        raise BadUsage(
+            f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none is of the format countdown"
+        )
+    return asked or next(t for t, contract in settings.topics.items() if contract == "countdown")
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from blackbox.request import Cancel, Invalid, Record, Request
 
+NAMES = ("countdown", "future", "timer")
+
 
 class Format(Protocol):
     """One contract. `parse` never raises: what cannot be understood is a value too."""
@@ -16,21 +18,33 @@ class Format(Protocol):
         ...
 
 
-def make_format(name: str, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> Format:
+def make_format(
+    name: str,
+    *,
+    max_countdown_s: int,
+    own_topics: Callable[[str], bool],
+    timer_output_topic: str = "",
+) -> Format:
     """The contract of this name. Raises ValueError for an unknown one."""
     from blackbox.formats.countdown import Countdown
+    from blackbox.formats.future import Future
+    from blackbox.formats.timer import Timer
 
     if name == "countdown":
         return Countdown(max_countdown_s=max_countdown_s, own_topics=own_topics)
-    raise ValueError(f"unknown format {name!r}; wanted: countdown")
+    if name == "future":
+        return Future(max_countdown_s=max_countdown_s, own_topics=own_topics)
+    if name == "timer":
+        return Timer(max_countdown_s=max_countdown_s, output_topic=timer_output_topic)
+    raise ValueError(f"unknown format {name!r}; wanted: {', '.join(NAMES)}")
 
 
 def may_have_caller_id(name: str) -> Callable[[bytes | None], bool]:
-    """By the contract of this name, whether a record with a value may have a caller id.
+    """By the contract of this name, whether a record with this value may have a caller id.
 
     Much quicker than to parse it; True where it takes parsing to know.
     """
-    return _names_an_id if name == "countdown" else lambda value: True
+    return {"countdown": _names_an_id, "future": lambda value: False}.get(name, lambda value: True)
 
 
 _BACKSLASH = ord("\\")

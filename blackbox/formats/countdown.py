@@ -8,16 +8,23 @@ from base64 import b64decode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from functools import lru_cache
 from math import ceil, isfinite
 from typing import Any
 
 import orjson
 
+from blackbox.formats.refused import SHOWN_CHARS, RefusedError, shown
+from blackbox.formats.terms import (
+    Targets,
+    caller_id_of,
+    caller_of,
+    due_at,
+    is_caller_id,
+    start_ms,
+    too_far,
+)
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
 
-MAX_TOPIC_CHARS = 249
-MAX_ID_CHARS = 255
 MAX_EXPIRES_AFTER_S = 10**12
 
 _REASON_OF = {
@@ -37,8 +44,6 @@ _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
 """By number of fields: of a cancel, a request, one with a caller id."""
 
-_REMEMBERED = 4096
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
@@ -46,21 +51,18 @@ _RFC_3339 = re.compile(
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _BLANKS = b" \t\r\n"
-_SHOWN_CHARS = 80
 
 
 class Countdown:
     """Reads `{"topic": …, "message": …, "countdown": seconds}`.
 
-    `own_topics` says whether a topic is blackbox's own and so no target; its answer for a name is
-    remembered.
+    `own_topics` says whether a topic is blackbox's own and so no target.
     """
 
     def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
         self._max_countdown_s = max_countdown_s
-        self._own_topics = own_topics
-        self._refusal_of_target = lru_cache(maxsize=_REMEMBERED)(self._judge_target)
-        self._usual_targets: set[str] = set()
+        self._targets = Targets(own_topics)
+        self._usual_targets = self._targets.usual
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
         """Read one record; never raises. A countdown runs from the record's timestamp.
@@ -74,7 +76,7 @@ class Countdown:
             asked = orjson.loads(value)  # type: ignore[arg-type]
             has_all = value.count(b'"') == _QUOTES_OF_USUAL[len(asked)]  # type: ignore[union-attr]
             if has_all and len(asked) == _CANCEL_FIELDS:
-                if asked["cancel"] is True and _is_caller_id(asked["id"]):
+                if asked["cancel"] is True and is_caller_id(asked["id"]):
                     return Cancel(asked["id"])
                 return self._parse_fully(record, latest_ms)
             target, message, countdown = asked["topic"], asked["message"], asked["countdown"]
@@ -85,7 +87,7 @@ class Countdown:
                 and type(message) is str
                 and (type(countdown) is int or type(countdown) is float)
                 and 0 <= countdown <= self._max_countdown_s
-                and (len(asked) == _PLAIN_FIELDS or _is_caller_id(caller_id))
+                and (len(asked) == _PLAIN_FIELDS or is_caller_id(caller_id))
             ):
                 return Request(
                     target,
@@ -94,7 +96,7 @@ class Countdown:
                     + (countdown * 1000 if type(countdown) is int else _whole_ms(countdown)),
                     None,
                     headers,
-                    _caller(headers),
+                    caller_of(headers),
                     caller_id,
                     None,
                 )
@@ -106,7 +108,7 @@ class Countdown:
         try:
             value, asked = _read(record.value)
             return self._full(_as_written(value, asked), record, latest_ms)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             return Invalid(refused.reason, refused.detail)
 
     def _full(self, asked: dict[str, Any], record: Record, latest_ms: int) -> Request | Cancel:
@@ -114,88 +116,52 @@ class Countdown:
             raise _unknown_field(asked)
         if asked.get("cancel") is not None:
             return _cancel(asked)
-        target = self._target(asked.get("topic"))
+        target = self._targets.allowed(asked.get("topic"))
         if "message" not in asked:
-            raise _RefusedError(
+            raise RefusedError(
                 Reason.BAD_MESSAGE, "message is missing; give one, or null for a tombstone"
             )
         message = _message(asked["message"], asked.get("encoding"))
-        start_ms = _start_ms(record, latest_ms)
-        due_ms = self._due_ms(asked.get("countdown"), asked.get("at"), start_ms)
+        began_ms = start_ms(record, latest_ms)
+        due_ms = self._due_ms(asked.get("countdown"), asked.get("at"), began_ms)
         return Request(
             target,
             message,
             due_ms,
             _key(asked.get("key")),
             record.headers + _headers(asked.get("headers")),
-            _caller(record.headers),
-            _caller_id(asked.get("id")),
+            caller_of(record.headers),
+            None if asked.get("id") is None else caller_id_of(asked["id"]),
             _expires_ms(asked.get("expires_after"), due_ms),
         )
-
-    def _target(self, topic: Any) -> str:
-        if type(topic) is not str or len(topic) > MAX_TOPIC_CHARS:
-            raise _bad_topic(topic)
-        if refused := self._refusal_of_target(topic):
-            raise _RefusedError(*refused)
-        if len(self._usual_targets) < _REMEMBERED:
-            self._usual_targets.add(topic)
-        return topic
-
-    def _judge_target(self, topic: str) -> Invalid | None:
-        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-            return Invalid(*_bad_topic(topic).args)
-        if topic.startswith("__") or self._own_topics(topic):
-            detail = (
-                f"topic {_show(topic)} belongs to Kafka or to blackbox; name a topic of your own"
-            )
-            return Invalid(Reason.FORBIDDEN_TOPIC, detail)
-        return None
 
     def _due_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
         if (countdown is None) is (at is None):
             given = "neither countdown nor at is" if at is None else "both countdown and at are"
-            raise _RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
+            raise RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
         if at is None:
             if type(countdown) is not int and type(countdown) is not float:
-                raise _RefusedError(
+                raise RefusedError(
                     Reason.BAD_DUE_TIME,
-                    f"countdown is {_show(countdown)}; give a number of seconds such as 90 or 1.5",
+                    f"countdown is {shown(countdown)}; give a number of seconds such as 90 or 1.5",
                 )
             if countdown > self._max_countdown_s:
-                raise self._too_far(f"countdown {_show(countdown)}")
+                raise too_far(f"countdown {shown(countdown)}", self._max_countdown_s)
             return start_ms + _whole_ms(countdown) if countdown > 0 else start_ms
         at_ms = _at_ms(at)
-        if at_ms - start_ms > self._max_countdown_s * 1000:
-            raise self._too_far(f"at {_show(at)}")
-        return max(at_ms, start_ms)
-
-    def _too_far(self, given: str) -> _RefusedError:
-        limit = f"{self._max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
-        return _RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; ask for less")
-
-
-class _RefusedError(Exception):
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
-
-
-def _start_ms(record: Record, latest_ms: int) -> int:
-    return record.timestamp_ms if 0 <= record.timestamp_ms <= latest_ms else latest_ms
+        return due_at(at_ms, start_ms, self._max_countdown_s, f"at {shown(at)}")
 
 
 def _read(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
     if not value:
-        raise _RefusedError(Reason.EMPTY, "the record has no value; write a JSON object")
+        raise RefusedError(Reason.EMPTY, "the record has no value; write a JSON object")
     try:
         asked = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise _unreadable(value, str(error)) from None
     if type(asked) is not dict:
-        detail = f"the value is {_show(asked)}; write a JSON object"
-        raise _RefusedError(Reason.NOT_AN_OBJECT, detail)
+        detail = f"the value is {shown(asked)}; write a JSON object"
+        raise RefusedError(Reason.NOT_AN_OBJECT, detail)
     return value, asked
 
 
@@ -224,15 +190,15 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, held in pairs:
         if name in members:
-            detail = f"the key {_show(name)} is written twice in one object; write it once"
-            raise _RefusedError(Reason.DUPLICATE_KEY, detail)
+            detail = f"the key {shown(name)} is written twice in one object; write it once"
+            raise RefusedError(Reason.DUPLICATE_KEY, detail)
         members[name] = held
     return members
 
 
-def _nested_too_deeply() -> _RefusedError:
+def _nested_too_deeply() -> RefusedError:
     detail = "the value is nested deeper than 250 levels; send such a message as a string"
-    return _RefusedError(Reason.NOT_JSON, detail)
+    return RefusedError(Reason.NOT_JSON, detail)
 
 
 class _NoNumber:
@@ -245,10 +211,10 @@ def _number(text: str) -> float | _NoNumber:
     return number if isfinite(number) else _NoNumber(text)
 
 
-def _unreadable(value: bytes, complaint: str) -> _RefusedError:
+def _unreadable(value: bytes, complaint: str) -> RefusedError:
     """Why orjson could not read it, naming the field where the stdlib, which reads more, can."""
     if not value.strip():
-        return _RefusedError(Reason.EMPTY, "the value is blank; write a JSON object")
+        return RefusedError(Reason.EMPTY, "the value is blank; write a JSON object")
     try:
         asked = json.loads(
             value.decode(),
@@ -262,11 +228,11 @@ def _unreadable(value: bytes, complaint: str) -> _RefusedError:
     for name in _REASON_OF if isinstance(asked, dict) else ():
         held = asked.get(name)
         if isinstance(held, _NoNumber):
-            detail = f"{name} is {_show(held.text)}, which is no finite number; give one"
-            return _RefusedError(_REASON_OF[name], detail)
+            detail = f"{name} is {shown(held.text)}, which is no finite number; give one"
+            return RefusedError(_REASON_OF[name], detail)
         if not _is_writable(held):
-            return _RefusedError(_REASON_OF[name], f"{name} is not valid JSON: {complaint}")
-    return _RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
+            return RefusedError(_REASON_OF[name], f"{name} is not valid JSON: {complaint}")
+    return RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
 
 
 def _is_writable(held: Any) -> bool:
@@ -277,31 +243,24 @@ def _is_writable(held: Any) -> bool:
     return True
 
 
-def _unknown_field(asked: dict[str, Any]) -> _RefusedError:
+def _unknown_field(asked: dict[str, Any]) -> RefusedError:
     name = min(asked.keys() - _FIELDS)
-    close = get_close_matches(name[:_SHOWN_CHARS], _FIELDS, n=1)
+    close = get_close_matches(name[:SHOWN_CHARS], _FIELDS, n=1)
     remedy = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REASON_OF)}"
-    return _RefusedError(Reason.UNKNOWN_FIELD, f"there is no field {_show(name)}; {remedy}")
+    return RefusedError(Reason.UNKNOWN_FIELD, f"there is no field {shown(name)}; {remedy}")
 
 
 def _cancel(asked: dict[str, Any]) -> Cancel:
     others = sorted(name for name in asked.keys() - {"id", "cancel"} if asked[name] is not None)
     if asked["cancel"] is not True or others:
-        detail = f"cancel is {_show(asked['cancel'])}"
+        detail = f"cancel is {shown(asked['cancel'])}"
         detail += f" beside {', '.join(others)}" if others else ""
-        raise _RefusedError(
+        raise RefusedError(
             Reason.BAD_CANCEL, f'{detail}; to cancel write {{"id": …, "cancel": true}} alone'
         )
-    caller_id = _caller_id(asked.get("id"))
-    if caller_id is None:
-        raise _RefusedError(Reason.BAD_ID, "id is missing; a cancel names the id it cancels")
-    return Cancel(caller_id)
-
-
-def _bad_topic(topic: Any) -> _RefusedError:
-    given = "missing" if topic is None else _show(topic)
-    detail = f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} of A-Z a-z 0-9 . _ -, not . or .."
-    return _RefusedError(Reason.BAD_TOPIC, detail)
+    if asked.get("id") is None:
+        raise RefusedError(Reason.BAD_ID, "id is missing; a cancel names the id it cancels")
+    return Cancel(caller_id_of(asked["id"]))
 
 
 def _message(message: Any, encoding: Any = None) -> bytes | None:
@@ -314,16 +273,16 @@ def _message(message: Any, encoding: Any = None) -> bytes | None:
 
 def _base64(message: Any, encoding: Any) -> bytes:
     if encoding != "base64":
-        detail = f'encoding is {_show(encoding)}; the only one is "base64"'
-        raise _RefusedError(Reason.BAD_ENCODING, detail)
+        detail = f'encoding is {shown(encoding)}; the only one is "base64"'
+        raise RefusedError(Reason.BAD_ENCODING, detail)
     try:
         if type(message) is str:
             return b64decode(message, validate=True)
         wrong = "no string"
     except ValueError as error:
         wrong = f"no base64 ({error})"
-    detail = f"message is {wrong}: {_show(message)}; encode it with padding and without line breaks"
-    raise _RefusedError(Reason.BAD_ENCODING, detail)
+    detail = f"message is {wrong}: {shown(message)}; encode it with padding and without line breaks"
+    raise RefusedError(Reason.BAD_ENCODING, detail)
 
 
 def _whole_ms(seconds: float) -> int:
@@ -348,7 +307,7 @@ def _at_ms(at: Any) -> int:
     except ValueError as error:
         wrong = str(error)
     example = 'give "2026-01-31T08:00:00+01:00" or 1769842800000'
-    raise _RefusedError(Reason.BAD_DUE_TIME, f"at is {_show(at)}: {wrong}; {example}")
+    raise RefusedError(Reason.BAD_DUE_TIME, f"at is {shown(at)}: {wrong}; {example}")
 
 
 def _key(key: Any) -> bytes | None:
@@ -356,53 +315,30 @@ def _key(key: Any) -> bytes | None:
         return None
     if type(key) is str:
         return key.encode()
-    raise _RefusedError(Reason.BAD_KEY, f"key is {_show(key)}; give a string")
+    raise RefusedError(Reason.BAD_KEY, f"key is {shown(key)}; give a string")
 
 
 def _headers(headers: Any) -> Headers:
     if headers is None:
         return []
     if type(headers) is not dict:
-        detail = f"headers is {_show(headers)}; give an object of strings"
-        raise _RefusedError(Reason.BAD_HEADERS, detail)
+        detail = f"headers is {shown(headers)}; give an object of strings"
+        raise RefusedError(Reason.BAD_HEADERS, detail)
     return [(_header_name(name), _header_value(name, held)) for name, held in headers.items()]
 
 
 def _header_name(name: str) -> str:
     if not name or not name.isprintable() or name.startswith("blackbox-"):
-        detail = f"header name {_show(name)}; give printable characters, not starting blackbox-"
-        raise _RefusedError(Reason.BAD_HEADERS, detail)
+        detail = f"header name {shown(name)}; give printable characters, not starting blackbox-"
+        raise RefusedError(Reason.BAD_HEADERS, detail)
     return name
 
 
 def _header_value(name: str, held: Any) -> bytes:
     if type(held) is not str:
-        detail = f"header {_show(name)} is {_show(held)}; give a string"
-        raise _RefusedError(Reason.BAD_HEADERS, detail)
+        detail = f"header {shown(name)} is {shown(held)}; give a string"
+        raise RefusedError(Reason.BAD_HEADERS, detail)
     return held.encode()
-
-
-def _caller(headers: Headers) -> str | None:
-    for name, held in headers:
-        if name == "CALLER_SERVICE":
-            try:
-                return held.decode() or None if held else None
-            except UnicodeDecodeError:
-                return None
-    return None
-
-
-def _caller_id(caller_id: Any) -> str | None:
-    if caller_id is None:
-        return None
-    if _is_caller_id(caller_id):
-        return str(caller_id)
-    detail = f"id is {_show(caller_id)}; give 1 to {MAX_ID_CHARS} printable characters"
-    raise _RefusedError(Reason.BAD_ID, detail)
-
-
-def _is_caller_id(held: Any) -> bool:
-    return type(held) is str and 0 < len(held) <= MAX_ID_CHARS and held.isprintable()
 
 
 def _expires_ms(seconds: Any, due_ms: int) -> int | None:
@@ -410,16 +346,5 @@ def _expires_ms(seconds: Any, due_ms: int) -> int | None:
         return None
     if type(seconds) in {int, float} and 0 <= seconds <= MAX_EXPIRES_AFTER_S:
         return due_ms + _whole_ms(seconds)
-    detail = f"expires_after is {_show(seconds)}; give seconds from 0 to {MAX_EXPIRES_AFTER_S}"
-    raise _RefusedError(Reason.BAD_EXPIRY, detail)
-
-
-def _show(held: Any) -> str:
-    """A value for a detail: short, and without characters that could forge a log line."""
-    if isinstance(held, dict | list):
-        return "an object" if isinstance(held, dict) else "an array"
-    if not isinstance(held, str):
-        return orjson.dumps(held).decode()[:_SHOWN_CHARS]
-    shown = repr(held[:_SHOWN_CHARS])
-    is_whole = len(held) <= _SHOWN_CHARS and len(shown) <= _SHOWN_CHARS + 2
-    return shown if is_whole else shown[:_SHOWN_CHARS] + "…"
+    detail = f"expires_after is {shown(seconds)}; give seconds from 0 to {MAX_EXPIRES_AFTER_S}"
+    raise RefusedError(Reason.BAD_EXPIRY, detail)

@@ -144,6 +144,7 @@ class OwnTopics:
         access: KafkaAccess,
         request_topics: Sequence[str],
         dead_letter_topic: str,
+        output_topics: Sequence[str] = (),
         *,
         retention_ms: int,
     ) -> None:
@@ -151,6 +152,7 @@ class OwnTopics:
         self._open()
         self._request_topics = request_topics
         self._dead_letter_topic = dead_letter_topic
+        self._output_topics = output_topics
         self._retention_ms = retention_ms
 
     def ensure(self, partitions: int = 4) -> None:
@@ -167,12 +169,16 @@ class OwnTopics:
     def _ensure(self, partitions: int) -> None:
         counts = self._topics.partitions(self._request_topics, to="Read")
         counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
+        counts |= self._topics.partitions(self._output_topics, to="Write")
         ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
         for topic in self._request_topics:
             if topic not in counts:
                 self._create(topic, partitions, ours | {"message.timestamp.type": "LogAppendTime"})
         if self._dead_letter_topic not in counts:
             self._create(self._dead_letter_topic, 1, ours)
+        for topic in self._output_topics:
+            if topic not in counts:
+                self._create(topic, partitions, {})
         for topic in self._request_topics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 

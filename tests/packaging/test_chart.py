@@ -16,7 +16,8 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from blackbox.settings import FORMATS, Settings, SettingsError, load
+from blackbox.formats import NAMES
+from blackbox.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "blackbox"
@@ -143,7 +144,7 @@ def test_the_schema_knows_no_other_settings_and_demands_each() -> None:
 
 def test_the_schema_knows_every_format() -> None:
     pattern = SCHEMA["properties"]["config"]["properties"]["requestTopics"]["pattern"]
-    for contract in FORMATS:
+    for contract in NAMES:
         assert re.search(pattern, f"TB:{contract},other:{contract}")
 
 

@@ -1,0 +1,70 @@
+"""The format `future`: a callback to be delivered at a second; `docs/timers.md` has it in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from blackbox.formats.proto.future_pb2 import Future as Callback
+from blackbox.formats.refused import RefusedError, shown
+from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
+from blackbox.request import Cancel, Invalid, Reason, Record, Request
+
+_SECOND = re.compile(rb"-?[0-9]{1,18}")
+
+
+class Future:
+    """Reads a protobuf `Future` under a key that is a unix second in decimal text.
+
+    `own_topics` says whether a topic is blackbox's own and so no target.
+    """
+
+    def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
+        self._max_countdown_s = max_countdown_s
+        self._targets = Targets(own_topics)
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        """Read one record; never raises. A second that is past means at once."""
+        try:
+            return self._request(record, latest_ms)
+        except RefusedError as refused:
+            return Invalid(refused.reason, refused.detail)
+
+    def _request(self, record: Record, latest_ms: int) -> Request:
+        callback = _read(record.value)
+        due_ms = due_at(
+            _second(record.key) * 1000,
+            start_ms(record, latest_ms),
+            self._max_countdown_s,
+            f"the key {shown(record.key)}",
+        )
+        return Request(
+            self._targets.allowed(callback.callBackTopic),
+            callback.callBack,
+            due_ms,
+            callback.callBackKey.encode(),
+            record.headers,
+            caller_of(record.headers),
+            None,
+            None,
+        )
+
+
+def _read(value: bytes | None) -> Callback:
+    if value is None:
+        raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf Future")
+    try:
+        return Callback.FromString(value)
+    except DecodeError as error:
+        detail = f"the value is no protobuf Future: {error}; see docs/timers.md"
+        raise RefusedError(Reason.NOT_PROTOBUF, detail) from None
+
+
+def _second(key: bytes | None) -> int:
+    if key is not None and _SECOND.fullmatch(key):
+        return int(key)
+    given = "missing" if key is None else shown(key)
+    detail = f"the key is {given}; give the unix second it expires at, such as 1769842800"
+    raise RefusedError(Reason.BAD_DUE_TIME, detail)

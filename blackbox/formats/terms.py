@@ -1,0 +1,97 @@
+"""What holds in every contract: which targets and callers' ids are allowed, and how far ahead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from blackbox.formats.refused import RefusedError, shown
+from blackbox.request import Headers, Invalid, Reason, Record
+
+MAX_TOPIC_CHARS = 249
+MAX_ID_CHARS = 255
+REMEMBERED = 4096
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class Targets:
+    """Which topics a request may name. `usual` are names that were found to be allowed.
+
+    `own_topics` says whether a topic is blackbox's own and so no target; its answer for a name is
+    remembered.
+    """
+
+    def __init__(self, own_topics: Callable[[str], bool]) -> None:
+        self._own_topics = own_topics
+        self._refusal = lru_cache(maxsize=REMEMBERED)(self._judge)
+        self.usual: set[str] = set()
+
+    def allowed(self, topic: object) -> str:
+        """The same topic. Raises RefusedError when no message may go there."""
+        if not isinstance(topic, str) or len(topic) > MAX_TOPIC_CHARS:
+            raise _bad_topic(topic)
+        if refused := self._refusal(topic):
+            raise RefusedError(*refused)
+        if len(self.usual) < REMEMBERED:
+            self.usual.add(topic)
+        return topic
+
+    def _judge(self, topic: str) -> Invalid | None:
+        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+            return Invalid(*_bad_topic(topic).args)
+        if topic.startswith("__") or self._own_topics(topic):
+            detail = (
+                f"topic {shown(topic)} belongs to Kafka or to blackbox; name a topic of your own"
+            )
+            return Invalid(Reason.FORBIDDEN_TOPIC, detail)
+        return None
+
+
+def start_ms(record: Record, latest_ms: int) -> int:
+    """When a request was written; `latest_ms` for a record without a timestamp or with a later one."""
+    return record.timestamp_ms if 0 <= record.timestamp_ms <= latest_ms else latest_ms
+
+
+def due_at(at_ms: int, start_ms: int, max_countdown_s: int, given: str) -> int:
+    """The due time of an instant, at once when it is past. `given` names the value.
+
+    Raises RefusedError for one too far ahead.
+    """
+    if at_ms - start_ms > max_countdown_s * 1000:
+        raise too_far(given, max_countdown_s)
+    return max(at_ms, start_ms)
+
+
+def too_far(given: str, max_countdown_s: int) -> RefusedError:
+    limit = f"{max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
+    return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; ask for less")
+
+
+def caller_of(headers: Headers) -> str | None:
+    """Who asked: the first header CALLER_SERVICE, when it is UTF-8."""
+    for name, held in headers:
+        if name == "CALLER_SERVICE":
+            try:
+                return held.decode() or None if held else None
+            except UnicodeDecodeError:
+                return None
+    return None
+
+
+def caller_id_of(held: object, field: str = "id") -> str:
+    """The same id. Raises RefusedError for one that cannot be an id."""
+    if is_caller_id(held):
+        return str(held)
+    detail = f"{field} is {shown(held)}; give 1 to {MAX_ID_CHARS} printable characters"
+    raise RefusedError(Reason.BAD_ID, detail)
+
+
+def is_caller_id(held: object) -> bool:
+    return type(held) is str and 0 < len(held) <= MAX_ID_CHARS and held.isprintable()
+
+
+def _bad_topic(topic: object) -> RefusedError:
+    given = "missing" if topic is None else shown(topic)
+    detail = f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} of A-Z a-z 0-9 . _ -, not . or .."
+    return RefusedError(Reason.BAD_TOPIC, detail)

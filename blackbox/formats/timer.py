@@ -1,0 +1,102 @@
+"""The format `timer`: an answer at a second, in one of two protobuf contracts; `docs/timers.md` has both."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from blackbox.formats.proto import timer_pb2 as older
+from blackbox.formats.proto import xray_pb2 as current
+from blackbox.formats.refused import RefusedError
+from blackbox.formats.terms import caller_id_of, caller_of, due_at, start_ms
+from blackbox.request import Cancel, Invalid, Reason, Record, Request
+
+CREATE, CANCEL = 1, 2
+ANSWER_TYPE = "xray.events.TimerExpired"
+
+
+class Timer:
+    """Reads both contracts: a record is of the older one when it has a correlation id of its own.
+
+    All answers go to `output_topic`, under the key of their request.
+    """
+
+    def __init__(self, *, max_countdown_s: int, output_topic: str) -> None:
+        self._max_countdown_s = max_countdown_s
+        self._output_topic = output_topic
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
+        """Read one record; never raises. A second that is past means at once."""
+        try:
+            if record.value is None:
+                raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf timer")
+            timer = older.Timer.FromString(record.value)
+            if timer.HasField("correlation_id"):
+                return self._older(timer, record, latest_ms)
+            return self._current(current.TimerCreate.FromString(record.value), record, latest_ms)
+        except DecodeError as error:
+            detail = f"the value is no protobuf timer: {error}; see docs/timers.md"
+            return Invalid(Reason.NOT_PROTOBUF, detail)
+        except RefusedError as refused:
+            return Invalid(refused.reason, refused.detail)
+
+    def _older(self, timer: older.Timer, record: Record, latest_ms: int) -> Request | Cancel:
+        caller_id = caller_id_of(timer.correlation_id, "correlation_id")
+        if timer.action == CANCEL:
+            return Cancel(caller_id)
+        if timer.action != CREATE:
+            detail = f"action is {timer.action}; 1 creates a timer, 2 cancels it"
+            raise RefusedError(Reason.BAD_CANCEL, detail)
+        if not timer.HasField("expire_at"):
+            raise _no_time()
+        answer = older.TimerExpired(
+            header=timer.header if timer.HasField("header") else None,
+            correlation_id=timer.correlation_id,
+        )
+        return self._request(
+            answer.SerializeToString(), timer.expire_at, caller_id, record, latest_ms
+        )
+
+    def _current(
+        self, timer: current.TimerCreate, record: Record, latest_ms: int
+    ) -> Request | Cancel:
+        asked = timer.request
+        if not asked.correlation_id:
+            detail = "correlation_id is missing; give one, it names the timer until it has fired"
+            raise RefusedError(Reason.BAD_ID, detail)
+        caller_id = caller_id_of(asked.correlation_id, "correlation_id")
+        is_create = asked.type.endswith("TimerCreate")
+        if asked.type.endswith("TimerCancel") or (not timer.expire_at and not is_create):
+            return Cancel(caller_id)
+        answer = current.TimerExpired(response=current.Response(request=asked, type=ANSWER_TYPE))
+        return self._request(
+            answer.SerializeToString(deterministic=True),
+            timer.expire_at,
+            caller_id,
+            record,
+            latest_ms,
+        )
+
+    def _request(
+        self, answer: bytes, expire_at_s: int, caller_id: str, record: Record, latest_ms: int
+    ) -> Request:
+        due_ms = due_at(
+            expire_at_s * 1000,
+            start_ms(record, latest_ms),
+            self._max_countdown_s,
+            f"expire_at {expire_at_s}",
+        )
+        return Request(
+            self._output_topic,
+            answer,
+            due_ms,
+            record.key,
+            record.headers,
+            caller_of(record.headers),
+            caller_id,
+            None,
+        )
+
+
+def _no_time() -> RefusedError:
+    detail = "expire_at is missing; give the unix second the timer expires at"
+    return RefusedError(Reason.BAD_DUE_TIME, detail)
