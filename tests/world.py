@@ -211,6 +211,7 @@ class World:
         self.redis = redis
         self.folder = folder
         self.requests = f"{self.name}.TB"
+        self.contract = "countdown"
         self.targets = [f"{self.name}.orders", f"{self.name}.billing"]
         self.dead_letters = f"{self.name}.dead"
         self.asked: dict[str, Asked] = {}
@@ -265,7 +266,7 @@ class World:
             "kafka_bootstrap_servers": self.kafka.bootstrap_servers,
             "kafka_config": config,
             "redis_url": self.redis.url,
-            "request_topics": f"{self.requests}:countdown",
+            "request_topics": f"{self.requests}:{self.contract}",
             "dead_letter_topic": self.dead_letters,
             "group_id": self.name,
             "engine": self.engine,
@@ -277,7 +278,7 @@ class World:
         return load(
             kafka_bootstrap_servers=self.kafka.bootstrap_servers,
             redis_url=self.redis.url,
-            request_topics=f"{self.requests}:countdown",
+            request_topics=f"{self.requests}:{self.contract}",
             dead_letter_topic=self.dead_letters,
             group_id=self.name,
             **more,

@@ -18,6 +18,7 @@ from rich.table import Table
 from blackbox import logs
 from blackbox.cli.batch import need_spark
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.cli.request_topic import chosen
 from blackbox.cli.terminal import as_json, printable
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
@@ -204,12 +205,11 @@ class _Bar:
 
 
 def _topic(asked: str | None, settings: Settings) -> str:
-    topics = list(settings.topics)
-    if asked is not None and asked not in topics:
+    if asked is not None and asked not in settings.topics:
         raise BadUsage(
-            f"--request-topic {asked!r}: BLACKBOX_REQUEST_TOPICS has {', '.join(topics)}"
+            f"--request-topic {asked!r}: BLACKBOX_REQUEST_TOPICS has {', '.join(settings.topics)}"
         )
-    return asked or topics[0]
+    return chosen(asked, settings)
 
 
 def _kind(asked: str | None) -> str | None:

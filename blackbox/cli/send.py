@@ -11,6 +11,7 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
+from blackbox.cli.request_topic import WRITTEN, chosen
 from blackbox.client import Client, request_value
 from blackbox.connect import kafka
 from blackbox.formats import make_format
@@ -19,7 +20,7 @@ from blackbox.request import Invalid, Record, locate
 from blackbox.settings import Settings, load
 
 RequestTopic = Annotated[
-    str | None, typer.Option(help="The request topic; the first of BLACKBOX_REQUEST_TOPICS.")
+    str | None, typer.Option(help="The request topic; else the first of the format countdown.")
 ]
 CallerName = Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")]
 
@@ -81,24 +82,11 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
     client = Client(
         access.bootstrap_servers,
         caller=caller,
-        request_topic=_countdown_topic(settings, request_topic),
+        request_topic=chosen(request_topic, settings),
         kafka_settings=access.settings,
     )
     client.reach()
     return client
-
-
-def _countdown_topic(settings: Settings, asked: str | None) -> str:
-    """The topic asked for, or the first one of the format that is written here."""
-    if asked is not None and settings.topics.get(asked, "countdown") != "countdown":
-        raise BadUsage(
-            f"{asked} is of the format {settings.topics[asked]}, which is not written here"
-        )
-    if asked is None and "countdown" not in settings.topics.values():
-        raise BadUsage(
-            f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none is of the format countdown"
-        )
-    return asked or next(t for t, contract in settings.topics.items() if contract == "countdown")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -114,7 +102,7 @@ def _refuse_invalid(value: bytes, settings: Settings) -> None:
         request_topics=list(settings.topics),
         dead_letter_topic=settings.dead_letter_topic,
     )
-    contract = make_format("countdown", max_countdown_s=settings.max_countdown_s, own_topics=own)
+    contract = make_format(WRITTEN, max_countdown_s=settings.max_countdown_s, own_topics=own)
     now_ms = time.time_ns() // 1_000_000
     asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):

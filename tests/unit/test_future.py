@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blackbox.formats import make_format
 from blackbox.formats.proto.future_pb2 import Future
-from blackbox.request import Invalid, Reason, Record, Request
+from blackbox.request import Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_000
 CONTRACT = make_format(
@@ -20,7 +20,7 @@ CALLBACK = Future(callBackTopic="orders", callBackKey="o-7", callBack=b"\x00\xff
 
 def parse(key: bytes | None = b"1800000090", value: bytes | None = None) -> Request | Invalid:
     value = CALLBACK.SerializeToString() if value is None else value
-    headers = [("CALLER_SERVICE", b"shop"), ("trace", b"\xff")]
+    headers: Headers = [("CALLER_SERVICE", b"shop"), ("trace", b"\xff")]
     found = CONTRACT.parse(Record(5, NOW_MS, key, value, headers), NOW_MS)
     assert isinstance(found, Request | Invalid)
     return found

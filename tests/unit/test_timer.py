@@ -15,7 +15,7 @@ import blackbox
 from blackbox.formats import make_format
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_000
 AT_S = 1_800_000_090
@@ -31,7 +31,7 @@ ASKED = current.Request(context={"a": "1", "b": "2"}, correlation_id="t-1", type
 
 def parse(message: Message | bytes | None) -> Request | Cancel | Invalid:
     value = message.SerializeToString() if isinstance(message, Message) else message
-    headers = [("CALLER_SERVICE", b"shop")]
+    headers: Headers = [("CALLER_SERVICE", b"shop")]
     return CONTRACT.parse(Record(5, NOW_MS, b"the key", value, headers), NOW_MS)
 
 
