@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -62,12 +63,13 @@ class Journal(Protocol):
 
 @dataclass(slots=True)
 class Dispatched:
-    """What one tick did. `due_ms` are the due times of what it delivered.
+    """What one tick did. `due_ms` are the due times of what it delivered, `targets` how many went where.
 
     `next_due_ms` is None when nothing is pending after what is due now.
     """
 
     due_ms: list[int] = field(default_factory=list)
+    targets: Counter[str] = field(default_factory=Counter)
     dead: dict[str, int] = field(default_factory=dict)
     retried: int = 0
     is_full: bool = False
@@ -357,7 +359,9 @@ def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms:
 
 
 def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:
-    did.due_ms += [entry.due_ms for offset, entry in ended.items() if offset not in dead]
+    delivered = [entry for offset, entry in ended.items() if offset not in dead]
+    did.due_ms += [entry.due_ms for entry in delivered]
+    did.targets.update([entry.target for entry in delivered])
     for entry in dead.values():
         reason = entry.reason or ""
         did.dead[reason] = did.dead.get(reason, 0) + 1

@@ -97,6 +97,7 @@ class Metrics:
         self._cancelled = self._counter("cancelled", "Pending requests cancelled", "topic")
         self._replaced = self._counter("replaced", "Pending requests replaced", "topic")
         self._delivered = self._counter("delivered", "Messages delivered", "topic")
+        self._fired = self._counter("fired", "Messages delivered", "target")
         self._dead = self._counter("dead", "Dead letters written", "topic", "reason")
         self._retried = self._counter("retried", "Deliveries put off", "topic")
         self._recoveries = self._counter(
@@ -157,6 +158,8 @@ class Metrics:
         if did.due_ms:
             self._delivered.labels(shard.topic).inc(len(did.due_ms))
             self.lateness.observe(did.due_ms, at_ms)
+        for target, count in did.targets.items():
+            self._fired.labels(target).inc(count)
         for reason, count in did.dead.items():
             self._dead.labels(shard.topic, reason).inc(count)
         if did.retried:

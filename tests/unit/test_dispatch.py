@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,7 @@ def test_a_tick_delivers_what_is_due_and_says_so(
 
     assert did == Dispatched(
         due_ms=[NOW_MS - 3, NOW_MS],
+        targets=Counter(orders=1, bills=1),
         next_due_ms=NOW_MS + 1,
         oldest_ms=NOW_MS - 3,
         pending=3,

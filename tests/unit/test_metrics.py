@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import orjson
@@ -40,9 +41,16 @@ def test_intake_is_counted_by_topic(metrics: Metrics) -> None:
 
 
 def test_deliveries_dead_letters_and_retries_are_counted(metrics: Metrics) -> None:
-    did = Dispatched(due_ms=[NOW_MS] * 3, dead={"too-large": 2, "empty": 1}, retried=4)
+    did = Dispatched(
+        due_ms=[NOW_MS] * 3,
+        targets=Counter(orders=2, bills=1),
+        dead={"too-large": 2, "empty": 1},
+        retried=4,
+    )
     metrics.dispatched(SHARD, did, NOW_MS)
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 3
+    assert value(metrics, "blackbox_fired_total", target="orders") == 2
+    assert value(metrics, "blackbox_fired_total", target="bills") == 1
     assert value(metrics, "blackbox_dead_total", topic="TB", reason="too-large") == 2
     assert value(metrics, "blackbox_dead_total", topic="TB", reason="empty") == 1
     assert value(metrics, "blackbox_retried_total", topic="TB") == 4
@@ -115,7 +123,13 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
     metrics = Metrics()
     for shard in shards:
         metrics.taken(shard, Taken(5, 2, 1, 3, None))
-        did = Dispatched([NOW_MS - 7] * delivered, {"empty": 1}, retried=4, pending=10)
+        did = Dispatched(
+            due_ms=[NOW_MS - 7] * delivered,
+            targets=Counter(orders=delivered),
+            dead={"empty": 1},
+            retried=4,
+            pending=10,
+        )
         metrics.dispatched(shard, did, NOW_MS)
         metrics.recovered(shard, Recovered(outcomes=100, void=2, gone=7))
         metrics.positions(shard, Labels(requests=40, receipts=9))
