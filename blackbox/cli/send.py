@@ -12,7 +12,8 @@ import typer
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.request_topic import WRITTEN, chosen
-from blackbox.client import Client, request_value
+from blackbox.client.asking import Asker
+from blackbox.client.request import cancel_value, request_value
 from blackbox.connect import kafka
 from blackbox.formats import make_format
 from blackbox.journal.topics import is_own_topic
@@ -72,14 +73,14 @@ def cancel(
     settings = load()
     _refuse_request_id(id, settings)
     with _client(settings, caller, request_topic) as client:
-        shard, offset = client.cancel(id).place
+        shard, offset = client.ask(cancel_value(id), key=id).place
     typer.echo(f"asked to cancel {id!r}, in {shard.source(offset)}")
 
 
-def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Client:
+def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Asker:
     logs.silent()
     access = kafka(settings, logs.QUIET)
-    client = Client(
+    client = Asker(
         access.bootstrap_servers,
         caller=caller,
         request_topic=chosen(request_topic, settings),

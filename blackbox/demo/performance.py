@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from blackbox.client import Client
+from blackbox.client.asking import Asker
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
 from blackbox.demo.service import DemoAudit, DemoService
@@ -124,7 +124,7 @@ def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
     with ExitStack() as clients:
         of = {
             caller.name: clients.enter_context(
-                Client(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
+                Asker(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
             )
             for caller in CALLERS
         }

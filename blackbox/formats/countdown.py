@@ -37,6 +37,7 @@ _REASON_OF = {
     "key": Reason.BAD_KEY,
     "headers": Reason.BAD_HEADERS,
     "encoding": Reason.BAD_ENCODING,
+    "key_encoding": Reason.BAD_ENCODING,
     "expires_after": Reason.BAD_EXPIRY,
 }
 _FIELDS = frozenset(_REASON_OF)
@@ -128,7 +129,7 @@ class Countdown:
             target,
             message,
             due_ms,
-            _key(asked.get("key")),
+            _key(asked.get("key"), asked.get("key_encoding")),
             record.headers + _headers(asked.get("headers")),
             caller_of(record.headers),
             None if asked.get("id") is None else caller_id_of(asked["id"]),
@@ -265,23 +266,23 @@ def _cancel(asked: dict[str, Any]) -> Cancel:
 
 def _message(message: Any, encoding: Any = None) -> bytes | None:
     if encoding is not None:
-        return _base64(message, encoding)
+        return _base64("message", message, encoding)
     if type(message) is str:
         return message.encode()
     return None if message is None else orjson.dumps(message)
 
 
-def _base64(message: Any, encoding: Any) -> bytes:
+def _base64(name: str, held: Any, encoding: Any) -> bytes:
     if encoding != "base64":
-        detail = f'encoding is {shown(encoding)}; the only one is "base64"'
+        detail = f'the encoding of {name} is {shown(encoding)}; the only one is "base64"'
         raise RefusedError(Reason.BAD_ENCODING, detail)
     try:
-        if type(message) is str:
-            return b64decode(message, validate=True)
+        if type(held) is str:
+            return b64decode(held, validate=True)
         wrong = "no string"
     except ValueError as error:
         wrong = f"no base64 ({error})"
-    detail = f"message is {wrong}: {shown(message)}; encode it with padding and without line breaks"
+    detail = f"{name} is {wrong}: {shown(held)}; encode it with padding and without line breaks"
     raise RefusedError(Reason.BAD_ENCODING, detail)
 
 
@@ -310,7 +311,9 @@ def _at_ms(at: Any) -> int:
     raise RefusedError(Reason.BAD_DUE_TIME, f"at is {shown(at)}: {wrong}; {example}")
 
 
-def _key(key: Any) -> bytes | None:
+def _key(key: Any, encoding: Any) -> bytes | None:
+    if encoding is not None:
+        return _base64("key", key, encoding)
     if key is None:
         return None
     if type(key) is str:

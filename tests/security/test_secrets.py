@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from blackbox.client import Client
+from blackbox.client.asking import Asker
 from blackbox.connect import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index.bus import Bus
@@ -183,8 +183,8 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
         pool(url), connections.make_connection(), Session(connections), redis, vars(redis), Inspector.of(url),
         vars(Inspector.of(url)), vars(Bus(url, "x")), Service(settings, Metrics()),
         own_topics(settings, access), vars(own_topics(settings, access)),
-        Client(access.bootstrap_servers, kafka_settings=access.settings),
-        vars(Client(access.bootstrap_servers, kafka_settings=access.settings)),
+        Asker(access.bootstrap_servers, kafka_settings=access.settings),
+        vars(Asker(access.bootstrap_servers, kafka_settings=access.settings)),
         access.admin(), access.consumer(), access.producer(None),
     ]  # fmt: skip
     for one in objects:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
-from blackbox.client import Asked, Client, NotSent, request_value
+import blackbox
+from blackbox.client import AsyncClient, Client, NotSent
+from blackbox.client.asking import Asked, Asker
+from blackbox.client.request import request_value
 from blackbox.formats import make_format
 from blackbox.request import Record, Request, locate
 
@@ -87,6 +92,13 @@ def test_one_due_time_is_needed_and_not_two() -> None:
 
 
 MOCK = {"test.mock.num.brokers": "1", "allow.auto.create.topics": "true"}
+SOON = timedelta(seconds=1)
+
+
+@pytest.fixture
+def asker() -> Iterator[Asker]:
+    with Asker("in-process", caller="billing", kafka_settings=MOCK) as asker:
+        yield asker
 
 
 @pytest.fixture
@@ -96,37 +108,115 @@ def client() -> Iterator[Client]:
 
 
 def test_the_id_names_the_place_where_the_request_was_written(client: Client) -> None:
-    first, second = (client.send_later("orders", n, countdown_s=1, id="r-17") for n in (1, 2))
-    assert locate(first.id, ["TB"]) == first.place
-    assert first.place[0] == second.place[0]
-    assert second.place[1] == first.place[1] + 1
+    first, second = (client.send_later(None, n, "orders", SOON, id="r-17") for n in (1, 2))
+    (shard, offset), other = locate(first, ["TB"]), locate(second, ["TB"])
+    assert other == (shard, offset + 1)
 
 
 def test_a_cancel_goes_to_the_partition_of_what_it_cancels(client: Client) -> None:
-    asked = client.send_later("orders", "hi", countdown_s=1, id="r-17")
-    assert client.cancel("r-17").place[0] == asked.place[0]
+    asked = client.send_later(None, "hi", "orders", SOON, id="r-17")
+    assert locate(client.cancel("r-17"), ["TB"])[0] == locate(asked, ["TB"])[0]
 
 
-def test_every_acknowledgement_is_reported(client: Client) -> None:
+def test_many_are_sent_at_once_and_their_ids_are_in_order(client: Client) -> None:
+    ids = client.send_many((None, n, "orders", SOON, "r-17") for n in range(1000))
+    places = [locate(one, ["TB"]) for one in ids]
+    assert len(ids) == 1000
+    assert places == sorted(places)
+
+
+def test_none_to_send_is_no_fault(client: Client) -> None:
+    assert client.send_many([]) == []
+
+
+def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
+    when = datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
+    sent: list[bytes] = []
+
+    class Recorder(Asker):
+        def ask(self, value: bytes | None, **more: Any) -> Asked:
+            sent.append(value or b"")
+            return super().ask(value, **more)
+
+    client = Client("in-process", kafka_settings=MOCK)
+    client._asker = Recorder("in-process", kafka_settings=MOCK)
+    client.send_later(b"\xff\x00", b"\x00\xff", "orders", when)
+    client.send_later("k", {"a": 1}, "orders", timedelta(milliseconds=1500), id="r-17",
+                      headers={"trace": "x"}, expires_after=timedelta(minutes=1))  # fmt: skip
+    bytes_in, named = map(parse, sent)
+    assert (bytes_in.key, bytes_in.message) == (b"\xff\x00", b"\x00\xff")
+    assert bytes_in.due_ms == NOW_MS + 90_000
+    assert named == Request(
+        target="orders",
+        message=b'{"a":1}',
+        due_ms=NOW_MS + 1500,
+        key=b"k",
+        headers=[("trace", b"x")],
+        caller=None,
+        caller_id="r-17",
+        expires_ms=NOW_MS + 61_500,
+    )
+
+
+def test_coroutines_get_their_ids_as_well() -> None:
+    async def talk() -> tuple[list[str], str]:
+        async with AsyncClient("in-process", caller="billing", kafka_settings=MOCK) as client:
+            ids = await asyncio.gather(
+                *(client.send_later(None, n, "orders", SOON, id="r-17") for n in range(200))
+            )
+            ids += await client.send_many([(None, 1, "orders", SOON, "r-17")] * 10)
+            return ids, await client.cancel("r-17")
+
+    ids, cancelled = asyncio.run(talk())
+    shard, last = locate(cancelled, ["TB"])
+    assert [locate(one, ["TB"]) for one in ids] == [(shard, last - n) for n in range(210, 0, -1)]
+
+
+def test_every_acknowledgement_is_reported(asker: Asker) -> None:
     acknowledged: list[Asked] = []
     asked = [
-        client.send_later("orders", n, countdown_s=1, on_acknowledged=acknowledged.append)
+        asker.ask(request_value("orders", n, countdown_s=1), on_acknowledged=acknowledged.append)
         for n in range(100)
     ]
-    client.flush()
+    asker.flush()
     assert set(acknowledged) == set(asked)
     assert len({one.id for one in asked}) == 100
 
 
+AWAY = {"message.timeout.ms": "200", "log_level": "0"}
+
+
 def test_a_request_that_kafka_does_not_take_says_so() -> None:
-    client = Client("127.0.0.1:1", kafka_settings={"message.timeout.ms": "200", "log_level": "0"})
-    asked = client.send_later("orders", "hi", countdown_s=1)
+    asker = Asker("127.0.0.1:1", kafka_settings=AWAY)
+    asked = asker.ask(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka did not take the request into TB: .*timed out"):
         _ = asked.id
     with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
-        client.flush()
+        asker.flush()
+
+
+def test_a_client_whose_request_was_not_taken_can_be_left_in_peace() -> None:
+    client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka refused 1 of the requests"
+    with client, pytest.raises(NotSent, match=refused):
+        client.send_later(None, "hi", "orders", SOON)
+
+
+def test_a_coroutine_hears_of_it_too() -> None:
+    async def talk() -> None:
+        async with AsyncClient("127.0.0.1:1", kafka_settings=AWAY) as client:
+            await client.send_later(None, "hi", "orders", SOON)
+
+    with pytest.raises(NotSent, match=r"Kafka did not take the request into TB: .*timed out"):
+        asyncio.run(talk())
 
 
 def test_a_request_that_is_too_large_is_refused_at_once(client: Client) -> None:
     with pytest.raises(NotSent, match="the client refuses the request"):
-        client.send_later("orders", "x" * 2_000_000, countdown_s=1)
+        client.send_later(None, "x" * 2_000_000, "orders", SOON)
+
+
+def test_the_package_itself_offers_the_clients() -> None:
+    assert blackbox.Client is Client
+    assert blackbox.AsyncClient is AsyncClient
+    with pytest.raises(AttributeError, match="no attribute 'Clint'"):
+        _ = blackbox.Clint

@@ -35,7 +35,9 @@ GOOD = [
     ("BLACKBOX_REDIS_URL", "rediss://redis:6380/1", SecretStr("rediss://redis:6380/1")),
     ("BLACKBOX_REDIS_URL", "unix:///run/redis.sock", SecretStr("unix:///run/redis.sock")),
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown, other:countdown", "TB:countdown, other:countdown"),
+    ("BLACKBOX_REQUEST_TOPICS", "a:future,b:timer", "a:future,b:timer"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead.letters", "dead.letters"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "timer.expired", "timer.expired"),
     ("BLACKBOX_GROUP_ID", "team-a.blackbox_1", "team-a.blackbox_1"),
     ("BLACKBOX_ENGINE", "process", "process"),
     ("BLACKBOX_ENGINE", "spark", "spark"),
@@ -75,11 +77,19 @@ BAD = [
     ("BLACKBOX_REQUEST_TOPICS", "TB", "wanted: a comma list of topic:format, like TB:countdown"),
     ("BLACKBOX_REQUEST_TOPICS", "TB:", "wanted: a comma list of topic:format, like TB:countdown"),
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,", "wanted: a comma list of topic:format"),
-    ("BLACKBOX_REQUEST_TOPICS", "TB:cron", "unknown format 'cron'; wanted: countdown"),
+    (
+        "BLACKBOX_REQUEST_TOPICS",
+        "TB:cron",
+        "unknown format 'cron'; wanted: countdown, future, timer",
+    ),
     ("BLACKBOX_REQUEST_TOPICS", "T B:countdown", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is named twice"),
     ("BLACKBOX_REQUEST_TOPICS", "TB.receipts:countdown", "ends with '.receipts'"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead letters", "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB", "'TB' is a topic of blackbox's own; name another"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB.receipts", "is a topic of blackbox's own"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "blackbox.dead-letters", "is a topic of blackbox's own"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "a b", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "..", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "x" * 250, "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_GROUP_ID", "team a", "should match pattern"),
@@ -140,6 +150,14 @@ def test_a_bad_value_is_refused_with_its_variable_and_what_is_wanted(
 def test_the_brokers_must_be_named(environment: pytest.MonkeyPatch) -> None:
     environment.delenv(SERVERS)
     with pytest.raises(SettingsError, match=f"{SERVERS} is not set; wanted: brokers"):
+        load()
+
+
+def test_timers_are_not_answered_into_a_request_topic(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("BLACKBOX_REQUEST_TOPICS", "TB:timer,TB.expired:countdown")
+    with pytest.raises(
+        SettingsError, match=r"TIMER_OUTPUT_TOPIC=None: 'TB\.expired' is a topic of"
+    ):
         load()
 
 

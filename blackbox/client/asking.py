@@ -1,19 +1,12 @@
-"""Ask for messages to be delivered later, from any Python program.
-
-with Client("localhost:9092", caller="orders") as client:
-    client.send_later("payments", {"order": 17}, countdown_s=90)
-"""
+"""Requests on their way to Kafka: what every caller's side is made of."""
 
 from __future__ import annotations
 
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from blackbox.doubt import Doubt, NotAllowed
@@ -22,7 +15,7 @@ from blackbox.journal.topics import Topics
 from blackbox.request import Shard, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
-FLUSHED_AFTER_AN_ERROR_WITHIN_S = 5.0
+CLOSED_WITHIN_S = 5.0
 POLL_S = 0.1
 CALLER_HEADER = "CALLER_SERVICE"
 
@@ -54,6 +47,11 @@ class Asked:
         """Where the request was written; waits for that. Raises NotSent."""
         if not self.is_settled:
             self._wait(self)
+        return self.place_by_now
+
+    @property
+    def place_by_now(self) -> tuple[Shard, int]:
+        """Where the request was written. Raises NotSent when that is not known by now."""
         if self._place is None:
             raise NotSent(
                 self.failure
@@ -81,7 +79,7 @@ class Asked:
             self._on_acknowledged(self)
 
 
-class Client:
+class Asker:
     """Writes requests to a request topic on behalf of `caller`. Use it from one thread only.
 
     Requests are gathered into batches; leaving the context waits until Kafka has all of them.
@@ -119,41 +117,6 @@ class Client:
                 "start blackbox once to have it created, or name another topic"
             )
 
-    def send_later(
-        self,
-        topic: str,
-        message: Any,
-        *,
-        countdown_s: float | None = None,
-        at: datetime | str | int | None = None,
-        id: str | None = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires_after_s: float | None = None,
-        on_acknowledged: Callable[[Asked], None] | None = None,
-    ) -> Asked:
-        """Ask for `message` on `topic`, in `countdown_s` seconds or at an instant.
-
-        `message`: str and bytes are delivered as they are, None as a tombstone, anything else as
-        JSON. `at`: an aware datetime, RFC 3339, or epoch ms. A later request under the same `id`
-        replaces this one. Raises ValueError unless exactly one of the two times is given.
-        """
-        value = request_value(
-            topic,
-            message,
-            countdown_s=countdown_s,
-            at=at,
-            id=id,
-            key=key,
-            headers=headers,
-            expires_after_s=expires_after_s,
-        )
-        return self.ask(value, key=id, on_acknowledged=on_acknowledged)
-
-    def cancel(self, id: str) -> Asked:
-        """Ask that the pending request last made under the caller id `id` is not delivered."""
-        return self.ask(orjson.dumps({"id": id, "cancel": True}), key=id)
-
     def ask(
         self,
         value: bytes | None,
@@ -167,6 +130,10 @@ class Client:
         self._produce(value, key, [*self._own_headers, *headers], asked)
         self._producer.poll(0)
         return asked
+
+    def poll(self) -> None:
+        """Take what Kafka has acknowledged by now."""
+        self._producer.poll(0)
 
     def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
         """Wait until Kafka has acknowledged everything. Raises NotSent when it has not, or refused."""
@@ -194,7 +161,11 @@ class Client:
         if kind is None:
             self.flush()
         else:
-            self._producer.flush(FLUSHED_AFTER_AN_ERROR_WITHIN_S)
+            self.close()
+
+    def close(self) -> None:
+        """Give what is on its way a moment, whatever becomes of it."""
+        self._producer.flush(CLOSED_WITHIN_S)
 
     def _produce(
         self,
@@ -223,39 +194,3 @@ class Client:
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
         while not asked.is_settled and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
-
-
-def request_value(
-    topic: str,
-    message: Any,
-    *,
-    countdown_s: float | None = None,
-    at: datetime | str | int | None = None,
-    id: str | None = None,
-    key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    expires_after_s: float | None = None,
-) -> bytes:
-    """The record value of a request, in the format `countdown`; arguments as in `send_later`."""
-    if (countdown_s is None) is (at is None):
-        raise ValueError("give exactly one of countdown_s and at")
-    optional = {
-        "countdown": countdown_s,
-        "at": _instant(at),
-        "id": id,
-        "key": key,
-        "headers": dict(headers) if headers else None,
-        "expires_after": expires_after_s,
-    }
-    asked: dict[str, Any] = {"topic": topic, "message": message}
-    if isinstance(message, bytes):
-        asked |= {"message": b64encode(message).decode(), "encoding": "base64"}
-    return orjson.dumps(asked | {name: v for name, v in optional.items() if v is not None})
-
-
-def _instant(at: datetime | str | int | None) -> str | int | None:
-    if not isinstance(at, datetime):
-        return at
-    if at.tzinfo is None:
-        raise ValueError(f"at is {at.isoformat()} without a time zone; give an aware datetime")
-    return at.isoformat()

@@ -1,0 +1,189 @@
+"""Ask for messages to be delivered later, from any Python program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Self
+
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
+from blackbox.client.request import cancel_value, request_value
+from blackbox.request import request_id
+
+POLL_S = 0.002
+
+
+class Later(NamedTuple):
+    """A message to be delivered to `topic`, at an instant or after a while.
+
+    `value`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
+    `when`: an aware datetime, or a timedelta from when Kafka takes the request. A later request
+    under the same `id` replaces this one; past `expires_after` it is a dead letter instead.
+    """
+
+    key: str | bytes | None
+    value: Any
+    topic: str
+    when: datetime | timedelta
+    id: str | None = None
+    headers: Mapping[str, str] | None = None
+    expires_after: timedelta | None = None
+
+
+class Client:
+    """Writes requests to `request_topic`, of the format `countdown`. Use it from one thread only.
+
+    with Client("localhost:9092", caller="orders") as client:
+        client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        caller: str | None = None,
+        request_topic: str = "TB",
+        kafka_settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._asker = Asker(
+            bootstrap_servers,
+            caller=caller,
+            request_topic=request_topic,
+            kafka_settings=kafka_settings,
+        )
+
+    def send_later(
+        self,
+        key: str | bytes | None,
+        value: Any,
+        topic: str,
+        when: datetime | timedelta,
+        *,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_after: timedelta | None = None,
+    ) -> str:
+        """Ask for one message, as `Later` has it; returns the request's id once Kafka has it.
+
+        Raises NotSent when Kafka does not take it, ValueError for a time without a zone.
+        """
+        [found] = self.send_many([Later(key, value, topic, when, id, headers, expires_after)])
+        return found
+
+    def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
+        """Ask for many; returns their ids, in the same order, once Kafka has all of them.
+
+        A tuple is taken for the fields of a `Later`. Raises NotSent when Kafka does not take one;
+        others may have been taken.
+        """
+        return self._ids([_ask(self._asker, Later(*message)) for message in messages])
+
+    def cancel(self, id: str) -> str:
+        """Ask that the pending request last made under `id` is not delivered.
+
+        Returns the id of the cancel's own record once Kafka has it. Raises NotSent.
+        """
+        return self._ids([_ask_to_cancel(self._asker, id)])[0]
+
+    def _ids(self, asked: list[Asked]) -> list[str]:
+        self._asker.flush()
+        return [one.id for one in asked]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._asker.close()
+
+
+class AsyncClient:
+    """The same for the coroutines of one event loop.
+
+    async with AsyncClient("localhost:9092", caller="orders") as client:
+        await client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        caller: str | None = None,
+        request_topic: str = "TB",
+        kafka_settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._asker = Asker(
+            bootstrap_servers,
+            caller=caller,
+            request_topic=request_topic,
+            kafka_settings=kafka_settings,
+        )
+        self._polling: asyncio.Task[None] | None = None
+
+    async def send_later(
+        self,
+        key: str | bytes | None,
+        value: Any,
+        topic: str,
+        when: datetime | timedelta,
+        *,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_after: timedelta | None = None,
+    ) -> str:
+        """As `Client.send_later`."""
+        message = Later(key, value, topic, when, id, headers, expires_after)
+        [found] = await self.send_many([message])
+        return found
+
+    async def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
+        """As `Client.send_many`."""
+        return await self._ids([_ask(self._asker, Later(*message)) for message in messages])
+
+    async def cancel(self, id: str) -> str:
+        """As `Client.cancel`."""
+        [found] = await self._ids([_ask_to_cancel(self._asker, id)])
+        return found
+
+    async def _ids(self, asked: list[Asked]) -> list[str]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
+                while not all(one.is_settled for one in asked):
+                    await self._next_poll()
+        return [request_id(*one.place_by_now) for one in asked]
+
+    async def _next_poll(self) -> None:
+        """One for all that wait."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        await asyncio.shield(self._polling)
+
+    async def _poll(self) -> None:
+        await asyncio.sleep(POLL_S)
+        self._asker.poll()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._asker.close()
+
+
+def _ask(asker: Asker, message: Later) -> Asked:
+    when, expires_after = message.when, message.expires_after
+    value = request_value(
+        message.topic,
+        message.value,
+        countdown_s=when.total_seconds() if isinstance(when, timedelta) else None,
+        at=None if isinstance(when, timedelta) else when,
+        id=message.id,
+        key=message.key,
+        headers=message.headers,
+        expires_after_s=None if expires_after is None else expires_after.total_seconds(),
+    )
+    return asker.ask(value, key=message.id)
+
+
+def _ask_to_cancel(asker: Asker, id: str) -> Asked:
+    return asker.ask(cancel_value(id), key=id)

@@ -1,0 +1,66 @@
+"""The value of a request record, in the format `countdown`."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+
+def request_value(
+    topic: str,
+    message: Any,
+    *,
+    countdown_s: float | None = None,
+    at: datetime | str | int | None = None,
+    id: str | None = None,
+    key: str | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    expires_after_s: float | None = None,
+) -> bytes:
+    """What to write to a request topic to have `message` delivered to `topic`.
+
+    `message`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
+    `at`: an aware datetime, RFC 3339, or epoch ms. Raises ValueError unless exactly one of the two
+    times is given.
+    """
+    if (countdown_s is None) is (at is None):
+        raise ValueError("give exactly one of countdown_s and at")
+    optional = {
+        "countdown": countdown_s,
+        "at": _instant(at),
+        "id": id,
+        "headers": dict(headers) if headers else None,
+        "expires_after": expires_after_s,
+    }
+    asked: dict[str, Any] = {"topic": topic, "message": message}
+    if isinstance(message, bytes):
+        asked |= {"message": b64encode(message).decode(), "encoding": "base64"}
+    if isinstance(key, bytes):
+        asked |= _key(key)
+    elif key is not None:
+        asked["key"] = key
+    return orjson.dumps(asked | {name: v for name, v in optional.items() if v is not None})
+
+
+def cancel_value(id: str) -> bytes:
+    """What to write to have the pending request last made under `id` not delivered."""
+    return orjson.dumps({"id": id, "cancel": True})
+
+
+def _key(key: bytes) -> dict[str, str]:
+    try:
+        return {"key": key.decode()}
+    except UnicodeDecodeError:
+        return {"key": b64encode(key).decode(), "key_encoding": "base64"}
+
+
+def _instant(at: datetime | str | int | None) -> str | int | None:
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise ValueError(f"{at.isoformat()} is without a time zone; give an aware datetime")
+    return at.isoformat()
