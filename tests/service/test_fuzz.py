@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
@@ -19,114 +16,42 @@ from blackbox.cold import carried
 from blackbox.connect import formats
 from blackbox.journal.records import read_records
 from blackbox.request import Cancel, Request
-from tests.world import PARTITIONS, World, both_engines, each_of, read_all, until
+from tests.hostile import HOSTILE
+from tests.world import PARTITIONS, World, each_of, read_all, until
 
 RECORDS = int(os.environ.get("BLACKBOX_TEST_FUZZ", "3000"))
 SEED = int(os.environ.get("BLACKBOX_TEST_FUZZ_SEED", "20261121"))
 PATIENCE_S = 60 + RECORDS / 1000
-FAR_S = 86_400
-NAMES = 50
+ENGINES = {
+    "countdown": ["process", "spark"],
+    "future": ["process"],
+    "timer": ["process"],
+}
 
 pytestmark = [
     pytest.mark.service,
     pytest.mark.fault,
     pytest.mark.timeout(300 + RECORDS // 200),
-    both_engines,
 ]
 
-ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 2**64, 10**40, float("nan"), float("inf"),
-    "", " ", "\x00", "\x1b[31m", "\u202e", "\ud800", "a\nb", "{}", "90", "x" * 300, "é" * 200, "__x",
-    "..", [], {}, [[]], {"a": None}, {"topic": "t"}, [1, "2", None],
-]  # fmt: skip
-FIELDS = (
-    "topic", "message", "countdown", "at", "id", "cancel", "key", "headers", "encoding",
-    "expires_after", "Topic", "", "\x00", "x" * 300,
-)  # fmt: skip
-CHARACTERS = b'{}[]":,\\u0000\x00\xff\xc3\xed\xa0\x80 \n\t-+.eE1truefalsenull'
 
-
-class Hostile:
-    """Draws records: plain ones, odd ones, mutated ones, noise."""
-
-    def __init__(self, seed: int, targets: list[str], own: list[str]) -> None:
-        self._random = Random(seed)
-        self._targets = targets
-        self._own = own
-
-    def value(self) -> bytes | None:
-        draw = self._random
-        kinds: list[Callable[[], bytes | None]] = [
-            self._plain, self._plain, self._odd, self._mutated, self._mutated, self._named,
-            self._noise,
-        ]  # fmt: skip
-        return draw.choice(kinds)()
-
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        draw = self._random
-        names = ["CALLER_SERVICE", "trace", "blackbox-id", "blackbox-carried", "", "\x00", "é"]
-        return [
-            (draw.choice(names), draw.choice([None, b"", b"\xff", b"[1]", b"shop"]))
-            for _ in range(draw.choice([0, 0, 1, 1, 2, 5]))
-        ]
-
-    def key(self) -> bytes | None:
-        return self._random.choice([None, b"", b"k", b"\xff\x00", b"long" * 100])
-
-    def _asked(self) -> dict[str, Any]:
-        draw = self._random
-        return {
-            "topic": draw.choice(self._targets),
-            "message": draw.choice(["hi", "", "é", None, 1, {"a": [1.0, "b"]}, "x" * 1000]),
-            "countdown": draw.choice([0, -3, 0.2, 1, FAR_S]),
-        }
-
-    def _plain(self) -> bytes:
-        return json.dumps(self._asked()).encode()
-
-    def _named(self) -> bytes:
-        name = {"id": f"order-{self._random.randrange(NAMES)}"}
-        asked = self._asked() | name if self._random.random() < 0.7 else name | {"cancel": True}
-        return json.dumps(asked).encode()
-
-    def _odd(self) -> bytes:
-        draw = self._random
-        asked = self._asked()
-        if draw.random() < 0.1:
-            asked["topic"] = draw.choice(self._own)
-        for _ in range(draw.randint(1, 3)):
-            asked[draw.choice(FIELDS)] = draw.choice(ODD)
-        for _ in range(draw.choice([0, 0, 1])):
-            del asked[draw.choice(list(asked))]
-        return json.dumps(asked).encode()
-
-    def _mutated(self) -> bytes:
-        draw = self._random
-        value = bytearray(draw.choice([self._plain, self._named, self._odd])())
-        for _ in range(draw.randint(1, 6)):
-            at = draw.randrange(len(value) + 1)
-            match draw.randrange(4):
-                case 0:
-                    value[at : at + 1] = draw.choices(CHARACTERS, k=1)
-                case 1:
-                    value[at:at] = draw.choices(CHARACTERS, k=draw.randint(1, 4))
-                case 2:
-                    del value[at : at + draw.randint(1, 8)]
-                case _:
-                    value[at:at] = value[at : at + draw.randint(1, 40)]
-        return bytes(value)
-
-    def _noise(self) -> bytes | None:
-        draw = self._random
-        return draw.choice([None, b"", b"[" * 5000, draw.randbytes(draw.randint(1, 300))])
-
-
-def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(world: World) -> None:
+@pytest.mark.parametrize(
+    ("contract", "engine"),
+    [(contract, engine) for contract, engines in ENGINES.items() for engine in engines],
+    indirect=["engine"],
+)
+def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
+    world: World, contract: str
+) -> None:
+    world.contract = contract
     own = [world.requests, f"{world.requests}.receipts", world.dead_letters, "__consumer_offsets"]
-    hostile = Hostile(SEED, world.targets, own)
+    hostile = HOSTILE[contract](SEED, list(world.targets), own)
+    if contract == "timer":
+        world.targets = [f"{world.requests}.expired"]
     service = world.start_service().wait_ready()
     for number in range(RECORDS):
-        world.send_raw(hostile.value(), hostile.headers(), number % PARTITIONS, key=hostile.key())
+        drawn = hostile.record()
+        world.send_raw(drawn.value, drawn.headers, number % PARTITIONS, key=drawn.key)
     world.flush()
 
     written = list(each_of(world.kafka.bootstrap_servers, world.requests))
@@ -153,7 +78,7 @@ def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(world:
     twice = len(delivered) + len(letters) - len({*delivered, *letters})
     assert twice == 0, f"something came out twice, seed {SEED}"
     print(
-        f"\n{RECORDS:,} records, engine {world.engine}, seed {SEED}: {len(delivered):,} delivered, "
+        f"\n{RECORDS:,} records of {contract}, engine {world.engine}, seed {SEED}: {len(delivered):,} delivered, "
         f"{len(letters):,} dead letters, {len(pending(world, index)):,} pending, {len(ended):,} "
         "cancels and what they or later requests ended"
     )
