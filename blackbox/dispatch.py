@@ -34,7 +34,13 @@ class Index(Protocol):
     @property
     def removed(self) -> int: ...
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
-    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
+    def settle(
+        self,
+        removals: Mapping[int, str | None],
+        receipts: int,
+        put_off: Mapping[int, tuple[int, Entry]] = ...,
+        now_ms: int = ...,
+    ) -> None: ...
     def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None: ...
 
 
@@ -122,23 +128,34 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
-        self._defer(batch.deferred, did, now_ms)
         if batch.ready or batch.dead:
-            goes_on = did.is_full and not batch.alone
-            self._deliver(batch.ready, batch.dead, did, now_ms, goes_on=goes_on)
+            self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
+        else:
+            self._defer(batch.deferred, did, now_ms)
         for offset, entry in batch.alone.items():
             one = {offset: entry}
-            self._deliver(*((one, {}) if entry.reason is None else ({}, one)), did, now_ms)
+            only = _Sorted(ready=one) if entry.reason is None else _Sorted(dead=one)
+            self._deliver(only, did, now_ms)
         return did
 
-    def _read(self, now_ms: int, passing_over: Collection[int] = ()) -> tuple[Dispatched, _Sorted]:
+    def _read(self, now_ms: int) -> tuple[Dispatched, _Sorted]:
         self._removed = self.index.removed
-        due = self.index.due(now_ms, self.batch_limit, passing_over)
+        due = self.index.due(now_ms, self.batch_limit)
+        return self._looked(due, now_ms)
+
+    def _read_ahead(self, now_ms: int, before: _Sorted) -> tuple[Dispatched, _Sorted]:
+        """What comes after a batch that is still being delivered."""
+        self._removed = self.index.removed
+        leaving = before.ready.keys() | before.dead.keys()
+        due = self.index.due(now_ms, self.batch_limit, leaving | before.deferred.keys())
+        return self._looked(due._replace(is_full=True, pending=due.pending - len(leaving)), now_ms)
+
+    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, _Sorted]:
         did = Dispatched(
-            is_full=due.is_full or bool(passing_over),
+            is_full=due.is_full,
             next_due_ms=due.next_due_ms,
             oldest_ms=due.oldest_ms,
-            pending=due.pending - len(passing_over),
+            pending=due.pending,
         )
         return did, self._sort(due, now_ms) if due.entries else _Sorted()
 
@@ -221,17 +238,11 @@ class Dispatch:
         batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
 
     def _deliver(
-        self,
-        ready: dict[int, Entry],
-        dead: dict[int, Entry],
-        did: Dispatched,
-        now_ms: int,
-        *,
-        goes_on: bool = False,
+        self, batch: _Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
         places: Places = {}
         letters: Places = {}
-        dead = dict(dead)
+        ready, dead = batch.ready, dict(batch.dead)
         self.writer.begin()  # 2
         try:
             for message in deliveries(self.shard, ready):
@@ -240,7 +251,7 @@ class Dispatch:
                     dead[message.offset] = _ended(ready[message.offset], refusal)
             self._send_dead_letters(dead, letters)
             if goes_on:
-                self._ahead = self._read(now_ms, ready.keys() | dead.keys())
+                self._ahead = self._read_ahead(now_ms, batch)
             failed = self.writer.flush()
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms)
@@ -249,8 +260,10 @@ class Dispatch:
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
         label = self.writer.commit(_receipt(dead, places, letters, now_ms))
-        self.index.settle({offset: entry.caller_id for offset, entry in ended.items()}, label)  # 3
+        removals = {offset: entry.caller_id for offset, entry in ended.items()}
+        self.index.settle(removals, label, batch.deferred, now_ms)  # 3
         _count(did, ended, dead)
+        _count_put_off(did, batch.deferred)
         if failed:
             self._put_off(sent, failed, did, now_ms)
 
@@ -337,9 +350,7 @@ class Dispatch:
                 )  # fmt: skip
                 did.is_full = False
                 return
-            did.retried += len(changes)
-            first_ms = min(at_ms for at_ms, _ in changes.values())
-            did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
+            _count_put_off(did, changes)
 
 
 def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:
@@ -361,6 +372,13 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
     for entry in dead.values():
         reason = entry.reason or ""
         did.dead[reason] = did.dead.get(reason, 0) + 1
+
+
+def _count_put_off(did: Dispatched, changes: Mapping[int, tuple[int, Entry]]) -> None:
+    if changes:
+        did.retried += len(changes)
+        first_ms = min(at_ms for at_ms, _ in changes.values())
+        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
 
 
 def _ended(entry: Entry, refusal: Refusal) -> Entry:
