@@ -24,8 +24,8 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
-LETTER_LATER_MS = 2_000
-"""Its look at the record in Kafka takes time from the good messages of other shards, which end about together."""
+LETTER_LATER_MS = 15_000
+"""In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
 
 class Index(Protocol):
@@ -175,7 +175,7 @@ class Dispatch:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
-        self._set_refused_aside(batch, now_ms)
+        self._set_refused_aside(batch, now_ms + LETTER_LATER_MS if due.is_full else now_ms)
         return batch
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
@@ -207,7 +207,7 @@ class Dispatch:
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _set_refused_aside(self, batch: _Sorted, now_ms: int) -> None:
+    def _set_refused_aside(self, batch: _Sorted, letter_ms: int) -> None:
         """As dead letters, behind the good ones that wait."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
@@ -217,7 +217,7 @@ class Dispatch:
             if refusal is not None:
                 offset = message.offset
                 ended = _ended(strict[offset], refusal)
-                batch.deferred[offset] = now_ms + LETTER_LATER_MS, ended
+                batch.deferred[offset] = letter_ms, ended
                 del (batch.alone if offset in batch.alone else batch.ready)[offset]
 
     def _destination(self, entry: Entry) -> str:

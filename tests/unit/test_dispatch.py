@@ -251,6 +251,19 @@ def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
+def test_without_a_backlog_such_a_dead_letter_is_written_at_once(
+    pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    pend(to("compacted"), to())
+
+    assert dispatch.tick(NOW_MS).next_due_ms == NOW_MS
+    dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [1, 0]
+    assert told(letter(writer, 0))[0] == Reason.REFUSED
+
+
 def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
     pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
 ) -> None:
@@ -258,7 +271,7 @@ def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
     pend(to("compacted", alone=True))
 
     dispatch.tick(NOW_MS)
-    dispatch.tick(NOW_MS + LETTER_LATER_MS)
+    dispatch.tick(NOW_MS)
 
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
