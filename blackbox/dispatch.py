@@ -38,10 +38,10 @@ class Index(Protocol):
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, tuple[int, Entry]] = ...,
+        put_off: Mapping[int, tuple[int, Entry | None]] = ...,
         now_ms: int = ...,
     ) -> None: ...
-    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None: ...
+    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None: ...
 
 
 class Writer(Protocol):
@@ -89,7 +89,7 @@ class _Sorted:
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
-    deferred: dict[int, tuple[int, Entry]] = field(default_factory=dict)
+    deferred: dict[int, tuple[int, Entry | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class Dispatch:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
-        self._set_refused_aside(batch, now_ms + LETTER_LATER_MS if due.is_full else now_ms)
+        self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
@@ -203,22 +203,30 @@ class Dispatch:
                 if refusal is not None:
                     del part[offset]
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)
-        waiting = sum(entry.reason is not None for _, entry in batch.deferred.values())
+        waiting = sum(
+            entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
+        )
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _set_refused_aside(self, batch: _Sorted, letter_ms: int) -> None:
-        """As dead letters, behind the good ones that wait."""
+    def _set_refused_aside(self, batch: _Sorted, now_ms: int, *, is_backlog: bool) -> None:
+        """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
         strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
+        refused: dict[int, Entry] = {}
         for message in deliveries(self.shard, strict):
             refusal = limits[message.topic].refusal(message)
             if refusal is not None:
                 offset = message.offset
-                ended = _ended(strict[offset], refusal)
-                batch.deferred[offset] = letter_ms, ended
+                refused[offset] = _ended(strict[offset], refusal)
                 del (batch.alone if offset in batch.alone else batch.ready)[offset]
+        if not batch.ready:
+            batch.dead |= refused
+        elif is_backlog:
+            batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
+        else:
+            batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic
@@ -338,7 +346,7 @@ class Dispatch:
         }
 
     def _defer(
-        self, changes: Mapping[int, tuple[int, Entry]], did: Dispatched, now_ms: int
+        self, changes: Mapping[int, tuple[int, Entry | None]], did: Dispatched, now_ms: int
     ) -> None:
         if changes:
             try:
@@ -374,7 +382,7 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
         did.dead[reason] = did.dead.get(reason, 0) + 1
 
 
-def _count_put_off(did: Dispatched, changes: Mapping[int, tuple[int, Entry]]) -> None:
+def _count_put_off(did: Dispatched, changes: Mapping[int, tuple[int, Entry | None]]) -> None:
     if changes:
         did.retried += len(changes)
         first_ms = min(at_ms for at_ms, _ in changes.values())

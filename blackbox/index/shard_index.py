@@ -208,7 +208,7 @@ class ShardIndex(PackedIndex):
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, tuple[int, Entry]] = NOTHING,
+        put_off: Mapping[int, tuple[int, Entry | None]] = NOTHING,
         now_ms: int = 0,
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
@@ -232,8 +232,11 @@ class ShardIndex(PackedIndex):
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
 
-    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None:
-        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI."""
+    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None:
+        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI.
+
+        None in the place of an entry leaves it as it is.
+        """
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 keys = self._keys.state, self._keys.receipts
@@ -331,10 +334,13 @@ class ShardIndex(PackedIndex):
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
         yield self._write_receipts(receipts)
 
-    def _defer_commands(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> list[bytes]:
+    def _defer_commands(
+        self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int
+    ) -> list[bytes]:
         commands = [
             self._set(offset, entries.encode(entry), at_ms, now_ms)
             for offset, (at_ms, entry) in changes.items()
+            if entry is not None
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
         return [*commands, *self._zadd(scored, only_there=True)]
@@ -391,8 +397,8 @@ class ShardIndex(PackedIndex):
         return [(name, payload) for name, payload in stored if name not in ended]
 
     def _watch_pending(
-        self, changes: Mapping[int, tuple[int, Entry]], *keys: bytes
-    ) -> tuple[Labels, dict[int, tuple[int, Entry]]]:
+        self, changes: Mapping[int, tuple[int, Entry | None]], *keys: bytes
+    ) -> tuple[Labels, dict[int, tuple[int, Entry | None]]]:
         """Watch these keys; returns the labels, and the changes of what is pending."""
         if not changes:
             return self._watch_labels(*keys), {}
