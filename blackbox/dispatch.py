@@ -25,8 +25,8 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
-LETTER_LATER_MS = 2_000
-"""Its look at the record in Kafka takes time from the good messages of other shards, which end about together."""
+LETTER_LATER_MS = 15_000
+"""In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
 
 class Index(Protocol):
@@ -35,8 +35,14 @@ class Index(Protocol):
     @property
     def removed(self) -> int: ...
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
-    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
-    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None: ...
+    def settle(
+        self,
+        removals: Mapping[int, str | None],
+        receipts: int,
+        put_off: Mapping[int, tuple[int, Entry | None]] = ...,
+        now_ms: int = ...,
+    ) -> None: ...
+    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None: ...
 
 
 class Writer(Protocol):
@@ -85,7 +91,7 @@ class _Sorted:
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
-    deferred: dict[int, tuple[int, Entry]] = field(default_factory=dict)
+    deferred: dict[int, tuple[int, Entry | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -124,23 +130,34 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
-        self._defer(batch.deferred, did, now_ms)
         if batch.ready or batch.dead:
-            goes_on = did.is_full and not batch.alone
-            self._deliver(batch.ready, batch.dead, did, now_ms, goes_on=goes_on)
+            self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
+        else:
+            self._defer(batch.deferred, did, now_ms)
         for offset, entry in batch.alone.items():
             one = {offset: entry}
-            self._deliver(*((one, {}) if entry.reason is None else ({}, one)), did, now_ms)
+            only = _Sorted(ready=one) if entry.reason is None else _Sorted(dead=one)
+            self._deliver(only, did, now_ms)
         return did
 
-    def _read(self, now_ms: int, passing_over: Collection[int] = ()) -> tuple[Dispatched, _Sorted]:
+    def _read(self, now_ms: int) -> tuple[Dispatched, _Sorted]:
         self._removed = self.index.removed
-        due = self.index.due(now_ms, self.batch_limit, passing_over)
+        due = self.index.due(now_ms, self.batch_limit)
+        return self._looked(due, now_ms)
+
+    def _read_ahead(self, now_ms: int, before: _Sorted) -> tuple[Dispatched, _Sorted]:
+        """What comes after a batch that is still being delivered."""
+        self._removed = self.index.removed
+        leaving = before.ready.keys() | before.dead.keys()
+        due = self.index.due(now_ms, self.batch_limit, leaving | before.deferred.keys())
+        return self._looked(due._replace(is_full=True, pending=due.pending - len(leaving)), now_ms)
+
+    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, _Sorted]:
         did = Dispatched(
-            is_full=due.is_full or bool(passing_over),
+            is_full=due.is_full,
             next_due_ms=due.next_due_ms,
             oldest_ms=due.oldest_ms,
-            pending=due.pending - len(passing_over),
+            pending=due.pending,
         )
         return did, self._sort(due, now_ms) if due.entries else _Sorted()
 
@@ -160,7 +177,7 @@ class Dispatch:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
-        self._set_refused_aside(batch, now_ms)
+        self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
@@ -188,22 +205,30 @@ class Dispatch:
                 if refusal is not None:
                     del part[offset]
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)
-        waiting = sum(entry.reason is not None for _, entry in batch.deferred.values())
+        waiting = sum(
+            entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
+        )
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _set_refused_aside(self, batch: _Sorted, now_ms: int) -> None:
-        """As dead letters, behind the good ones that wait."""
+    def _set_refused_aside(self, batch: _Sorted, now_ms: int, *, is_backlog: bool) -> None:
+        """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
         strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
+        refused: dict[int, Entry] = {}
         for message in deliveries(self.shard, strict):
             refusal = limits[message.topic].refusal(message)
             if refusal is not None:
                 offset = message.offset
-                ended = _ended(strict[offset], refusal)
-                batch.deferred[offset] = now_ms + LETTER_LATER_MS, ended
+                refused[offset] = _ended(strict[offset], refusal)
                 del (batch.alone if offset in batch.alone else batch.ready)[offset]
+        if not batch.ready:
+            batch.dead |= refused
+        elif is_backlog:
+            batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
+        else:
+            batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic
@@ -223,17 +248,11 @@ class Dispatch:
         batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
 
     def _deliver(
-        self,
-        ready: dict[int, Entry],
-        dead: dict[int, Entry],
-        did: Dispatched,
-        now_ms: int,
-        *,
-        goes_on: bool = False,
+        self, batch: _Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
         places: Places = {}
         letters: Places = {}
-        dead = dict(dead)
+        ready, dead = batch.ready, dict(batch.dead)
         self.writer.begin()  # 2
         try:
             for message in deliveries(self.shard, ready):
@@ -242,7 +261,7 @@ class Dispatch:
                     dead[message.offset] = _ended(ready[message.offset], refusal)
             self._send_dead_letters(dead, letters)
             if goes_on:
-                self._ahead = self._read(now_ms, ready.keys() | dead.keys())
+                self._ahead = self._read_ahead(now_ms, batch)
             failed = self.writer.flush()
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms)
@@ -251,8 +270,10 @@ class Dispatch:
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
         label = self.writer.commit(_receipt(dead, places, letters, now_ms))
-        self.index.settle({offset: entry.caller_id for offset, entry in ended.items()}, label)  # 3
+        removals = {offset: entry.caller_id for offset, entry in ended.items()}
+        self.index.settle(removals, label, batch.deferred, now_ms)  # 3
         _count(did, ended, dead)
+        _count_put_off(did, batch.deferred)
         if failed:
             self._put_off(sent, failed, did, now_ms)
 
@@ -327,7 +348,7 @@ class Dispatch:
         }
 
     def _defer(
-        self, changes: Mapping[int, tuple[int, Entry]], did: Dispatched, now_ms: int
+        self, changes: Mapping[int, tuple[int, Entry | None]], did: Dispatched, now_ms: int
     ) -> None:
         if changes:
             try:
@@ -339,9 +360,7 @@ class Dispatch:
                 )  # fmt: skip
                 did.is_full = False
                 return
-            did.retried += len(changes)
-            first_ms = min(at_ms for at_ms, _ in changes.values())
-            did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
+            _count_put_off(did, changes)
 
 
 def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:
@@ -365,6 +384,13 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
     for entry in dead.values():
         reason = entry.reason or ""
         did.dead[reason] = did.dead.get(reason, 0) + 1
+
+
+def _count_put_off(did: Dispatched, changes: Mapping[int, tuple[int, Entry | None]]) -> None:
+    if changes:
+        did.retried += len(changes)
+        first_ms = min(at_ms for at_ms, _ in changes.values())
+        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
 
 
 def _ended(entry: Entry, refusal: Refusal) -> Entry:

@@ -37,11 +37,13 @@ def set_ex_template(keys: Keys) -> bytes:
     )
 
 
-def zadd(keys: Keys, scored: Sequence[tuple[int, int]]) -> bytes:
-    """A packed `ZADD <due> <score> <member> …` for (due time in epoch ms, offset)."""
+def zadd(keys: Keys, scored: Sequence[tuple[int, int]], *, only_there: bool = False) -> bytes:
+    """A packed `ZADD <due> [XX] <score> <member> …` for (due time in epoch ms, offset)."""
     pairs = [
         b"$%d\r\n%b\r\n$16\r\n%016x\r\n" % (len(score), score, offset)
         for score, offset in ((b"%d" % due_ms, offset) for due_ms, offset in scored)
     ]
-    start = b"*%d\r\n$4\r\nZADD\r\n$%d\r\n%b\r\n"
-    return start % (2 + 2 * len(pairs), len(keys.due), keys.due) + b"".join(pairs)
+    option = b"$2\r\nXX\r\n" if only_there else b""
+    start = b"*%d\r\n$4\r\nZADD\r\n$%d\r\n%b\r\n%b"
+    count = 2 + bool(option) + 2 * len(pairs)
+    return start % (count, len(keys.due), keys.due, option) + b"".join(pairs)

@@ -33,6 +33,7 @@ MAX_CONTENTION = 1000
 _CHUNK = 1000
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
+NOTHING: Mapping[Any, Any] = {}
 
 
 class PackedIndex:
@@ -50,9 +51,11 @@ class PackedIndex:
         expires_s = b"%d" % (left_s + self._grace_s)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
 
-    def _zadd(self, scored: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _zadd(
+        self, scored: Sequence[tuple[int, int]], *, only_there: bool = False
+    ) -> Iterator[bytes]:
         for chunk in _chunks(scored):
-            yield zadd(self._keys, chunk)
+            yield zadd(self._keys, chunk, only_there=only_there)
 
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
@@ -201,33 +204,44 @@ class ShardIndex(PackedIndex):
                 pending=pending,
             )
 
-    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None:
+    def settle(
+        self,
+        removals: Mapping[int, str | None],
+        receipts: int,
+        put_off: Mapping[int, tuple[int, Entry | None]] = NOTHING,
+        now_ms: int = 0,
+    ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
 
         Dispatch and recovery both end with this one. Removals at or above the label `requests`
-        are remembered in `skip` until their request is read.
+        are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
+        the same MULTI.
         """
         with self._lock:
             freed = [c for c in removals.values() if c is not None]
             for _ in range(MAX_CONTENTION):
-                found = self._watch_labels(
-                    self._keys.receipts, *([self._keys.ids] if freed else [])
-                )
+                keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
+                found, pending = self._watch_pending(put_off, *keys)
                 if removals and max(removals) >= found.requests:
                     found = self._watch_labels(self._keys.state)
                 holders = self._holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
+                commands += self._defer_commands(pending, now_ms)
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
 
-    def defer(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> None:
-        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI."""
+    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None:
+        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI.
+
+        None in the place of an entry leaves it as it is.
+        """
         with self._lock:
             for _ in range(MAX_CONTENTION):
-                found = self._watch_labels(self._keys.state, self._keys.receipts)
-                commands = self._defer_commands(changes, now_ms)
+                keys = self._keys.state, self._keys.receipts
+                found, pending = self._watch_pending(changes, *keys)
+                commands = self._defer_commands(pending, now_ms)
                 if not commands or self._exec_even_if_full(commands, found):
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off")
@@ -320,19 +334,16 @@ class ShardIndex(PackedIndex):
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
         yield self._write_receipts(receipts)
 
-    def _defer_commands(self, changes: Mapping[int, tuple[int, Entry]], now_ms: int) -> list[bytes]:
-        names = [member(offset) for offset in changes]
-        here = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
-        kept = {
-            offset: change
-            for (offset, change), score in zip(changes.items(), here, strict=True)
-            if score is not None
-        }
+    def _defer_commands(
+        self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int
+    ) -> list[bytes]:
         commands = [
             self._set(offset, entries.encode(entry), at_ms, now_ms)
-            for offset, (at_ms, entry) in kept.items()
+            for offset, (at_ms, entry) in changes.items()
+            if entry is not None
         ]
-        return [*commands, *self._zadd([(at_ms, offset) for offset, (at_ms, _) in kept.items()])]
+        scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
+        return [*commands, *self._zadd(scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in _chunks(offsets):
@@ -384,6 +395,22 @@ class ShardIndex(PackedIndex):
         scores = self._session.run([pack("ZMSCORE", self._keys.due, *lost)], 1)[0]
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         return [(name, payload) for name, payload in stored if name not in ended]
+
+    def _watch_pending(
+        self, changes: Mapping[int, tuple[int, Entry | None]], *keys: bytes
+    ) -> tuple[Labels, dict[int, tuple[int, Entry | None]]]:
+        """Watch these keys; returns the labels, and the changes of what is pending."""
+        if not changes:
+            return self._watch_labels(*keys), {}
+        names = [member(offset) for offset in changes]
+        look = pack("ZMSCORE", self._keys.due, *names)
+        _, *labels, here = self._session.run([pack("WATCH", *keys), *self._read_labels(), look], 4)
+        pending = {
+            offset: change
+            for (offset, change), score in zip(changes.items(), here, strict=True)
+            if score is not None
+        }
+        return self._check(self._labels(*labels)), pending
 
     def _watch_labels(self, *keys: bytes) -> Labels:
         commands = [pack("WATCH", *keys), *self._read_labels()]

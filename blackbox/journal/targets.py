@@ -41,8 +41,8 @@ class Targets:
             access.settings.get(name, "none") != "none"
             for name in ("compression.type", "compression.codec")
         )
-        self._refusals = _Remembered(self._ask_availability)
-        self._limits = _Remembered(self._ask_limits)
+        self._refusals = Remembered(self._ask_availability)
+        self._limits = Remembered(self._ask_limits)
 
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         """Those of the topics that cannot take messages now, with (reason word, detail).
@@ -99,31 +99,48 @@ class Targets:
 Known = TypeVar("Known")
 
 
-class _Remembered(Generic[Known]):
-    """What was told of each topic, as long as that holds, s; None is an answer as well."""
+class Remembered(Generic[Known]):
+    """What was told of each topic, as long as that holds, s; None is an answer as well.
+
+    While one thread asks anew, the others go by what was told before.
+    """
 
     def __init__(
         self, ask: Callable[[list[str]], Iterable[tuple[str, float, Known | None]]]
     ) -> None:
         self._ask = ask
-        self._lock = Lock()
+        self._asking = Lock()
         self._known: dict[str, tuple[float, Known | None]] = {}
 
     def of(self, topics: Iterable[str]) -> dict[str, Known]:
         wanted = set(topics)
-        with self._lock:
-            now = time.monotonic()
-            stale = [t for t in wanted if t not in self._known or self._known[t][0] < now]
-            if stale:
-                self._forget_the_old(now)
-                for topic, lasts_s, told in self._ask(stale):
-                    self._known[topic] = now + lasts_s, told
-            found = {topic: self._known[topic][1] for topic in wanted}
+        found = self._told_of(wanted)
+        must_ask = len(found) < len(wanted)
+        if (must_ask or self._stale(wanted)) and self._asking.acquire(blocking=must_ask):
+            try:
+                self._ask_for(self._stale(wanted))
+                found = self._told_of(wanted)
+            finally:
+                self._asking.release()
         return {topic: told for topic, told in found.items() if told is not None}
 
-    def _forget_the_old(self, now: float) -> None:
-        if len(self._known) > MOST_KNOWN:
-            self._known = {t: known for t, known in self._known.items() if known[0] >= now}
+    def _told_of(self, wanted: set[str]) -> dict[str, Known | None]:
+        known = self._known
+        return {topic: known[topic][1] for topic in wanted if topic in known}
+
+    def _stale(self, wanted: set[str]) -> list[str]:
+        known, now = self._known, time.monotonic()
+        return [topic for topic in wanted if topic not in known or known[topic][0] < now]
+
+    def _ask_for(self, stale: list[str]) -> None:
+        if not stale:
+            return
+        now = time.monotonic()
+        told = {topic: (now + lasts_s, answer) for topic, lasts_s, answer in self._ask(stale)}
+        kept = self._known
+        if len(kept) > MOST_KNOWN:
+            kept = {topic: known for topic, known in kept.items() if known[0] >= now}
+        self._known = kept | told
 
 
 def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:

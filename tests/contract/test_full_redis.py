@@ -140,8 +140,10 @@ def test_what_cannot_be_delivered_now_is_put_off_in_a_full_redis_too(
     binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
 
     index.defer({0: (NOW_MS + 60_000, binary)}, NOW_MS)
+    index.settle({end - 1: None}, 1, {1: (NOW_MS + 60_000, binary)}, NOW_MS)
 
     due = index.due(NOW_MS, end)
     assert due.next_due_ms == NOW_MS + 60_000
-    assert [offset for offset, _ in due.entries] == list(range(1, end))
-    assert index.due(NOW_MS + 60_000, end).entries[-1] == (0, entries.encode(binary))
+    assert [offset for offset, _ in due.entries] == list(range(2, end - 1))
+    put_off = index.due(NOW_MS + 60_000, end).entries[-2:]
+    assert put_off == [(0, entries.encode(binary)), (1, entries.encode(binary))]

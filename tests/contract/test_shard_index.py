@@ -561,6 +561,20 @@ def test_a_request_put_off_is_due_later_and_in_its_new_form(
     assert left_s > GRACE_S
 
 
+def test_requests_are_put_off_in_the_multi_that_removes_others(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 4, {0: entry(), 1: entry(caller_id="a"), 2: entry(), 3: Cancel("a")})
+    later = entry()._replace(attempts=1)
+
+    index.settle({0: None}, 1, {1: (NOW_MS + 4000, later), 2: (NOW_MS + 4000, later)}, NOW_MS)
+
+    assert held(client) == Held(
+        Labels(4, 1), [(NOW_MS + 4000, 2)], {2: entries.encode(later)}, {}, set()
+    )
+    assert index.labels == Labels(4, 1)
+
+
 def test_putting_off_does_not_bring_a_cancelled_request_back(
     index: ShardIndex, client: redis.Redis
 ) -> None:

@@ -24,6 +24,7 @@ BEFORE_S = 1.0
 MOST_LATE_MS = 500
 MOST_DRIFT = 0.05
 BIN_S = 5
+LATEST = 20
 COLOURS = {"service": "#0072b2", "other service": "#56b4e9", "Redis": "#d55e00", "Kafka": "#7a4fa3"}
 
 
@@ -81,7 +82,8 @@ class Soak:
             found.append(f"outside of faults p99 is {quiet.p99:,.0f} ms late")
         for life in self.lives:
             for what, drift in drifts(life).items():
-                if abs(drift) > MOST_DRIFT:
+                is_fewer = what == "descriptors" and drift < 0  # idle connections are closed
+                if abs(drift) > MOST_DRIFT and not is_fewer:
                     found.append(f"{life.role}: {what} changed by {drift:+.1%} after the warm-up")
         return found
 
@@ -152,12 +154,26 @@ class Soak:
             "twice": twice,
             "early": early,
             "late_ms": {name: late._asdict() for name, late in self._lateness().items()},
+            "latest": self._latest(),
             "faults": [fault._asdict() for fault in self.faults],
             "processes": [
                 {"role": life.role, "samples": [tuple(map(_rounded, one)) for one in life.samples]}
                 for life in self.lives
             ],
         }
+
+    def _latest(self) -> list[dict[str, float]]:
+        """The few that were latest: when they were due and delivered, in seconds since the load began."""
+        delivered = np.flatnonzero(self.times)
+        latest = delivered[np.argsort(self.late_ms)[: -LATEST - 1 : -1]]
+        return [
+            {
+                "request": int(one),
+                "due_s": _rounded((self.due_ms[one] - self.began_ms) / 1000),
+                "delivered_s": _rounded((self.delivered_ms[one] - self.began_ms) / 1000),
+            }
+            for one in latest
+        ]
 
     def _page(self, name: str) -> str:
         rows = [f"| {' | '.join(row)} |" for row in self._rows()]

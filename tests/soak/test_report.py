@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.soak.report import Fault, Soak
+from tests.soak.report import LATEST, Fault, Soak
 from tests.soak.watch import EVERY_S, ROUND_S, Life, Sample
 
 COUNT = 10_000
@@ -71,6 +72,23 @@ def test_what_grows_after_the_warm_up_is_a_complaint(
     samples = broken.lives[0].samples
     samples[-ROUND:] = [Sample(one.at_s, *grown) for one in samples[-ROUND:]]
     assert broken.complaints() == [complaint]
+
+
+def test_fewer_descriptors_are_none() -> None:
+    one = soak()
+    samples = one.lives[0].samples
+    samples[-ROUND:] = [sample._replace(descriptors=30) for sample in samples[-ROUND:]]
+    assert one.complaints() == []
+
+
+def test_the_latest_requests_are_in_the_figures(tmp_path: Path) -> None:
+    one = soak()
+    one.delivered_ms[4000] = one.due_ms[4000] + 60_000
+    one.write(tmp_path)
+    [latest, *others] = json.loads((tmp_path / "soak.json").read_text())["latest"]
+    assert latest["request"] == 4000
+    assert latest["delivered_s"] - latest["due_s"] == pytest.approx(60, abs=0.1)
+    assert len(others) == LATEST - 1
 
 
 def test_what_a_fault_takes_for_a_minute_is_none() -> None:

@@ -253,6 +253,19 @@ def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
+def test_without_a_backlog_such_a_dead_letter_is_written_at_once(
+    pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    pend(to("compacted"), to())
+
+    assert dispatch.tick(NOW_MS).next_due_ms == NOW_MS
+    dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [1, 0]
+    assert told(letter(writer, 0))[0] == Reason.REFUSED
+
+
 def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
     pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
 ) -> None:
@@ -260,7 +273,7 @@ def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
     pend(to("compacted", alone=True))
 
     dispatch.tick(NOW_MS)
-    dispatch.tick(NOW_MS + LETTER_LATER_MS)
+    dispatch.tick(NOW_MS)
 
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
@@ -681,22 +694,52 @@ def test_a_payload_lost_together_with_its_record_becomes_a_dead_letter(
     assert held(client).due == []
 
 
+# what is put off
+
+
+def test_what_is_put_off_costs_no_more_round_trips_beside_good_messages(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, index: ShardIndex, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pend(to("gone"), to(), to("gone"))
+    targets.refusals["gone"] = UNKNOWN
+    monkeypatch.setattr(index, "defer", None)
+
+    did = dispatch.tick(NOW_MS)
+
+    assert held(client).due == [(NOW_MS + 1000, 0), (NOW_MS + 1000, 2)]
+    assert (did.retried, did.due_ms, did.next_due_ms) == (2, [NOW_MS], NOW_MS + 1000)
+
+
+def test_what_is_being_put_off_is_not_read_ahead_again(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    dispatch.batch_limit = 3
+    pend(to("gone"), to(), to(), to(), to(), to())
+    targets.refusals["gone"] = UNKNOWN
+
+    first, second = dispatch.tick(NOW_MS), dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [1, 2, 3, 4, 5]
+    assert (first.retried, second.retried) == (1, 0)
+    assert (first.pending, second.pending) == (6, 4)
+
+
 # a full Redis
 
 
-def test_a_full_redis_does_not_keep_good_messages_from_leaving(
+def test_what_a_full_redis_does_not_put_off_is_tried_again_at_the_next_look(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def refuse(*_: Any) -> None:
         raise IndexFull("Redis has no memory left")
 
-    pend(to("gone"), to())
+    pend(to("gone"))
     targets.refusals["gone"] = UNKNOWN
     monkeypatch.setattr(index, "defer", refuse)
 
     did = dispatch.tick(NOW_MS)
 
-    assert writer.sent_to("orders") == [1]
     assert held(client).due == [(NOW_MS, 0)]
     assert did.retried == 0

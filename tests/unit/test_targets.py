@@ -1,0 +1,67 @@
+"""What the brokers told of target topics is remembered, and asked anew by one thread at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+from blackbox.journal.targets import Remembered
+
+AT_ONCE_S = -1.0
+"""What was told holds no longer than this."""
+
+PATIENCE_S = 10.0
+
+
+def test_what_still_holds_is_not_asked_again() -> None:
+    asked: list[list[str]] = []
+
+    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
+        asked.append(topics)
+        yield from ((topic, 60.0, "gone" if topic == "gone" else None) for topic in topics)
+
+    remembered = Remembered(ask)
+    assert remembered.of(["orders"]) == {}
+    assert remembered.of(["orders", "gone"]) == {"gone": "gone"}
+    assert remembered.of(["orders", "gone"]) == {"gone": "gone"}
+    assert asked == [["orders"], ["gone"]]
+
+
+def test_while_one_thread_asks_the_others_go_by_what_was_told_before() -> None:
+    answers = iter(["before", "after"])
+    is_asking, may_answer = Event(), Event()
+
+    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
+        answer = next(answers)
+        if answer == "after":
+            is_asking.set()
+            assert may_answer.wait(PATIENCE_S)
+        yield from ((topic, AT_ONCE_S, answer) for topic in topics)
+
+    remembered = Remembered(ask)
+    remembered.of(["orders"])
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(remembered.of, ["orders"])
+        assert is_asking.wait(PATIENCE_S)
+        assert remembered.of(["orders"]) == {"orders": "before"}
+        may_answer.set()
+        assert found.result(PATIENCE_S) == {"orders": "after"}
+
+
+def test_what_nobody_told_yet_is_waited_for() -> None:
+    is_asking, may_answer = Event(), Event()
+
+    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
+        is_asking.set()
+        assert may_answer.wait(PATIENCE_S)
+        yield from ((topic, 60.0, topic) for topic in topics)
+
+    remembered = Remembered(ask)
+    with ThreadPoolExecutor(2) as others:
+        first = others.submit(remembered.of, ["orders"])
+        assert is_asking.wait(PATIENCE_S)
+        second = others.submit(remembered.of, ["bills"])
+        may_answer.set()
+        assert first.result(PATIENCE_S) == {"orders": "orders"}
+        assert second.result(PATIENCE_S) == {"bills": "bills"}
