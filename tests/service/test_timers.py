@@ -121,6 +121,7 @@ def came(world: World, topic: str, count: int) -> list[KafkaMessage]:
 
 @both_engines_at_length
 def test_a_callback_is_delivered_at_its_second_whatever_it_holds(futures: World) -> None:
+    futures.start_service().wait_ready()
     target, at_s = futures.targets[0], in_s(2)
     callback = made("Future", callBackTopic=target, callBackKey="o-7", callBack=b"\x00\xff")
     futures.send_raw(callback, [("trace", b"\xfe")], key=b"%d" % at_s)
@@ -131,7 +132,6 @@ def test_a_callback_is_delivered_at_its_second_whatever_it_holds(futures: World)
     futures.send_raw(callback, key=b"soon")
     futures.send_raw(made("Future", callBackTopic=futures.requests), key=b"%d" % at_s)
     futures.flush()
-    futures.start_service().wait_ready()
     first, second = sorted(came(futures, target, 2), key=lambda one: one.timestamp())
     assert (first.value(), first.key(), about(first)) == (b"past", b"", {})
     assert (second.value(), second.key(), about(second)) == (
