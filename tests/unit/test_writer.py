@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
@@ -35,6 +35,22 @@ def test_at_least_once_a_failure_of_no_known_meaning_is_a_doubt_beside_a_suspect
 
     with pytest.raises(JournalLost, match="TB-0"):
         writer.flush()
+
+
+def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str | None] = []
+    make = KafkaAccess.producer
+
+    def producer(access: KafkaAccess, transactional_id: str | None) -> Producer:
+        asked.append(transactional_id)
+        return make(access, transactional_id)
+
+    monkeypatch.setattr(KafkaAccess, "producer", producer)
+    Writer(Shard("TB", 3), NOWHERE, exactly_once=True).close()
+    Writer(Shard("TB", 3), NOWHERE, exactly_once=False).close()
+    assert asked == ["unit-TB-3", None]
 
 
 def test_closing_twice_is_harmless(writer: Writer) -> None:
