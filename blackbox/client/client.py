@@ -32,12 +32,8 @@ class Later(NamedTuple):
     expires_after: timedelta | None = None
 
 
-class Client:
-    """Writes requests to `request_topic`, of the format `countdown`. Use it from one thread only.
-
-    with Client("localhost:9092", caller="orders") as client:
-        client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
-    """
+class _Caller:
+    """Who asks, and where."""
 
     def __init__(
         self,
@@ -53,6 +49,14 @@ class Client:
             request_topic=request_topic,
             kafka_settings=kafka_settings,
         )
+
+
+class Client(_Caller):
+    """Writes requests to `request_topic`, of the format `countdown`. Use it from one thread only.
+
+    with Client("localhost:9092", caller="orders") as client:
+        client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
+    """
 
     def send_later(
         self,
@@ -98,28 +102,14 @@ class Client:
         self._asker.close()
 
 
-class AsyncClient:
+class AsyncClient(_Caller):
     """The same for the coroutines of one event loop.
 
     async with AsyncClient("localhost:9092", caller="orders") as client:
         await client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        *,
-        caller: str | None = None,
-        request_topic: str = "TB",
-        kafka_settings: Mapping[str, str] | None = None,
-    ) -> None:
-        self._asker = Asker(
-            bootstrap_servers,
-            caller=caller,
-            request_topic=request_topic,
-            kafka_settings=kafka_settings,
-        )
-        self._polling: asyncio.Task[None] | None = None
+    _polling: asyncio.Task[None] | None = None
 
     async def send_later(
         self,
