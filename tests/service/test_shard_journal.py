@@ -10,11 +10,12 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
-from tests.world import World
+from tests.world import World, until
 
 pytestmark = pytest.mark.service
 
@@ -52,6 +53,19 @@ def write(producer: Producer, topic: str, source: str) -> int:
     producer.produce(topic, b"x", partition=0, headers=[("blackbox-source", source)], on_delivery=report)  # fmt: skip
     producer.flush(30)
     return places[0]
+
+
+def ask_in_transactions(world: World, *outcomes: str) -> None:
+    """Ten records into partition 0 in each of these transactions."""
+    for outcome in outcomes:
+        producer = transactional(world, "caller")
+        for number in range(10):
+            producer.produce(world.requests, f"{outcome}{number}", partition=0)
+        producer.flush(30)
+        if outcome == "commit":
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
 
 
 def receipt(topic: str, request: int, place: int) -> Receipt:
@@ -109,18 +123,23 @@ def test_records_are_found_again_by_offset(world: World, journal: ShardJournal) 
     }  # fmt: skip
 
 
+def test_a_batch_begins_where_it_was_read_from_not_at_its_first_record(
+    world: World, shard: Shard
+) -> None:
+    ask_in_transactions(world, "abort", "commit")
+    reader = RequestReader(
+        KafkaAccess(world.kafka.bootstrap_servers, world.name), most_records=100, gather_s=0.5
+    )
+    reader.start(shard, 0)
+    batch = until("they are read", lambda: reader.read()[0].get(shard))
+    reader.close()
+    assert (batch.start, batch.records[0].offset, batch.records[0].value) == (0, 11, b"commit0")
+
+
 def test_batches_are_consecutive_over_aborted_transactions(
     world: World, journal: ShardJournal
 ) -> None:
-    for outcome in ("commit", "abort", "commit", "abort"):
-        producer = transactional(world, "caller")
-        for number in range(10):
-            producer.produce(world.requests, f"{outcome}{number}", partition=0)
-        producer.flush(30)
-        if outcome == "commit":
-            producer.commit_transaction(30)
-        else:
-            producer.abort_transaction(30)
+    ask_in_transactions(world, "commit", "abort", "commit", "abort")
     end = journal.request_bounds().end
     position = 0
     values: list[bytes | None] = []
