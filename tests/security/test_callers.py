@@ -31,7 +31,7 @@ from tests.service.test_cli import blackbox
 from tests.world import ServiceProcess, World, read_all, until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ blackbox[.a-z]*: .+")
-LABELS = {"topic", "reason", "shard", "journal", "le"}
+LABELS = {"topic", "reason", "shard", "journal", "le", "target"}
 
 
 @pytest.mark.service
@@ -183,6 +183,7 @@ def test_callers_add_no_time_series(besieged: tuple[World, ServiceProcess, set[s
         assert sample.labels.keys() <= LABELS
         assert sample.labels.get("reason", "empty") in words
         assert sample.labels.get("topic", world.requests) == world.requests
+        assert sample.labels.get("target", world.targets[0]) in world.targets
 
 
 @pytest.mark.service
