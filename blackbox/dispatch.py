@@ -15,7 +15,7 @@ from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal, dead_letters, deliveries
-from blackbox.plan import Due
+from blackbox.plan import Due, PutOff
 from blackbox.receipt import Places, Receipt
 from blackbox.request import MAY_COME_BACK, UNDELIVERABLE, Invalid, Reason, Record, Shard
 
@@ -39,10 +39,10 @@ class Index(Protocol):
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, tuple[int, Entry | None]] = ...,
+        put_off: Mapping[int, PutOff] = ...,
         now_ms: int = ...,
     ) -> None: ...
-    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None: ...
+    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
 
 
 class Writer(Protocol):
@@ -91,7 +91,7 @@ class _Sorted:
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
-    deferred: dict[int, tuple[int, Entry | None]] = field(default_factory=dict)
+    deferred: dict[int, PutOff] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -347,9 +347,7 @@ class Dispatch:
             for offset, record in self.journal.records(offsets).items()
         }
 
-    def _defer(
-        self, changes: Mapping[int, tuple[int, Entry | None]], did: Dispatched, now_ms: int
-    ) -> None:
+    def _defer(self, changes: Mapping[int, PutOff], did: Dispatched, now_ms: int) -> None:
         if changes:
             try:
                 self.index.defer(changes, now_ms)
@@ -386,7 +384,7 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
         did.dead[reason] = did.dead.get(reason, 0) + 1
 
 
-def _count_put_off(did: Dispatched, changes: Mapping[int, tuple[int, Entry | None]]) -> None:
+def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
     if changes:
         did.retried += len(changes)
         first_ms = min(at_ms for at_ms, _ in changes.values())

@@ -46,6 +46,10 @@ class Due(NamedTuple):
     pending: int
 
 
+PutOff = tuple[int, Entry | None]
+"""When to try a pending entry again, epoch ms, and its new form; None leaves it as it is."""
+
+
 class Touched(NamedTuple):
     """What a batch may touch of what is there already: caller ids, and requests of the cold tier."""
 

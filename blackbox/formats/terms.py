@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
 from blackbox.formats.refused import RefusedError, shown
-from blackbox.request import Headers, Invalid, Reason, Record
+from blackbox.request import Headers, Invalid, Reason, Record, is_topic_name
 
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
 REMEMBERED = 4096
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class Targets:
@@ -38,7 +36,7 @@ class Targets:
         return topic
 
     def _judge(self, topic: str) -> Invalid | None:
-        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+        if not is_topic_name(topic):
             return Invalid(*_bad_topic(topic).args)
         if topic.startswith("__") or self._own_topics(topic):
             detail = (

@@ -19,12 +19,11 @@ from typing import Any
 
 from blackbox import entry as entries
 from blackbox.doubt import Doubt, IndexFull, LabelsMoved
-from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import Keys, set_ex_template, zadd
 from blackbox.index.when_full import in_one_script
-from blackbox.plan import Due, Labels, Plan, Touched, View
+from blackbox.plan import Due, Labels, Plan, PutOff, Touched, View
 from blackbox.request import Shard, member
 
 FORMAT = b"2"
@@ -33,7 +32,7 @@ MAX_CONTENTION = 1000
 _CHUNK = 1000
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
-NOTHING: Mapping[Any, Any] = {}
+_NOTHING: Mapping[Any, Any] = {}
 
 
 class PackedIndex:
@@ -208,7 +207,7 @@ class ShardIndex(PackedIndex):
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, tuple[int, Entry | None]] = NOTHING,
+        put_off: Mapping[int, PutOff] = _NOTHING,
         now_ms: int = 0,
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
@@ -232,11 +231,8 @@ class ShardIndex(PackedIndex):
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
 
-    def defer(self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int) -> None:
-        """Rewrite pending entries (offset -> (next attempt in epoch ms, entry)), in one MULTI.
-
-        None in the place of an entry leaves it as it is.
-        """
+    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None:
+        """Put these pending entries off, by offset, in one MULTI; not those that ended meanwhile."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 keys = self._keys.state, self._keys.receipts
@@ -334,9 +330,7 @@ class ShardIndex(PackedIndex):
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
         yield self._write_receipts(receipts)
 
-    def _defer_commands(
-        self, changes: Mapping[int, tuple[int, Entry | None]], now_ms: int
-    ) -> list[bytes]:
+    def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
         commands = [
             self._set(offset, entries.encode(entry), at_ms, now_ms)
             for offset, (at_ms, entry) in changes.items()
@@ -397,8 +391,8 @@ class ShardIndex(PackedIndex):
         return [(name, payload) for name, payload in stored if name not in ended]
 
     def _watch_pending(
-        self, changes: Mapping[int, tuple[int, Entry | None]], *keys: bytes
-    ) -> tuple[Labels, dict[int, tuple[int, Entry | None]]]:
+        self, changes: Mapping[int, PutOff], *keys: bytes
+    ) -> tuple[Labels, dict[int, PutOff]]:
         """Watch these keys; returns the labels, and the changes of what is pending."""
         if not changes:
             return self._watch_labels(*keys), {}
