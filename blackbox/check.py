@@ -242,7 +242,12 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
     yield from _untold(described)
     for topic in requests:
         yield from _about_partitions(topic, described)
-        yield from about_journals(topic, _told(described), settings.retention_ms)
+        yield from about_journals(
+            topic,
+            _told(described),
+            settings.retention_ms,
+            is_schedule=topic in settings.schedule_topics,
+        )
     letters = _told(described).get(settings.dead_letter_topic)
     if letters is not None and _is_compacted(letters):
         yield COMPACTED_LETTERS.found(
@@ -280,13 +285,19 @@ def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterato
 
 
 def about_journals(
-    topic: str, told: Mapping[str, TopicSettings], needed_ms: int
+    topic: str, told: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
-    """Findings in the settings of a request topic and its receipts, as far as they are told."""
+    """Findings in the settings of a request topic and its receipts, as far as they are told.
+
+    One of schedules may be compacted, as a later one of the same key ends the one before; and its
+    due times are no countdowns.
+    """
     requests, receipts = told.get(topic), told.get(receipts_topic(topic))
     if requests is not None:
-        yield from _about_journal(topic, requests, SHORT_REQUESTS, needed_ms)
-        if requests.timestamp_type != "LogAppendTime":
+        yield from _about_journal(
+            topic, requests, SHORT_REQUESTS, needed_ms, may_be_compacted=is_schedule
+        )
+        if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield CREATE_TIME.found(topic=topic, type=requests.timestamp_type)
     if receipts is not None:
         kept_ms = needed_ms if requests is None else _longer([needed_ms, requests.retention_ms])
@@ -294,9 +305,14 @@ def about_journals(
 
 
 def _about_journal(
-    topic: str, settings: TopicSettings, too_short: Kind, wanted_ms: int
+    topic: str,
+    settings: TopicSettings,
+    too_short: Kind,
+    wanted_ms: int,
+    *,
+    may_be_compacted: bool = False,
 ) -> Iterator[Finding]:
-    if _is_compacted(settings):
+    if _is_compacted(settings) and not may_be_compacted:
         yield COMPACTED.found(topic=topic, policy=settings.cleanup_policy)
     have_ms = settings.retention_ms
     if _longer([have_ms, wanted_ms]) != have_ms:

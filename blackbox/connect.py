@@ -35,6 +35,7 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
         list(settings.topics),
         settings.dead_letter_topic,
         settings.output_topics,
+        compacted=settings.schedule_topics,
         retention_ms=settings.retention_ms,
     )
 
@@ -51,7 +52,9 @@ def formats(settings: Settings) -> dict[str, Format]:
             contract,
             max_countdown_s=settings.max_countdown_s,
             own_topics=is_ours,
+            topic=topic,
             timer_output_topic=settings.timer_output(topic),
+            scheduler_grace_s=settings.scheduler_grace_s,
         )
         for topic, contract in settings.topics.items()
     }

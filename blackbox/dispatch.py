@@ -11,11 +11,12 @@ from typing import Protocol
 from blackbox import entry as entries
 from blackbox.cold import as_asked, carried
 from blackbox.doubt import Doubt, IndexFull, Refused
+from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal, dead_letters, deliveries
-from blackbox.plan import Due, PutOff
+from blackbox.plan import Due, Labels, PutOff
 from blackbox.receipt import Places, Receipt
 from blackbox.request import MAY_COME_BACK, UNDELIVERABLE, Invalid, Reason, Record, Shard
 
@@ -32,6 +33,8 @@ LETTER_LATER_MS = 15_000
 class Index(Protocol):
     """What dispatch needs of a shard's index."""
 
+    @property
+    def labels(self) -> Labels: ...
     @property
     def removed(self) -> int: ...
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
@@ -51,6 +54,7 @@ class Writer(Protocol):
     def begin(self) -> None: ...
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None: ...
     def flush(self) -> Mapping[int, Refusal]: ...
+    def abort(self) -> None: ...
     def commit(self, receipt: Receipt) -> int: ...
 
 
@@ -98,7 +102,7 @@ class _Sorted:
 class Dispatch:
     """Delivers what is due in one shard.
 
-    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    `endings` are what its format wants written with the outcomes, None: nothing. `reread` makes an entry of a request's record again; `retries` is how often an unavailable
     target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
     """
 
@@ -111,6 +115,8 @@ class Dispatch:
     dead_letter_topic: str
     batch_limit: int = 1000
     retries: int = 5
+    endings: Endings | None = None
+    _known: int = 0
     _ahead: tuple[Dispatched, _Sorted] | None = None
     _removed: int = 0
 
@@ -126,6 +132,7 @@ class Dispatch:
         What cannot be delivered now is put off, out of the head of the queue. Raises a Doubt when
         an outcome is unknown or the labels are not the ones last seen: recover.
         """
+        self._known = self.index.labels.requests
         if self.index.removed != self._removed:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
@@ -198,10 +205,14 @@ class Dispatch:
     def _set_unavailable_aside(self, batch: _Sorted, now_ms: int) -> None:
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        unavailable = self.targets.unavailable({*wanted, self.dead_letter_topic})
+        history = {self.endings.history_topic} if self.endings is not None else set()
+        unavailable = self.targets.unavailable({*wanted, *history, self.dead_letter_topic})
+        no_history = [(Reason.UNREACHABLE, unavailable[t][1]) for t in history & unavailable.keys()]
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
+                if refusal is None and no_history and entry.reason is None:
+                    [refusal] = no_history
                 if refusal is not None:
                     del part[offset]
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)
@@ -260,9 +271,11 @@ class Dispatch:
                 if refusal is not None:
                     dead[message.offset] = _ended(ready[message.offset], refusal)
             self._send_dead_letters(dead, letters)
+            tombstones = self._send_endings(ready, dead)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
             failed = self.writer.flush()
+            self._check_endings(ready | dead, tombstones)
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms)
             raise
@@ -290,6 +303,32 @@ class Dispatch:
             )
             if all(self.writer.send(form, letters) is not None for form in forms):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
+
+    def _send_endings(self, ready: Mapping[int, Entry], dead: Mapping[int, Entry]) -> Places:
+        """Returns where the tombstones went, once they are flushed."""
+        tombstones: Places = {}
+        if self.endings is not None:
+            delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
+            suspects: dict[int, Refusal] = {}
+            for part, places in (
+                (self.endings.tombstones({**delivered, **dead}), tombstones),
+                (self.endings.copies(delivered), {}),
+            ):
+                for message in part:
+                    refusal = self.writer.send(message, places)
+                    if refusal is not None:
+                        suspects[message.offset] = refusal
+            self._take_back(suspects)
+        return tombstones
+
+    def _check_endings(self, ended: Mapping[int, Entry], tombstones: Places) -> None:
+        if self.endings is not None:
+            self._take_back(self.endings.overtaken(self._known, ended, tombstones))
+
+    def _take_back(self, suspects: dict[int, Refusal]) -> None:
+        if suspects:
+            self.writer.abort()
+            raise Refused(suspects)
 
     def _put_off(
         self,

@@ -28,13 +28,16 @@ class Fenced(Doubt):
 
 
 class Refused(Doubt):
-    """The broker refused some of a transaction's records, so that all of it was aborted.
+    """Some of a transaction's records cannot be written, so that all of it was aborted.
 
-    `suspects` maps the offset of each request whose record failed to (reason word, detail).
+    `suspects` maps the offset of each request they are of to (reason word, detail).
     """
 
     def __init__(self, suspects: dict[int, tuple[str, str]]) -> None:
-        super().__init__(f"the broker refused {len(suspects)} records; the transaction was aborted")
+        _, detail = next(iter(suspects.values()), ("", "no record told why"))
+        super().__init__(
+            f"{len(suspects)} records could not be written, the transaction was aborted: {detail}"
+        )
         self.suspects = suspects
 
 

@@ -52,8 +52,19 @@ def encode(entry: Entry | Request) -> bytes:
                 "headers": _texts(headers),
                 "caller": caller,
             }
-            return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + (message or b"")
+            return _line(head, headers) + (message or b"")
     return _encode_unusual(*entry)
+
+
+def _line(head: dict[str, Any], headers: HeaderValues) -> bytes:
+    line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    if headers and _NUL in line:  # the Kafka client cuts text off there, and no bytes
+        head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
+        line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    return line
+
+
+_NUL = b"\\u0000"
 
 
 def _encode_unusual(
@@ -80,7 +91,7 @@ def _encode_unusual(
     for name, value, absent in zip(_SELDOM, seldom, _ABSENT, strict=False):
         if value != absent:
             head[name] = value
-    return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + (message or b"")
+    return _line(head, headers) + (message or b"")
 
 
 _USUAL = {"target", "due_ms", "headers", "caller"}
@@ -90,7 +101,7 @@ _ABSENT = tuple(Entry._field_defaults[name] for name in _SELDOM)
 
 
 def decode(stored: bytes) -> Entry:
-    """Parse a stored entry; header values come back as text where they were UTF-8.
+    """Parse a stored entry; header values come back as text where they were UTF-8 without NUL.
 
     Raises ValueError when the bytes were not written by `encode`.
     """
@@ -130,13 +141,17 @@ def _texts(headers: HeaderValues) -> list[tuple[str, Any]]:
         return [(name, _text(value)) for name, value in headers]
 
 
-def _text(value: bytes | str | None) -> Any:
-    if value is None or isinstance(value, str):
-        return value
+def _text(value: bytes | str | None, without: str | None = None) -> Any:
+    if value is None:
+        return None
     try:
-        return value.decode()
+        text = value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}
+        text = None
+    if text is not None and (without is None or without not in text):
+        return text
+    whole = value.encode() if isinstance(value, str) else value
+    return {"base64": b64encode(whole).decode()}
 
 
 def _value(stored: Any) -> bytes | str | None:

@@ -119,11 +119,13 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
         if carried(record.headers):
             changes.append((record.offset, _read_carried(contract, record, latest_ms)))
             continue
-        asked: Request | Cancel | Invalid = (
+        asked: Request | Cancel | Invalid | None = (
             read(record, latest_ms)
             if record.unreadable is None
             else Invalid(Reason.BAD_HEADERS, record.unreadable)
         )
+        if asked is None:
+            continue
         if isinstance(asked, Invalid):
             due_ms = min(record.timestamp_ms, latest_ms)
             changes.append((record.offset, refused_entry(record, asked, due_ms)))
@@ -166,8 +168,8 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
         return Carried(
             carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
         )
-    if isinstance(asked, Cancel):
-        detail = "a cancel was carried; blackbox carries requests only"
+    if asked is None or isinstance(asked, Cancel):
+        detail = "no request was carried; blackbox carries requests only"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
     return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
 

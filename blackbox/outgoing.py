@@ -15,13 +15,14 @@ Refusal = tuple[str, str]
 
 
 class Outgoing(NamedTuple):
-    """A record to produce on behalf of the request at `offset`."""
+    """A record to produce on behalf of the request at `offset`; `partition` -1: by its key."""
 
     offset: int
     topic: str
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | str | None]]
+    partition: int = -1
 
 
 def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:

@@ -10,6 +10,7 @@ from threading import Lock
 from blackbox.clock import Clock
 from blackbox.connect import formats
 from blackbox.dispatch import Dispatch
+from blackbox.endings import Endings
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
@@ -18,7 +19,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
-from blackbox.owner import GATHER_S, Hold, Owner
+from blackbox.owner import GATHER_S, Closable, Hold, Owner
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -142,7 +143,14 @@ class Owners:
         writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
         journal = ShardJournal(shard, self._access)
         originals = ShardJournal(shard, self._access, ahead=1)
-        intake = Intake(self._formats[shard.topic], index, settings.horizon_ms)
+        contract = self._formats[shard.topic]
+        intake = Intake(contract, index, settings.horizon_ms_of(shard.topic))
+        closing: list[Closable] = [index, writer, journal, originals]
+        endings = None
+        if shard.topic in settings.schedule_topics:
+            uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
+            closing.append(uncommitted)
+            endings = Endings(shard, settings.history_topic, contract, uncommitted)
 
         def confirm() -> None:
             labels = index.load()
@@ -168,7 +176,6 @@ class Owners:
             dead_letter_topic=settings.dead_letter_topic,
             batch_limit=settings.batch_limit,
             retries=settings.retries,
+            endings=endings,
         )
-        return Hold(
-            index, intake, dispatch, recovery, journal, closing=(index, writer, journal, originals)
-        )
+        return Hold(index, intake, dispatch, recovery, journal, closing=tuple(closing))

@@ -137,7 +137,10 @@ class Service:
             latest_ms = self._clock.latest_ms()
             return {
                 shard: parse(
-                    self._formats[shard.topic], batch, latest_ms, self._settings.horizon_ms
+                    self._formats[shard.topic],
+                    batch,
+                    latest_ms,
+                    self._settings.horizon_ms_of(shard.topic),
                 )
                 for shard, batch in batches.items()
             }

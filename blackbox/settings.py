@@ -68,6 +68,23 @@ def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
     return name
 
 
+def _history_topic(name: str, info: ValidationInfo) -> str:
+    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+    if is_own_topic(_topic(name), topics, info.data.get("dead_letter_topic", "")):
+        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
+    return name
+
+
+def _delivery(promise: str, info: ValidationInfo) -> str:
+    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+    if promise != "exactly-once" and "scheduler" in topics.values():
+        raise ValueError(
+            "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
+            "are written together or not at all"
+        )
+    return promise
+
+
 def expired_topic(request_topic: str) -> str:
     """Where timers are answered unless the operator names a topic."""
     return f"{request_topic}.expired"
@@ -104,6 +121,13 @@ class Settings(BaseSettings):
     dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
         "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
     )
+    history_topic: Annotated[str, AfterValidator(_history_topic)] = Field(
+        "history", description="where the format scheduler leaves a copy of what it delivered"
+    )
+    scheduler_grace_s: int | None = Field(
+        None, ge=0, le=315_360_000,
+        description="later than this a schedule is not delivered any more; without it: however late",
+    )  # fmt: skip
     timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
         None,
         validate_default=True,
@@ -117,8 +141,8 @@ class Settings(BaseSettings):
     engine: Literal["spark", "process"] = Field(
         "spark", description="who runs the verbs: spark, or process for small deployments"
     )
-    delivery: Literal["exactly-once", "at-least-once"] = Field(
-        "exactly-once", description="with or without a Kafka transaction per batch"
+    delivery: Annotated[Literal["exactly-once", "at-least-once"], AfterValidator(_delivery)] = (
+        Field("exactly-once", description="with or without a Kafka transaction per batch")
     )
     poll_interval_ms: int = Field(
         1000, ge=10, le=60_000, description="longest wait between two looks at the index"
@@ -159,6 +183,11 @@ class Settings(BaseSettings):
         """Format by request topic."""
         return parse_request_topics(self.request_topics)
 
+    @property
+    def schedule_topics(self) -> list[str]:
+        """The request topics of the format `scheduler`, which are compacted as a rule."""
+        return [topic for topic, contract in self.topics.items() if contract == "scheduler"]
+
     def timer_output(self, topic: str) -> str:
         """Where the answers to a request topic of the format `timer` go."""
         return self.timer_output_topic or expired_topic(topic)
@@ -167,7 +196,8 @@ class Settings(BaseSettings):
     def output_topics(self) -> list[str]:
         """Topics that no request names, and that messages go to all the same."""
         timers = (topic for topic, contract in self.topics.items() if contract == "timer")
-        return sorted({self.timer_output(topic) for topic in timers})
+        history = {self.history_topic} if self.schedule_topics else set()
+        return sorted({self.timer_output(topic) for topic in timers} | history)
 
     @property
     def retention_ms(self) -> int:
@@ -178,6 +208,10 @@ class Settings(BaseSettings):
     def horizon_ms(self) -> int | None:
         """How far ahead requests enter the index; None: however far."""
         return self.hot_horizon_s * 1000 or None
+
+    def horizon_ms_of(self, topic: str) -> int | None:
+        """The same for one request topic: a compacted one does not keep a cold tier."""
+        return None if topic in self.schedule_topics else self.horizon_ms
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""

@@ -152,12 +152,16 @@ class FakeWriter:
             raise Refused(failed)
         for outgoing, places in self._queued:
             if outgoing.offset not in failed:
-                at = f"{outgoing.topic}/0"
+                at = f"{outgoing.topic}/{max(0, outgoing.partition)}"
                 there = self._ends.get(at, 0)
                 self._ends[at] = there + 1
                 places.setdefault(at, []).append((outgoing.offset, there))
         self._queued = [(o, p) for o, p in self._queued if o.offset not in failed]
         return failed
+
+    def abort(self) -> None:
+        self._step("abort")
+        self._queued = []
 
     def commit(self, receipt: Receipt) -> int:
         self._step("commit")

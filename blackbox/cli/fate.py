@@ -23,8 +23,12 @@ CLOCKS_APART_MS = 60_000
 """How far a receipt's time may lie before the due time it answers: the clocks' difference."""
 
 State = Literal[
-    "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "unknown"
-]
+    "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "tombstone",
+    "unknown",
+]  # fmt: skip
+
+
+NO_REQUEST = ("cancel", "tombstone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Fate:
     ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
     unread  -- in Kafka, and not yet in the index
     cancel  -- the record is no request, it cancels one
+    tombstone -- the record is no request, blackbox wrote it when a schedule had ended
     unknown -- there is no such record
 
     `is_cold`: it waits in Kafka, out of Redis. `carried` is the record that took its place.
@@ -110,7 +115,7 @@ class Registry:
             outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
             if outcome is not None:
                 return _fate(shard, offset, **(known | outcome))
-            if record is not None and known.get("state") != "cancel":
+            if record is not None and known.get("state") not in NO_REQUEST:
                 there = _carried_to(journal, offset)  # 3
                 if there is not None:
                     return replace(
@@ -123,7 +128,7 @@ class Registry:
             journal.close()
         if record is None:
             return _fate(shard, offset, "unknown")
-        if known.get("state") == "cancel":
+        if known.get("state") in NO_REQUEST:
             return _fate(shard, offset, **known)
         is_read = standing.labels is not None and offset < standing.labels.requests
         return _fate(shard, offset, **(known | {"state": "ended" if is_read else "unread"}))
@@ -139,6 +144,8 @@ class Registry:
             with suppress(ValueError):  # a forged one
                 record = as_asked(record)
         asked = self._formats[shard.topic].parse(record, time.time_ns() // 1_000_000)
+        if asked is None:
+            return {"state": "tombstone"}
         if isinstance(asked, Cancel):
             return {"state": "cancel", "caller_id": asked.caller_id}
         if isinstance(asked, Request):

@@ -117,6 +117,7 @@ def _sentence(fate: Fate) -> str:
         "ended": "not pending and never delivered: cancelled, or replaced by a later request",
         "unread": "in Kafka, not taken in yet",
         "cancel": f"no request: it cancels the one under {fate.caller_id!r}",
+        "tombstone": "no request: the tombstone of a schedule that has ended",
         "unknown": "there is no such request: never written, or no longer kept by Kafka",
     }[fate.state]
 

@@ -7,14 +7,17 @@ from typing import Protocol
 
 from blackbox.request import Cancel, Invalid, Record, Request
 
-NAMES = ("countdown", "future", "timer")
+NAMES = ("countdown", "scheduler", "future", "timer")
 
 
 class Format(Protocol):
     """One contract. `parse` never raises: what cannot be understood is a value too."""
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        """Read one record; a record's timestamp later than `latest_ms` counts as `latest_ms`."""
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
+        """Read one record; a record's timestamp later than `latest_ms` counts as `latest_ms`.
+
+        None for a record that blackbox wrote itself, and that asks for nothing.
+        """
         ...
 
 
@@ -23,15 +26,25 @@ def make_format(
     *,
     max_countdown_s: int,
     own_topics: Callable[[str], bool],
+    topic: str = "",
     timer_output_topic: str = "",
+    scheduler_grace_s: int | None = None,
 ) -> Format:
-    """The contract of this name. Raises ValueError for an unknown one."""
+    """The contract of this name, for the records of `topic`. Raises ValueError for an unknown name."""
     from blackbox.formats.countdown import Countdown
     from blackbox.formats.future import Future
+    from blackbox.formats.scheduler import Scheduler
     from blackbox.formats.timer import Timer
 
     if name == "countdown":
         return Countdown(max_countdown_s=max_countdown_s, own_topics=own_topics)
+    if name == "scheduler":
+        return Scheduler(
+            topic=topic,
+            max_countdown_s=max_countdown_s,
+            own_topics=own_topics,
+            grace_s=scheduler_grace_s,
+        )
     if name == "future":
         return Future(max_countdown_s=max_countdown_s, own_topics=own_topics)
     if name == "timer":

@@ -162,8 +162,8 @@ class ShardIndex(PackedIndex):
                 plan = make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
                 if self._exec(commands, meanwhile if attempt == 0 else None):
+                    self.removed += len(plan.removals)  # before the label: dispatch looks at both
                     self.labels = self.labels._replace(requests=end)
-                    self.removed += len(plan.removals)
                     return plan
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
 

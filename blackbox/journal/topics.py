@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -46,7 +46,10 @@ def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: st
 
 
 class TopicSettings(NamedTuple):
-    """What matters here of a topic's configuration. `retention_ms` -1 means for ever."""
+    """What matters here of a topic's configuration. `retention_ms` -1 means for ever.
+
+    So it is without the cleanup policy `delete`, whatever retention.ms says.
+    """
 
     retention_ms: int
     retention_bytes: int
@@ -136,6 +139,9 @@ class Topics:
         return found
 
 
+FOR_EVER_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
+
+
 class OwnTopics:
     """The topics of one deployment: makes what is missing, and grows receipts with their requests."""
 
@@ -146,6 +152,7 @@ class OwnTopics:
         dead_letter_topic: str,
         output_topics: Sequence[str] = (),
         *,
+        compacted: Collection[str] = (),
         retention_ms: int,
     ) -> None:
         self._access = access
@@ -153,12 +160,14 @@ class OwnTopics:
         self._request_topics = request_topics
         self._dead_letter_topic = dead_letter_topic
         self._output_topics = output_topics
+        self._compacted = compacted
         self._retention_ms = retention_ms
 
     def ensure(self, partitions: int = 4) -> None:
         """Create what is missing, and grow receipts. Raises JournalLost when that cannot be done.
 
-        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early.
+        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early; the
+        `compacted` ones are kept for ever.
         """
         try:
             self._ensure(partitions)
@@ -173,7 +182,8 @@ class OwnTopics:
         ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
         for topic in self._request_topics:
             if topic not in counts:
-                self._create(topic, partitions, ours | {"message.timestamp.type": "LogAppendTime"})
+                kept = FOR_EVER_COMPACTED if topic in self._compacted else ours
+                self._create(topic, partitions, kept | {"message.timestamp.type": "LogAppendTime"})
         if self._dead_letter_topic not in counts:
             self._create(self._dead_letter_topic, 1, ours)
         for topic in self._output_topics:
@@ -240,10 +250,12 @@ def _why_untold(error: KafkaException, topic: str) -> str:
 def _topic_settings(entries: Mapping[str, ConfigEntry]) -> TopicSettings | str:
     values = {name: str(entry.value) for name, entry in entries.items()}
     try:
+        policy = values["cleanup.policy"]
+        removes = "delete" in policy
         return TopicSettings(
-            retention_ms=int(values["retention.ms"]),
-            retention_bytes=int(values["retention.bytes"]),
-            cleanup_policy=values["cleanup.policy"],
+            retention_ms=int(values["retention.ms"]) if removes else -1,
+            retention_bytes=int(values["retention.bytes"]) if removes else -1,
+            cleanup_policy=policy,
             timestamp_type=values["message.timestamp.type"],
             max_message_bytes=int(values["max.message.bytes"]),
         )

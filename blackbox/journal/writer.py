@@ -72,11 +72,11 @@ class Writer:
 
         Returns why the client refuses it at once, if it does; it is then not in the transaction.
         """
-        offset, topic, key, value, headers = outgoing
+        offset, topic, key, value, headers, partition = outgoing
         report = partial(self._report, offset, places)
         while True:
             try:
-                self._producer.produce(topic, value, key, -1, report, None, 0, headers)
+                self._producer.produce(topic, value, key, partition, report, None, 0, headers)
                 return None
             except BufferError:
                 self._producer.poll(0.1)
@@ -108,6 +108,10 @@ class Writer:
             self._transactions.abort()
             raise Refused(suspects)
         return suspects
+
+    def abort(self) -> None:
+        """Take back what was sent since `begin`; the writer is of no use from then on."""
+        self._transactions.abort()
 
     def commit(self, receipt: Receipt) -> int:
         """Write the receipt and commit; returns the receipts label, its offset + 1.

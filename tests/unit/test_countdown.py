@@ -33,7 +33,9 @@ def parse(
     value: bytes | str | None, headers: Headers | None = None, *, written_ms: int = WRITTEN_MS
 ) -> Request | Cancel | Invalid:
     in_bytes = value.encode() if isinstance(value, str) else value
-    return contract.parse(Record(7, written_ms, None, in_bytes, headers or []), LATEST_MS)
+    found = contract.parse(Record(7, written_ms, None, in_bytes, headers or []), LATEST_MS)
+    assert found is not None
+    return found
 
 
 def accepted(value: bytes | str, headers: Headers | None = None) -> Request:

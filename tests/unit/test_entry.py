@@ -62,6 +62,17 @@ def test_an_empty_key_is_not_a_missing_key() -> None:
     assert decode(encode(Entry("orders", b"", 1))).key is None
 
 
+@pytest.mark.parametrize("caller", [None, "shop"])
+def test_a_header_with_a_nul_stays_bytes_as_kafka_clients_cut_text_there(
+    caller: str | None,
+) -> None:
+    given_headers = [("a", b"one\x00two"), ("b", b"text"), ("c", b"\\u0000"), ("d", b"\x00")]
+
+    again = decode(encode(Entry("orders", b"", 1, headers=given_headers, caller=caller)))
+
+    assert again.headers == [("a", b"one\x00two"), ("b", "text"), ("c", "\\u0000"), ("d", b"\x00")]
+
+
 def test_binary_and_null_headers_keep_their_place_between_others() -> None:
     given_headers = [("a", b"\xff\x00"), ("b", None), ("a", b"text"), ("c", b'{"base64":"AA=="}')]
 

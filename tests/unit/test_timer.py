@@ -32,7 +32,9 @@ ASKED = current.Request(context={"a": "1", "b": "2"}, correlation_id="t-1", type
 def parse(message: Message | bytes | None) -> Request | Cancel | Invalid:
     value = message.SerializeToString() if isinstance(message, Message) else message
     headers: Headers = [("CALLER_SERVICE", b"shop")]
-    return CONTRACT.parse(Record(5, NOW_MS, b"the key", value, headers), NOW_MS)
+    found = CONTRACT.parse(Record(5, NOW_MS, b"the key", value, headers), NOW_MS)
+    assert found is not None
+    return found
 
 
 def requested(message: Message) -> Request:

@@ -79,7 +79,7 @@ class _Intakes:
         self.run = task.run
         self._access = task.access
         self._grace_s = task.settings.grace_s
-        self._horizon_ms = task.settings.horizon_ms
+        self._horizon_ms = {t: task.settings.horizon_ms_of(t) for t in task.settings.topics}
         self._soon_ms = task.settings.poll_interval_ms
         self._formats = formats(task.settings)
         url = task.settings.redis_url.get_secret_value()
@@ -132,7 +132,7 @@ class _Intakes:
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
-            yield shard, parse(contract, batch, latest_ms, self._horizon_ms)
+            yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic])
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
         shard = so_far.shard
@@ -195,10 +195,8 @@ class _Intakes:
         held = self._held.get(shard)
         if held is None:
             index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
-            held = self._held[shard] = (
-                index,
-                Intake(self._formats[shard.topic], index, self._horizon_ms),
-            )
+            contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
+            held = self._held[shard] = index, Intake(contract, index, horizon_ms)
         return held
 
     def _drop(self, shard: Shard) -> None:

@@ -93,9 +93,14 @@ class RequestRows:
         latest_ms = time.time_ns() // 1_000_000
         for chunk in _chunks(self.access, self.ranges, numbers):
             read = contracts[chunk.range.topic].parse
-            records = read_records(chunk.messages)
-            rows = [_columns_of(read, record, latest_ms) for record in records]
-            yield _request_rows(chunk.range, records if self.whole else None, rows)
+            found = [
+                (record, row)
+                for record in read_records(chunk.messages)
+                if (row := _columns_of(read, record, latest_ms)) is not None
+            ]
+            if found:
+                records, rows = (list(part) for part in zip(*found, strict=True))
+                yield _request_rows(chunk.range, records if self.whole else None, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,9 @@ def _chunks(
 _tune_once = cache(interpreter.tune)
 
 
-def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...]:
-    asked: Request | Cancel | Invalid
+def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...] | None:
+    """None for a record that asks for nothing."""
+    asked: Request | Cancel | Invalid | None
     about: tuple[Any, ...]
     carries: tuple[int | None, int | None] = (None, None)
     if record.unreadable is not None:
@@ -135,6 +141,8 @@ def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...]:
         asked, carries = _carried(read, record, latest_ms)
     else:
         asked = read(record, latest_ms)
+    if asked is None:
+        return None
     at = (record.offset, record.timestamp_ms)
     if isinstance(asked, Request):
         target, _, due_ms, _, _, caller, caller_id, expires_ms = asked

@@ -1,0 +1,113 @@
+"""The format `scheduler`: schedules whose terms are headers; `docs/scheduler.md` has it in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from blackbox.formats.refused import RefusedError, shown
+from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+
+EPOCH = "scheduler-epoch"
+TARGET_TOPIC = "scheduler-target-topic"
+TARGET_KEY = "scheduler-target-key"
+_SECOND = re.compile(rb"[+-]?[0-9]{1,19}")
+_MOST = (1 << 63) - 1
+
+
+class Scheduler:
+    """Reads records whose key is the schedule's id, and whose value is the message.
+
+    `topic` is the request topic, `own_topics` says whether a topic is blackbox's own and so no
+    target. Later than `grace_s` a schedule is not delivered any more; None: however late.
+    """
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        max_countdown_s: int,
+        own_topics: Callable[[str], bool],
+        grace_s: int | None,
+    ) -> None:
+        self._topic = topic
+        self._source = topic.encode() + b"/"
+        self._max_countdown_s = max_countdown_s
+        self._targets = Targets(own_topics)
+        self._grace_s = grace_s
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
+        """Read one record; never raises. None for the tombstone of a schedule that has ended."""
+        try:
+            if record.value is None and self._is_tombstone(record.headers):
+                return None
+            schedule_id = _schedule_id(record.key)
+            if record.value is None:
+                return Cancel(schedule_id)
+            return self._request(schedule_id, record, latest_ms)
+        except RefusedError as refused:
+            return Invalid(refused.reason, refused.detail)
+
+    def _is_tombstone(self, headers: Headers) -> bool:
+        """Whether blackbox wrote it, with what it ends in its last header."""
+        name, source = headers[-1] if headers else ("", None)
+        return name == "blackbox-source" and (source or b"").startswith(self._source)
+
+    def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
+        epoch_s = _epoch_s(_first(record.headers, EPOCH))
+        due_ms = due_at(
+            epoch_s * 1000, start_ms(record, latest_ms), self._max_countdown_s, f"{EPOCH} {epoch_s}"
+        )
+        late_ms = None if self._grace_s is None else self._grace_s * 1000
+        return Request(
+            self._targets.allowed(_target(record.headers)),
+            record.value,
+            due_ms,
+            _first(record.headers, TARGET_KEY),
+            [*record.headers, *self._added(record)],
+            caller_of(record.headers),
+            schedule_id,
+            None if late_ms is None else epoch_s * 1000 + late_ms,
+        )
+
+    def _added(self, record: Record) -> Headers:
+        written_s = max(record.timestamp_ms, 0) // 1000
+        return [
+            ("scheduler-timestamp", str(written_s).encode()),
+            ("scheduler-key", record.key),
+            ("scheduler-topic", self._topic.encode()),
+        ]
+
+
+def _first(headers: Headers, wanted: str) -> bytes | None:
+    return next((held for name, held in headers if name == wanted), None)
+
+
+def _target(headers: Headers) -> str:
+    given = _first(headers, TARGET_TOPIC)
+    if not given:
+        what = "missing" if given is None else "empty"
+        detail = f"{TARGET_TOPIC} is {what}; name the topic that the message goes to"
+        raise RefusedError(Reason.BAD_TOPIC, detail)
+    return given.decode(errors="replace")
+
+
+def _schedule_id(key: bytes | None) -> str:
+    try:
+        text = (key or b"").decode()
+    except UnicodeDecodeError:
+        detail = f"the key is {shown(key)}, which is no UTF-8; it is the id of the schedule"
+        raise RefusedError(Reason.BAD_ID, detail) from None
+    if not text.strip():
+        given = "missing" if key is None else f"{shown(text)}, which is blank"
+        raise RefusedError(Reason.BAD_ID, f"the key is {given}; give the id of the schedule")
+    return text
+
+
+def _epoch_s(given: bytes | None) -> int:
+    if given is not None and _SECOND.fullmatch(given) and 0 <= int(given) <= _MOST:
+        return int(given)
+    what = "missing" if given is None else shown(given)
+    detail = f"{EPOCH} is {what}; give a unix second such as 1769842800, not a negative one"
+    raise RefusedError(Reason.BAD_DUE_TIME, detail)
