@@ -54,7 +54,9 @@ def formats(settings: Settings) -> dict[str, Format]:
             own_topics=is_ours,
             topic=topic,
             timer_output_topic=settings.timer_output(topic),
-            scheduler_grace_s=settings.scheduler_grace_s,
+            scheduler_grace_s=settings.scheduler_grace_s
+            if settings.scheduler_grace_s >= 0
+            else None,
         )
         for topic, contract in settings.topics.items()
     }

@@ -208,6 +208,8 @@ class Dispatch:
         history = {self.endings.history_topic} if self.endings is not None else set()
         unavailable = self.targets.unavailable({*wanted, *history, self.dead_letter_topic})
         no_history = [(Reason.UNREACHABLE, unavailable[t][1]) for t in history & unavailable.keys()]
+        for _, why in no_history:
+            logger.error("%s: its schedules wait, as their history cannot: %s", self.shard, why)
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))

@@ -73,7 +73,9 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     metrics = Metrics()
     start = _Start(settings, stop)
     engine = make_engine(settings, metrics, only, start.fail)
-    http = HttpServer(engine, metrics, settings.http_host, settings.http_port)
+    http = HttpServer(
+        engine, metrics, settings.http_host, settings.http_port, settings.metrics_addr
+    )
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)
     start.begin(engine)

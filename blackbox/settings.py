@@ -12,6 +12,7 @@ import javaproperties
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from blackbox.aliases import Alias, aliases
 from blackbox.formats import NAMES
 from blackbox.index import connection
 from blackbox.journal.topics import RECEIPTS_SUFFIX, is_own_topic
@@ -124,9 +125,9 @@ class Settings(BaseSettings):
     history_topic: Annotated[str, AfterValidator(_history_topic)] = Field(
         "history", description="where the format scheduler leaves a copy of what it delivered"
     )
-    scheduler_grace_s: int | None = Field(
-        None, ge=0, le=315_360_000,
-        description="later than this a schedule is not delivered any more; without it: however late",
+    scheduler_grace_s: int = Field(
+        -1, ge=-1, le=315_360_000,
+        description="later than this a schedule is not delivered any more; -1: however late",
     )  # fmt: skip
     timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
         None,
@@ -177,6 +178,9 @@ class Settings(BaseSettings):
     )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    metrics_addr: str | None = Field(
+        None, pattern=r"^[^\s:]*:\d{1,5}$", description="host:port, where it listens as well"
+    )
 
     @property
     def topics(self) -> Mapping[str, str]:
@@ -245,18 +249,20 @@ def _properties(variable: str, path: Path | None) -> dict[str, str]:
 
 def load(**overrides: object) -> Settings:
     """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
+    found = {} if "kafka_bootstrap_servers" in overrides else aliases(os.environ)
+    read: dict[str, object] = {name: alias.value for name, alias in found.items()}
     try:
-        return Settings(**overrides)  # type: ignore[arg-type]
+        return Settings(**read | overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        lines = [_explain(dict(fault)) for fault in error.errors()]
+        lines = [_explain(dict(fault), found) for fault in error.errors()]
         raise SettingsError("\n".join(lines)) from None
 
 
-def _explain(fault: dict[str, object]) -> str:
+def _explain(fault: dict[str, object], found: Mapping[str, Alias]) -> str:
     location = fault["loc"]
     assert isinstance(location, tuple)
     name = str(location[0])
-    variable = f"BLACKBOX_{name.upper()}"
+    variable = found[name].variable if name in found else f"BLACKBOX_{name.upper()}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "missing":
         return f"{variable} is not set; wanted: {Settings.model_fields[name].description}"

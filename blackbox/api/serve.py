@@ -42,11 +42,17 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Answers probes and scrapes on `host`:`port` from `start` to `stop`; port 0 takes a free one."""
+    """Answers probes and scrapes on `host`:`port` from `start` to `stop`; port 0 takes a free one.
 
-    def __init__(self, service: Health, metrics: Metrics, host: str, port: int) -> None:
+    And on `also`, another `host:port`, if it is given.
+    """
+
+    def __init__(
+        self, service: Health, metrics: Metrics, host: str, port: int, also: str | None = None
+    ) -> None:
         self._host = host
         self._asked_port = port
+        self._also = also
         self._server = _Server(
             uvicorn.Config(
                 make_app(service, metrics),
@@ -60,20 +66,25 @@ class HttpServer:
                 timeout_graceful_shutdown=FINISH_S,
             )
         )
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         self._thread = Thread(target=self._run, name="http", daemon=True)
 
     @property
     def port(self) -> int:
         """The port it listens on; known once `start` has returned."""
-        if self._socket is None:
+        if not self._sockets:
             raise RuntimeError("the HTTP server has no port yet; call start() first")
         return self._port
 
     def start(self) -> None:
         """Return when it answers. Raises SettingsError when the address cannot be taken."""
-        self._socket = _listen(self._host, self._asked_port)
-        self._port = int(self._socket.getsockname()[1])
+        where = f"BLACKBOX_HTTP_HOST={self._host!r}, BLACKBOX_HTTP_PORT={self._asked_port}"
+        self._sockets.append(_listen(self._host, self._asked_port, where))
+        self._port = int(self._sockets[0].getsockname()[1])
+        if self._also:
+            host, _, port = self._also.rpartition(":")
+            where = f"BLACKBOX_METRICS_ADDR={self._also!r}"
+            self._sockets.append(_listen(host or None, int(port), where))
         self._thread.start()
         deadline = time.monotonic() + START_S
         while not self._server.started:
@@ -87,15 +98,14 @@ class HttpServer:
         self._server.end()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
-        if self._socket is not None:
-            self._socket.close()
+        for one in self._sockets:
+            one.close()
 
     def _run(self) -> None:
-        assert self._socket is not None
-        self._server.run(sockets=[self._socket])
+        self._server.run(sockets=self._sockets)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str | None, port: int, where: str) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -103,6 +113,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise SettingsError(
-            f"BLACKBOX_HTTP_HOST={host!r}, BLACKBOX_HTTP_PORT={port}: cannot listen there: "
-            f"{error.strerror}; wanted: an address of this host and a free port (0 takes any)"
+            f"{where}: cannot listen there: {error.strerror}; wanted: an address of this host and a free port (0 takes any)"
         ) from None

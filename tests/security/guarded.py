@@ -77,9 +77,11 @@ class GuardedKafka:
         )  # fmt: skip
         return set(self.admin.describe_acls(everything).result())
 
-    def send(self, topic: str, value: str | bytes, headers: Any = None) -> None:
+    def send(
+        self, topic: str, value: str | bytes, headers: Any = None, key: str | None = None
+    ) -> None:
         """A record, whatever it is, written by the admin."""
-        self.producer.produce(topic, value, headers=headers)
+        self.producer.produce(topic, value, key, headers=headers)
         assert self.producer.flush(20) == 0
 
     def read(self, topic: str) -> list[Message]:

@@ -294,6 +294,35 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+SCHEDULES = "run with schedules"
+
+
+def start_schedules(town: Town) -> None:
+    town.create_all()
+    town.create(town.prefix + "history")
+    town.start(
+        request_topics=f"{town.requests}:scheduler", history_topic=town.prefix + "history"
+    )
+    terms = {"scheduler-epoch": "1", "scheduler-target-topic": town.target}
+    town.kafka.send(town.requests, "x", key="s-1", headers=list(terms.items()))
+
+
+def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
+    town.allow(kafka_rights("run", SCHEDULES))
+    start_schedules(town)
+    town.until_delivered(1)
+    assert len(town.kafka.read(town.prefix + "history")) == 1
+    assert [record.value() for record in town.kafka.read(town.requests)] == [b"x", None]
+
+
+@each(SCHEDULES)
+def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Right) -> None:
+    town.allow(without(missing, "run", SCHEDULES))
+    start_schedules(town)
+    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+    assert town.kafka.read(town.target) == []
+
+
 def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))

@@ -37,6 +37,8 @@ GOOD = [
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown, other:countdown", "TB:countdown, other:countdown"),
     ("BLACKBOX_REQUEST_TOPICS", "a:future,b:timer", "a:future,b:timer"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead.letters", "dead.letters"),
+    ("BLACKBOX_HISTORY_TOPIC", "schedules.history", "schedules.history"),
+    ("BLACKBOX_SCHEDULER_GRACE_S", "0", 0),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "timer.expired", "timer.expired"),
     ("BLACKBOX_GROUP_ID", "team-a.blackbox_1", "team-a.blackbox_1"),
     ("BLACKBOX_ENGINE", "process", "process"),
@@ -80,7 +82,7 @@ BAD = [
     (
         "BLACKBOX_REQUEST_TOPICS",
         "TB:cron",
-        "unknown format 'cron'; wanted: countdown, future, timer",
+        "unknown format 'cron'; wanted: countdown, scheduler, future, timer",
     ),
     ("BLACKBOX_REQUEST_TOPICS", "T B:countdown", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is named twice"),
@@ -151,6 +153,53 @@ def test_the_brokers_must_be_named(environment: pytest.MonkeyPatch) -> None:
     environment.delenv(SERVERS)
     with pytest.raises(SettingsError, match=f"{SERVERS} is not set; wanted: brokers"):
         load()
+
+
+def test_schedules_need_exactly_once(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("BLACKBOX_REQUEST_TOPICS", "TB:countdown,s:scheduler")
+    environment.setenv("BLACKBOX_DELIVERY", "at-least-once")
+    with pytest.raises(SettingsError, match="BLACKBOX_DELIVERY='at-least-once': the format sched"):
+        load()
+
+
+def test_the_history_is_no_topic_of_blackbox(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("BLACKBOX_REQUEST_TOPICS", "s:scheduler")
+    environment.setenv("BLACKBOX_HISTORY_TOPIC", "s.receipts")
+    with pytest.raises(SettingsError, match=r"BLACKBOX_HISTORY_TOPIC='s\.receipts'"):
+        load()
+
+
+def test_the_environment_of_kafka_message_scheduler_is_read(
+    environment: pytest.MonkeyPatch,
+) -> None:
+    environment.delenv(SERVERS)
+    environment.setenv("BOOTSTRAP_SERVERS", "theirs:9092")
+    assert (load().request_topics, load().group_id) == ("schedules:scheduler", "scheduler-cg")
+    theirs = {
+        "SCHEDULES_TOPICS": "a, b",
+        "HISTORY_TOPIC": "audit",
+        "GROUP_ID": "g",
+        "SERVER_ADDR": ":9000",
+        "METRICS_ADDR": ":9001",
+        "SCHEDULE_GRACE_INTERVAL": "3",
+    }
+    for name, value in theirs.items():
+        environment.setenv(name, value)
+    found = load()
+    assert found.kafka_bootstrap_servers == "theirs:9092"
+    assert found.topics == {"a": "scheduler", "b": "scheduler"}
+    assert (found.history_topic, found.group_id) == ("audit", "g")
+    assert (found.http_host, found.http_port, found.metrics_addr) == ("0.0.0.0", 9000, ":9001")
+    assert found.scheduler_grace_s == 3
+
+    environment.setenv("BLACKBOX_HISTORY_TOPIC", "ours")
+    assert load().history_topic == "ours"
+    environment.setenv("SCHEDULE_GRACE_INTERVAL", "3s")
+    with pytest.raises(SettingsError, match="SCHEDULE_GRACE_INTERVAL='3s'"):
+        load()
+
+    environment.setenv(SERVERS, "ours:9092")
+    assert (load().request_topics, load().group_id) == ("TB:countdown", "blackbox")
 
 
 def test_timers_are_not_answered_into_a_request_topic(environment: pytest.MonkeyPatch) -> None:
