@@ -205,16 +205,16 @@ class Dispatch:
     def _set_unavailable_aside(self, batch: _Sorted, now_ms: int) -> None:
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        history = {self.endings.history_topic} if self.endings is not None else set()
-        unavailable = self.targets.unavailable({*wanted, *history, self.dead_letter_topic})
-        no_history = [(Reason.UNREACHABLE, unavailable[t][1]) for t in history & unavailable.keys()]
-        for _, why in no_history:
-            logger.error("%s: its schedules wait, as their history cannot: %s", self.shard, why)
+        others = self.endings.topics if self.endings is not None else frozenset()
+        unavailable = self.targets.unavailable({*wanted, *others, self.dead_letter_topic})
+        no_endings = [(Reason.UNREACHABLE, unavailable[t][1]) for t in others & unavailable.keys()]
+        for _, why in no_endings if batch.ready else ():
+            logger.error("%s: %d schedules wait: %s", self.shard, len(batch.ready), why)
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
-                if refusal is None and no_history and entry.reason is None:
-                    [refusal] = no_history
+                if refusal is None and no_endings:
+                    refusal = no_endings[0]
                 if refusal is not None:
                     del part[offset]
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)

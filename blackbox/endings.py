@@ -34,6 +34,11 @@ class Endings:
     contract: Format
     journal: Journal
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """Where it writes: without them nothing can end."""
+        return frozenset({self.history_topic, self.shard.topic})
+
     def tombstones(self, ended: Mapping[int, Entry]) -> Iterator[Outgoing]:
         """Of each valid request among these: in its own partition, with the delivered headers."""
         topic, partition = self.shard

@@ -154,7 +154,9 @@ class Writer:
         self, offset: int, places: Places, error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
-            self._failed[offset] = error
+            known = self._failed.get(offset)
+            if known is None or known.code() not in REASONS:  # of several records, the one at fault
+                self._failed[offset] = error
             if is_not_allowed(error):
                 self._lacks[offset] = f"Write on topic {message.topic()}"
             return

@@ -300,9 +300,7 @@ SCHEDULES = "run with schedules"
 def start_schedules(town: Town) -> None:
     town.create_all()
     town.create(town.prefix + "history")
-    town.start(
-        request_topics=f"{town.requests}:scheduler", history_topic=town.prefix + "history"
-    )
+    town.start(request_topics=f"{town.requests}:scheduler", history_topic=town.prefix + "history")
     terms = {"scheduler-epoch": "1", "scheduler-target-topic": town.target}
     town.kafka.send(town.requests, "x", key="s-1", headers=list(terms.items()))
 
