@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.entry import Entry
 from blackbox.formats import Format
@@ -92,11 +93,10 @@ class Intake:
         plan = self._index.store(start, end, touched, make_plan, now_ms, meanwhile)
         return _taken(plan)
 
-    def names(self, batch: Batch, latest_ms: int) -> list[str]:
-        """The caller ids whose pending request this batch replaces or cancels."""
+    def names(self, batch: Batch, latest_ms: int) -> Touched:
+        """The caller ids, and ids, whose pending request this batch replaces or cancels."""
         changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
-        asked = [change for _, change in changes if type(change) is not Carried]
-        return sorted({change.caller_id for change in asked if change.caller_id is not None})
+        return touched_by([(o, change) for o, change in changes if type(change) is not Carried])
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
@@ -119,11 +119,13 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
         if carried(record.headers):
             changes.append((record.offset, _read_carried(contract, record, latest_ms)))
             continue
-        asked: Request | Cancel | Invalid | None = (
-            read(record, latest_ms)
-            if record.unreadable is None
-            else Invalid(Reason.BAD_HEADERS, record.unreadable)
-        )
+        asked: Request | Cancel | Invalid | None
+        if record.unreadable is not None:
+            asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+        elif cancels(record.headers):
+            asked = cancel_of(record)
+        else:
+            asked = read(record, latest_ms)
         if asked is None:
             continue
         if isinstance(asked, Invalid):
@@ -151,7 +153,8 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
     caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
     cold = [(offset, change) for offset, change in changes if type(change) in (Cold, Carried)]
     previous = [change.previous for _, change in cold if isinstance(change, Carried)]
-    return Touched(sorted(caller_ids), [*previous, *(offset for offset, _ in cold)])
+    ids = {c.id for _, c in changes if type(c) is Cancel and c.id is not None}
+    return Touched(sorted(caller_ids), [*previous, *(offset for offset, _ in cold)], sorted(ids))
 
 
 def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:

@@ -17,7 +17,7 @@ from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
 from blackbox.intake import Intake, Parsed, Taken
 from blackbox.metrics import Metrics
-from blackbox.plan import Batch, Labels
+from blackbox.plan import Batch, Labels, Touched
 from blackbox.recovery import Recovered, Recovery
 from blackbox.request import Shard
 
@@ -169,7 +169,7 @@ class Owner:
         self._account_for(self._hold, taken)
         return taken
 
-    def names_while_opening(self, batch: Batch) -> list[str]:
+    def names_while_opening(self, batch: Batch) -> Touched:
         """What recovery calls for requests that the index has no room for."""
         assert self._hold is not None
         return self._hold.intake.names(batch, self._clock.latest_ms())

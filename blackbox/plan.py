@@ -51,17 +51,27 @@ PutOff = tuple[int, Entry | None]
 
 
 class Touched(NamedTuple):
-    """What a batch may touch of what is there already: caller ids, and requests of the cold tier."""
+    """What a batch may touch of what is there already: caller ids, ids, requests of the cold tier."""
 
     caller_ids: Sequence[str]
     cold: Sequence[int]
+    ids: Sequence[str] = ()
+
+
+class Named(NamedTuple):
+    """The request of an id: whether it is an entry that can be cancelled, and its caller id."""
+
+    offset: int
+    is_pending: bool
+    caller_id: str | None
 
 
 class View(NamedTuple):
     """What an index says while a batch is planned: its labels, early removals, holders of caller ids.
 
-    `cold` are the requests of the cold tier, as far as the batch may touch them. Of requests below
-    `known_from` the index knows nothing: it was begun behind them.
+    `cold` are the requests of the cold tier, as far as the batch may touch them, `named` those
+    whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
+    them.
     """
 
     labels: Labels
@@ -69,6 +79,7 @@ class View(NamedTuple):
     holders: Mapping[str, int]
     cold: Container[int] = frozenset()
     known_from: int = 0
+    named: Mapping[str, Named] = {}
 
 
 class Cold(NamedTuple):
@@ -123,6 +134,9 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if offset < first:
             continue
         caller_id = change.caller_id
+        if type(change) is Cancel and change.id is not None:
+            _cancel_by_id(plan, view, change.id)
+            continue
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
                 continue
@@ -150,6 +164,26 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
         plan.cancelled += 1
     else:
         plan.replaced += 1
+
+
+def _cancel_by_id(plan: Plan, view: View, id: str) -> None:
+    """What can only become a dead letter stays, to become one."""
+    if id not in view.named:
+        return
+    offset, is_pending, caller_id = view.named[id]
+    new = plan.puts.get(offset)
+    if new is not None:
+        if isinstance(new, Entry) and new.reason is not None:
+            return
+        caller_id = new.caller_id
+        del plan.puts[offset]
+    elif is_pending and offset not in plan.removals:
+        plan.removals.append(offset)
+    elif not _thaw(plan, view, offset):
+        return
+    if caller_id is not None and plan.holders.get(caller_id) == offset:
+        plan.holders[caller_id] = None
+    plan.cancelled += 1
 
 
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:

@@ -12,7 +12,7 @@ from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
 from blackbox.plan import Batch
-from blackbox.request import Headers, Record, Request, Shard
+from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.promotion")
 
@@ -95,8 +95,10 @@ class Promotion:
     renew_after_ms: int | None
     confirm: Callable[[], None] = lambda: None
     _ended: set[str] = field(default_factory=set)
+    _cancelled: set[int] = field(default_factory=set)
     _carried: set[int] = field(default_factory=set)
     _seen: int = 0
+    _markers: int = 0
     _near: int = 0
     _renewed: int = 0
     _refused: int = 0
@@ -164,18 +166,19 @@ class Promotion:
 
     def _carry(self, waiting: Sequence[_Chosen], now_ms: int) -> None:
         """In one transaction; in ever smaller ones where Kafka refuses something, down to that alone."""
-        kept = [one for one in waiting if one.caller_id not in self._ended]
+        kept = [one for one in waiting if not self._is_ended(one)]
         if not kept:
             return
         self.carrier.begin()
         for record, stays_cold, _ in kept:
             self.carrier.send(record, carry_on(record, is_cold=stays_cold), now_ms)
         end, refused = self.carrier.flush()
-        if any(caller_id is not None for _, _, caller_id in kept):
+        if end - self._seen > len(kept) + self._markers:  # others wrote in between
             for batch in self.journal.uncommitted(self._seen, end):
                 self._note_ended(batch, now_ms)
-            self._seen = max(self._seen, end)
-        if not refused and not any(one.caller_id in self._ended for one in kept):
+        self._seen = max(self._seen, end)
+        self._markers = 1
+        if not refused and not any(map(self._is_ended, kept)):
             self.carrier.commit()
             renewed = sum(stays_cold for _, stays_cold, _ in kept)
             self._renewed += renewed
@@ -213,6 +216,12 @@ class Promotion:
         for _, change in parse(self.contract, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:
                 self._ended.add(change.caller_id)
+            if isinstance(change, Cancel) and change.id is not None:
+                offset = offset_in(self.shard, change.id)
+                self._cancelled |= set() if offset is None else {offset}
+
+    def _is_ended(self, one: _Chosen) -> bool:
+        return one.caller_id in self._ended or one.record.offset in self._cancelled
 
 
 def _stretches(offsets: Iterable[int], start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from blackbox.doubt import Doubt, IndexFull
 from blackbox.intake import Taken
-from blackbox.plan import Batch, Labels
+from blackbox.plan import Batch, Labels, Touched
 from blackbox.receipt import DOUBTFUL, Receipt, settled
-from blackbox.request import Shard
+from blackbox.request import Shard, offset_in
 
 logger = logging.getLogger("blackbox.recovery")
 
@@ -82,7 +82,7 @@ class Recovered:
 class Recovery:
     """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
 
-    `names` tells under which caller ids the records of a batch ask for or cancel something.
+    `names` tells what the records of a batch ask for or cancel, by caller ids and ids.
     """
 
     shard: Shard
@@ -91,7 +91,7 @@ class Recovery:
     writer: Writer
     confirm: Callable[[], None]
     apply: Callable[[Batch], Taken]
-    names: Callable[[Batch], Sequence[str]]
+    names: Callable[[Batch], Touched]
     now_ms: Callable[[], int]
 
     def open(self) -> Recovered:
@@ -186,8 +186,11 @@ class Recovery:
 
     def _end_ahead(self, end: int) -> None:
         for batch in self.journal.requests(self.index.labels.requests, end):
-            holders = self.index.holders(self.names(batch))
-            ended = self.index.caller_ids(list(holders.values()))  # without those of the cold tier
+            named = self.names(batch)
+            asked = [offset_in(self.shard, id) for id in named.ids]
+            asked += self.index.holders(named.caller_ids).values()
+            known = [offset for offset in asked if offset is not None]
+            ended = self.index.caller_ids(known)  # without those of the cold tier
             if ended:
                 self.index.settle(ended, self.index.labels.receipts)
 

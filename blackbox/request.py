@@ -108,9 +108,10 @@ class Request(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Do not deliver the pending request that was last made under `caller_id`."""
+    """Do not deliver the pending request that was last made under `caller_id`, or that of this `id`."""
 
-    caller_id: str
+    caller_id: str | None
+    id: str | None = None
 
 
 class Invalid(NamedTuple):
@@ -168,6 +169,15 @@ def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
         if request_id(Shard(topic, partition), offset) == str(parsed):
             return Shard(topic, partition), offset
     raise ValueError(f"{text!r} belongs to none of the request topics {', '.join(topics)}")
+
+
+def offset_in(shard: Shard, text: str) -> int | None:
+    """The offset of the request that an id names; None for one of another shard, or no id."""
+    try:
+        found, offset = locate(text, [shard.topic])
+    except ValueError:
+        return None
+    return offset if found == shard else None
 
 
 def member(offset: int) -> bytes:

@@ -9,10 +9,12 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from blackbox.cancel import HEADER as CANCEL_HEADER
+from blackbox.client.request import cancel_value
 from blackbox.doubt import Doubt, NotAllowed
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import Topics
-from blackbox.request import Shard, request_id
+from blackbox.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
@@ -123,13 +125,25 @@ class Asker:
         *,
         key: str | bytes | None = None,
         headers: Iterable[tuple[str, bytes | str | None]] = (),
+        partition: int = -1,
         on_acknowledged: Callable[[Asked], None] | None = None,
     ) -> Asked:
-        """Write a request of one's own making as it is; `headers` follow the caller's name."""
+        """Write a request of one's own making as it is; `headers` follow the caller's name.
+
+        By its key, unless a partition is given.
+        """
         asked = Asked(self._wait_for, on_acknowledged)
-        self._produce(value, key, [*self._own_headers, *headers], asked)
+        self._produce(value, key, [*self._own_headers, *headers], partition, asked)
         self._producer.poll(0)
         return asked
+
+    def ask_to_cancel(self, id: str) -> Asked:
+        """Write the cancel of the pending request of this id, or that was last made under it."""
+        try:
+            shard, _ = locate(id, [self.request_topic])
+        except ValueError:
+            return self.ask(cancel_value(id), key=id)
+        return self.ask(None, headers=[(CANCEL_HEADER, id.encode())], partition=shard.partition)
 
     def poll(self) -> None:
         """Take what Kafka has acknowledged by now."""
@@ -172,6 +186,7 @@ class Asker:
         value: bytes | None,
         key: str | bytes | None,
         headers: list[tuple[str, bytes | str | None]],
+        partition: int,
         asked: Asked,
     ) -> None:
         def settle(error: KafkaError | None, message: Message) -> None:
@@ -182,7 +197,7 @@ class Asker:
         while True:
             try:
                 self._producer.produce(
-                    self.request_topic, value, key, headers=headers, on_delivery=settle
+                    self.request_topic, value, key, partition, settle, None, 0, headers
                 )
                 return
             except BufferError:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self
 
 from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
-from blackbox.client.request import cancel_value, request_value
+from blackbox.client.request import request_value
 from blackbox.request import request_id
 
 POLL_S = 0.002
@@ -85,11 +85,12 @@ class Client(_Caller):
         return self._ids([_ask(self._asker, Later(*message)) for message in messages])
 
     def cancel(self, id: str) -> str:
-        """Ask that the pending request last made under `id` is not delivered.
+        """Ask that the pending request of this id, or last made under it, is not delivered.
 
-        Returns the id of the cancel's own record once Kafka has it. Raises NotSent.
+        It takes the id that `send_later` returned as well as one's own. Returns the id of the
+        cancel's own record once Kafka has it. Raises NotSent.
         """
-        return self._ids([_ask_to_cancel(self._asker, id)])[0]
+        return self._ids([self._asker.ask_to_cancel(id)])[0]
 
     def _ids(self, asked: list[Asked]) -> list[str]:
         self._asker.flush()
@@ -133,7 +134,7 @@ class AsyncClient(_Caller):
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
-        [found] = await self._ids([_ask_to_cancel(self._asker, id)])
+        [found] = await self._ids([self._asker.ask_to_cancel(id)])
         return found
 
     async def _ids(self, asked: list[Asked]) -> list[str]:
@@ -173,7 +174,3 @@ def _ask(asker: Asker, message: Later) -> Asked:
         expires_after_s=None if expires_after is None else expires_after.total_seconds(),
     )
     return asker.ask(value, key=message.id)
-
-
-def _ask_to_cancel(asker: Asker, id: str) -> Asked:
-    return asker.ask(cancel_value(id), key=id)

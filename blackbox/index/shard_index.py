@@ -23,8 +23,8 @@ from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import Keys, set_ex_template, zadd
 from blackbox.index.when_full import in_one_script
-from blackbox.plan import Due, Labels, Plan, PutOff, Touched, View
-from blackbox.request import Shard, member
+from blackbox.plan import Due, Labels, Named, Plan, PutOff, Touched, View
+from blackbox.request import Shard, member, offset_in
 
 FORMAT = b"2"
 MAX_BATCH_BYTES = 16 << 20
@@ -275,12 +275,30 @@ class ShardIndex(PackedIndex):
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
         known_from, cold, largest = (int(number or 0) for number in state[2:])
-        holders = self._holders(touched.caller_ids)
-        may_be_cold = [*touched.cold, *(holders.values() if cold else ())]
+        named = self._named(touched.ids) if touched.ids else {}
+        theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
+        holders = self._holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
+        may_be_cold = list(touched.cold)
+        if cold:
+            may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
         skipped = Bits(marked) if marked else frozenset[int]()
-        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from)
+        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from, named)
         return view, largest
+
+    def _named(self, ids: Iterable[str]) -> dict[str, Named]:
+        """The requests of these ids that are of this shard."""
+        offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
+        if not offsets:
+            return {}
+        names = [member(offset) for offset in offsets.values()]
+        scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+        return {
+            id: _as_named(offset, payload, is_entry=score is not None)
+            for (id, offset), payload, score in zip(
+                offsets.items(), self._mget(names), scores, strict=True
+            )
+        }
 
     def _intake_commands(
         self, plan: Plan, view: View, end: int, largest: int, now_ms: int
@@ -439,6 +457,14 @@ class ShardIndex(PackedIndex):
         except IndexFull:
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script], 1)[0])
+
+
+def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:
+    try:
+        entry = entries.decode(stored or b"")
+    except ValueError:
+        return Named(offset, is_entry, None)
+    return Named(offset, is_entry and entry.reason is None, entry.caller_id)
 
 
 def _caller_id(stored: bytes) -> str | None:

@@ -1,7 +1,7 @@
 """Whatever happens to Redis, an index is what the journals say it is.
 
 The model is the definition: the requests below one label without the removals below the other,
-with replacements and cancels by caller id in journal order. Redis may be emptied or go back to an
+with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or go back to an
 earlier state at any moment, and both journals may be replayed in any order and any portions.
 """
 
@@ -28,7 +28,7 @@ from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import refused_entry
 from blackbox.plan import Change, Labels
-from blackbox.request import Cancel, Invalid, Reason
+from blackbox.request import Cancel, Invalid, Reason, offset_in, request_id
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
 from tests.fakes import record
@@ -41,9 +41,13 @@ caller_ids = st.sampled_from(["a", "b"])
 messages = st.binary(max_size=3)
 plain = st.builds(lambda message, due_ms: Entry("orders", message, due_ms), messages, due_times)
 named = st.builds(lambda entry, name: entry._replace(caller_id=name), plain, caller_ids)
-cancels = st.builds(Cancel, caller_ids)
+cancels = st.builds(Cancel, caller_ids, id=st.none())
+offsets = st.builds(
+    lambda first, more: first + more, st.sampled_from(FIRST_OFFSETS), st.integers(0, 12)
+)
+by_id = st.builds(lambda offset: Cancel(None, request_id(SHARD, offset)), offsets)
 invalid = st.just(refused_entry(record(0), Invalid(Reason.NOT_JSON, "not JSON"), NOW_MS))
-changes = st.one_of(named, named, cancels, plain, invalid, st.none())
+changes = st.one_of(named, named, cancels, by_id, by_id, plain, invalid, st.none())
 batches = st.lists(changes, min_size=3, max_size=9)
 
 
@@ -62,6 +66,13 @@ def content(first: int, requests: list[Change | None], labels: Labels, ended: se
     holders: dict[str, int] = {}
     for offset, change in enumerate(requests[: labels.requests - first], first):
         if change is None:
+            continue
+        if isinstance(change, Cancel) and change.id is not None:
+            asked = offset_in(SHARD, change.id) or 0
+            if asked in entries and entries[asked].reason is None:
+                caller_id = entries.pop(asked).caller_id
+                if holders.get(caller_id or "") == asked:
+                    del holders[caller_id or ""]
             continue
         if change.caller_id is not None:
             entries.pop(holders.pop(change.caller_id, -1), None)

@@ -14,12 +14,13 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
 from blackbox.plan import Change, Labels, Plan, Touched, View, resolve
-from blackbox.request import Cancel, Shard, member
+from blackbox.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
     GRACE_S,
     NOW_MS,
     PREFIX,
+    SHARD,
     Held,
     entry,
     held,
@@ -396,6 +397,32 @@ def test_a_cancel_ends_the_request_of_an_earlier_batch(
     assert held(client).offsets() == [1]
     assert list(held(client).payloads) == [1]
     assert held(client).holders == {"b": 1}
+
+
+def test_a_cancel_by_id_ends_that_request_and_frees_its_caller_id(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: entry(caller_id="a")})
+    store(index, 3, 4, {3: entry()})
+
+    ids = [request_id(SHARD, offset) for offset in (0, 1, 2)]
+    other = request_id(SHARD._replace(partition=SHARD.partition + 1), 3)
+    cancels = [Cancel(None, id) for id in (*ids, other, request_id(SHARD, 99))]
+    plan = store(index, 4, 9, dict(enumerate(cancels, 4)))
+
+    assert plan.cancelled == 2
+    assert held(client).offsets() == [3]
+    assert list(held(client).payloads) == [3]
+    assert held(client).holders == {}
+
+
+def test_what_is_to_be_a_dead_letter_cannot_be_cancelled(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry()._replace(reason="not-json")})
+
+    assert store(index, 1, 2, {1: Cancel(None, request_id(SHARD, 0))}).cancelled == 0
+    assert held(client).offsets() == [0]
 
 
 def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: redis.Redis) -> None:

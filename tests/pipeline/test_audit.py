@@ -243,6 +243,9 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     books.settle(Receipt(now_ms(), dead=[2], expired=[6], invalid=[7]))
     books.ask(id="b")  # 9, pending
     books.write("no request either")  # 10, pending: its dead letter is still to be written
+    books.ask()  # 11, cancelled by its id
+    for cancelled in (11, 1, 10, 11):  # 12 to 15; what is delivered, or invalid, is not
+        books.write("", [("blackbox-cancel", request_id(books.shard, cancelled).encode())])
     books.take_in()
     # A void outcome leaves a request pending, and may be followed by a true one.
     torn.ask(0)
@@ -270,16 +273,16 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     verdict = json.loads(answer.stdout)
     assert (verdict["verdict"], verdict["exceptions"]) == ("clean", [])
     assert {state: count for state, count in verdict["states"].items() if count} == {
-        "pending": 6, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 1, "expired": 1,
+        "pending": 6, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 2, "expired": 1,
         "invalid": 1, "unknown": 1,
     }  # fmt: skip
-    assert (verdict["cancels"], verdict["unknown"]) == (1, 4)
+    assert (verdict["cancels"], verdict["unknown"]) == (5, 4)
     assert verdict["callers"]["shop"] == {"pending": 1, "delivered": 1}
     assert verdict["callers"][""] == {"invalid": 1, "pending": 1}
     assert verdict["targets"]["no-such-topic"] == {"dead": 1}
-    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 15
+    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 16
     assert "Every request is accounted for" in html.read_text()
-    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 15
+    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 16
     assert shelf.spark.read.parquet(f"{parquet}/exceptions").count() == 0
 
 

@@ -118,6 +118,12 @@ def test_a_cancel_goes_to_the_partition_of_what_it_cancels(client: Client) -> No
     assert locate(client.cancel("r-17"), ["TB"])[0] == locate(asked, ["TB"])[0]
 
 
+def test_a_cancel_by_the_id_that_was_returned_goes_to_its_partition(client: Client) -> None:
+    ids = client.send_many((None, n, "orders", SOON) for n in range(20))
+    for one in ids:
+        assert locate(client.cancel(one), ["TB"])[0] == locate(one, ["TB"])[0]
+
+
 def test_many_are_sent_at_once_and_their_ids_are_in_order(client: Client) -> None:
     ids = client.send_many((None, n, "orders", SOON, "r-17") for n in range(1000))
     places = [locate(one, ["TB"]) for one in ids]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Taken
 from blackbox.plan import Batch, Labels
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, request_id
 from tests.contract.held import held
 from tests.fakes import FakeFormat, record
 
@@ -116,6 +117,27 @@ def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
 
     assert again == Entry("orders", b"hi", NOW_MS, b"k", [("h", b"v")], "shop", "a")
     assert (refused.reason, refused.message, refused.due_ms) == ("empty", b"", 70)
+
+
+def test_a_request_is_cancelled_by_the_id_in_a_header_whatever_the_format(
+    index: ShardIndex,
+) -> None:
+    taking = intake(index, at_0=request())
+    taking.apply(batch(0, 1, 0), NOW_MS)
+    headers: Headers = [("x", b""), ("blackbox-cancel", request_id(index.shard, 0).encode())]
+    cancel = Record(1, NOW_MS, None, None, headers)
+
+    assert taking.apply(Batch(1, 2, [cancel]), NOW_MS) == replace(NOTHING, cancelled=1)
+
+
+@pytest.mark.parametrize("id", [None, b"", b"o-17", b"6b1b36cb-8e6f-4b0e-9d5a-0d6e0f4a4d3a"])
+def test_a_header_that_names_no_id_of_ours_is_a_dead_letter(
+    index: ShardIndex, client: Any, id: bytes | None
+) -> None:
+    cancel = Record(0, NOW_MS, None, None, [("blackbox-cancel", id)])
+
+    assert intake(index).apply(Batch(0, 1, [cancel]), NOW_MS).invalid == 1
+    assert entries.decode(held(client).payloads[0]).reason == Reason.BAD_CANCEL
 
 
 def test_a_cancel_is_no_entry(index: ShardIndex) -> None:

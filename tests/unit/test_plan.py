@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.entry import Entry
-from blackbox.plan import Carried, Change, Cold, Labels, Plan, View, resolve
+from blackbox.plan import Carried, Change, Cold, Labels, Named, Plan, View, resolve
 from blackbox.request import Cancel
 
 
@@ -21,8 +21,11 @@ def view(
     holders: dict[str, int] | None = None,
     cold: set[int] | None = None,
     known_from: int = 0,
+    named: dict[str, Named] | None = None,
 ) -> View:
-    return View(Labels(requests, 0), skipped or set(), holders or {}, cold or set(), known_from)
+    return View(
+        Labels(requests, 0), skipped or set(), holders or {}, cold or set(), known_from, named or {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,42 @@ def test_a_request_pending_since_earlier_is_cancelled_once() -> None:
 
     assert (plan.puts, plan.removals, plan.holders) == ({}, [3], {"a": None})
     assert (plan.replaced, plan.cancelled) == (0, 1)
+
+
+BY_ID = Cancel(None, "x")
+
+
+def test_a_pending_request_is_cancelled_by_its_id_and_frees_its_caller_id() -> None:
+    found = view(named={"x": Named(3, True, "a")}, holders={"a": 3})
+    plan = resolve([(10, BY_ID), (11, BY_ID)], found)
+    assert (plan.removals, plan.holders, plan.cancelled) == ([3], {"a": None}, 1)
+
+
+def test_a_request_of_the_same_batch_is_cancelled_by_its_id() -> None:
+    plan = resolve([(10, entry("a")), (11, BY_ID)], view(named={"x": Named(10, False, None)}))
+    assert (plan.puts, plan.holders, plan.cancelled) == ({}, {"a": None}, 1)
+
+
+def test_a_cancel_by_id_leaves_the_later_request_of_the_caller_id_alone() -> None:
+    plan = resolve([(10, BY_ID)], view(named={"x": Named(3, True, "a")}, holders={"a": 5}))
+    assert (plan.removals, plan.holders) == ([3], {"a": 5})
+
+
+def test_a_cold_request_is_cancelled_by_its_id() -> None:
+    plan = resolve([(10, BY_ID)], view(named={"x": Named(3, False, None)}, cold={3}))
+    assert (plan.thawed, plan.removals, plan.cancelled) == ({3}, [], 1)
+
+
+@pytest.mark.parametrize("named", [{}, {"x": Named(3, False, None)}, {"x": Named(11, False, None)}])
+def test_a_cancel_by_the_id_of_what_is_not_pending_changes_nothing(named: dict[str, Named]) -> None:
+    plan = resolve([(10, BY_ID), (11, entry())], view(named=named))
+    assert (list(plan.puts), plan.removals, plan.cancelled) == ([11], [], 0)
+
+
+def test_what_is_to_be_a_dead_letter_is_not_cancelled_by_its_id() -> None:
+    invalid = entry()._replace(reason="not-json")
+    plan = resolve([(10, invalid), (11, BY_ID)], view(named={"x": Named(10, False, None)}))
+    assert (list(plan.puts), plan.cancelled) == ([10], 0)
 
 
 def test_what_is_below_the_label_is_in_the_index_already() -> None:

@@ -75,11 +75,16 @@ def fates(
 
     `asked` has the columns ASKED, `held` those of an index; `found` and `spans` come together.
     """
+    is_cancel = col("kind") == lit("cancel")
+    by_id = asked.where(is_cancel & col("carries").isNotNull()).select(
+        *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by")
+    )
+    asked = asked.withColumn("carries", when(~is_cancel, col("carries")))
     told = _told(outcomes)
     if spans is not None:
         told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    rows = asked.join(_ended(asked).hint("merge"), PLACE, "left")
+    rows = asked.join(_ended(asked, by_id).hint("merge"), PLACE, "left")
     rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, told, index)
     if found is not None:
@@ -178,8 +183,8 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame) -> DataFrame:
-    """For requests made under a caller id, the next record under it: what ends them."""
+def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
+    """What ends requests: the next record under their caller id, or a cancel of their id."""
     later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
     named = asked.where(col("caller_id").isNotNull())
     following = named.select(
@@ -189,7 +194,14 @@ def _ended(asked: DataFrame) -> DataFrame:
         lead("carries").over(later).alias("ended_carries"),
     )
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
-    return following.where(is_ended).drop("ended_carries")
+    ended = following.where(is_ended).drop("ended_carries")
+    if by_id.isEmpty():
+        return ended
+    requests_only = asked.where(col("kind") == lit("request")).select(PLACE)
+    cancelled = by_id.join(requests_only, PLACE).withColumn("ended_as", lit("cancel"))
+    first = struct("ended_by", "ended_as")
+    both = ended.unionByName(cancelled).groupBy(PLACE).agg(smallest(first).alias("first"))
+    return both.select(*PLACE, "first.ended_by", "first.ended_as")
 
 
 def _told(outcomes: DataFrame) -> DataFrame:

@@ -85,7 +85,8 @@ class Filling:
             return list(map(Done.of, self.tasks.run(task, FILLED, len(again))))
 
     def _fill_from_ledger(self, kept: Kept, ended: Shipped, chosen: Bitmaps) -> list[Done]:
-        rows = self._held(kept).where(col("kind") != lit("cancel")).select(RECORD)
+        is_cancel = (col("kind") == lit("cancel")) & col("carries").isNull()
+        rows = self._held(kept).where(~is_cancel).select(RECORD)
         with self.tasks.shipped(chosen) as shipped:
             task = FillFromRows(self.settings, ended, shipped, self.moment)
             return _done(rows.mapInArrow(task, FILLED))

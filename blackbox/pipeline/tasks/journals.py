@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from blackbox import interpreter
+from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats
 from blackbox.journal.access import KafkaAccess
@@ -18,7 +19,7 @@ from blackbox.journal.ranges import Chunk, Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.receipt import Places, Receipt, decode
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
 from blackbox.settings import Settings
 
 REQUESTS = (
@@ -28,7 +29,8 @@ REQUESTS = (
 )
 """`kind` is request, cancel or invalid; an invalid one is due when it was written.
 
-A record that promotion wrote `carries` the one at this offset, and is the request of `origin`.
+A record that promotion wrote `carries` the one at this offset, and is the request of `origin`. A
+cancel by id has the offset of the request in `carries`.
 """
 
 RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key: string, value: binary>>"
@@ -93,10 +95,11 @@ class RequestRows:
         latest_ms = time.time_ns() // 1_000_000
         for chunk in _chunks(self.access, self.ranges, numbers):
             read = contracts[chunk.range.topic].parse
+            shard = Shard(chunk.range.topic, chunk.range.partition)
             found = [
                 (record, row)
                 for record in read_records(chunk.messages)
-                if (row := _columns_of(read, record, latest_ms)) is not None
+                if (row := _columns_of(read, record, latest_ms, shard)) is not None
             ]
             if found:
                 records, rows = (list(part) for part in zip(*found, strict=True))
@@ -130,7 +133,7 @@ def _chunks(
 _tune_once = cache(interpreter.tune)
 
 
-def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...] | None:
+def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:
     """None for a record that asks for nothing."""
     asked: Request | Cancel | Invalid | None
     about: tuple[Any, ...]
@@ -139,6 +142,10 @@ def _columns_of(read: Any, record: Record, latest_ms: int) -> tuple[Any, ...] | 
         asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
     elif carried(record.headers):
         asked, carries = _carried(read, record, latest_ms)
+    elif cancels(record.headers):
+        asked = cancel_of(record)
+        if isinstance(asked, Cancel):
+            carries = (offset_in(shard, asked.id or ""), None)
     else:
         asked = read(record, latest_ms)
     if asked is None:

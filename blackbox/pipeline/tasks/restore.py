@@ -34,8 +34,11 @@ Change = tuple[int, Request | Cancel | Entry]
 COLD_TIER = "restore does not know the cold tier: start the service, which rebuilds both tiers"
 
 
-class HasColdTier(Doubt):
-    """Some of the requests are, or were, in the cold tier."""
+BY_ID = "restore does not know such cancels: start the service, which does"
+
+
+class BeyondRestore(Doubt):
+    """Some of the requests are, or were, in the cold tier, or were cancelled by their id."""
 
 
 PUT_ENTRIES = 2000
@@ -118,7 +121,7 @@ class Done:
         began = time.monotonic()
         try:
             yield
-        except (Superseded, IndexFull, HasColdTier) as reason:
+        except (Superseded, IndexFull, BeyondRestore) as reason:
             self.problem = str(reason)
         finally:
             self.seconds += time.monotonic() - began
@@ -277,9 +280,11 @@ class _Filling:
         changes: list[Change] = []
         for offset, change in parse(contract, batch, latest_ms, None).changes:
             if isinstance(change, (Cold, Carried)):
-                raise HasColdTier(
+                raise BeyondRestore(
                     f"{shard.source(offset)} was carried from the cold tier; {COLD_TIER}"
                 )
+            if isinstance(change, Cancel) and change.id is not None:
+                raise BeyondRestore(f"{shard.source(offset)} cancels by id; {BY_ID}")
             changes.append((offset, change))
         return changes
 

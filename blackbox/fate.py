@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
@@ -143,6 +144,9 @@ class Registry:
         if carried(record.headers):
             with suppress(ValueError):  # a forged one
                 record = as_asked(record)
+        if cancels(record.headers):
+            named = cancel_of(record)
+            return {"state": "cancel", "caller_id": getattr(named, "id", None)}
         asked = self._formats[shard.topic].parse(record, time.time_ns() // 1_000_000)
         if asked is None:
             return {"state": "tombstone"}
