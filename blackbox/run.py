@@ -17,9 +17,11 @@ from tenacity import (
 from tenacity.nap import sleep_using_event
 
 from blackbox import interpreter
-from blackbox.api.app import Health
+from blackbox.api.app import make_app
+from blackbox.api.health import Health
 from blackbox.api.serve import HttpServer
 from blackbox.check import Finding, findings
+from blackbox.control.control import Control
 from blackbox.doubt import Doubt
 from blackbox.metrics import Metrics
 from blackbox.service import Service
@@ -73,9 +75,9 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     metrics = Metrics()
     start = _Start(settings, stop)
     engine = make_engine(settings, metrics, only, start.fail)
-    http = HttpServer(
-        engine, metrics, settings.http_host, settings.http_port, settings.metrics_addr
-    )
+    control = Control(settings)
+    app = make_app(engine, metrics, control, settings)
+    http = HttpServer(app, settings.http_host, settings.http_port, settings.metrics_addr)
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)
     start.begin(engine)
@@ -85,6 +87,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     finally:
         has_ended = start.end(STOP_S)
         http.stop()
+        control.close()
     if start.failure is not None:
         raise start.failure
     logger.info("stopped" if has_ended else "left with work in flight; its next owner settles it")

@@ -178,6 +178,12 @@ class Settings(BaseSettings):
     )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    api_token: SecretStr | None = Field(
+        None, min_length=16, description="bearer token of those who may change things over HTTP"
+    )
+    api_read_token: SecretStr | None = Field(
+        None, min_length=16, description="bearer token of those who may look"
+    )
     metrics_addr: str | None = Field(
         None, pattern=r"^[^\s:]*:\d{1,5}$", description="host:port, where it listens as well"
     )
@@ -191,6 +197,21 @@ class Settings(BaseSettings):
     def schedule_topics(self) -> list[str]:
         """The request topics of the format `scheduler`, which are compacted as a rule."""
         return [topic for topic, contract in self.topics.items() if contract == "scheduler"]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses that it listens on."""
+        also = [] if self.metrics_addr is None else [self.metrics_addr.rpartition(":")[0]]
+        return [self.http_host, *(host or "0.0.0.0" for host in also)]
+
+    @property
+    def api_tokens(self) -> tuple[str | None, str | None]:
+        """Of those who change things over HTTP, and of those who look."""
+        operate, read = self.api_token, self.api_read_token
+        return (
+            None if operate is None else operate.get_secret_value(),
+            None if read is None else read.get_secret_value(),
+        )
 
     def timer_output(self, topic: str) -> str:
         """Where the answers to a request topic of the format `timer` go."""
@@ -247,6 +268,9 @@ def _properties(variable: str, path: Path | None) -> dict[str, str]:
     raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
 
 
+SECRET = ("redis_url", "api_token", "api_read_token")
+
+
 def load(**overrides: object) -> Settings:
     """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
     found = {} if "kafka_bootstrap_servers" in overrides else aliases(os.environ)
@@ -266,7 +290,5 @@ def _explain(fault: dict[str, object], found: Mapping[str, Alias]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "missing":
         return f"{variable} is not set; wanted: {Settings.model_fields[name].description}"
-    value = (
-        "(hidden)" if name == "redis_url" else repr(os.environ.get(variable, fault.get("input")))
-    )
+    value = "(hidden)" if name in SECRET else repr(os.environ.get(variable, fault.get("input")))
     return f"{variable}={value}: {message}"

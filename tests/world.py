@@ -120,15 +120,20 @@ class ServiceProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP GET; (0, "") while nobody listens."""
+    @property
+    def address(self) -> str:
+        """Where it answers over HTTP; "" while nobody listens."""
         if not self._address:
             told = LISTENS.search(self.log.read_text())
-            if told is None:
-                return 0, ""
-            self._address = told[1]
+            self._address = told[1] if told is not None else ""
+        return self._address
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP GET; (0, "") while nobody listens."""
+        if not self.address:
+            return 0, ""
         try:
-            with urllib.request.urlopen(f"{self._address}{path}", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.address}{path}", timeout=2) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -1,47 +1,85 @@
-"""The routes: is it alive, is it ready, what did it do."""
+"""The routes: is it alive, is it ready, what did it do; and the API."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from importlib.metadata import version
+from typing import Annotated
 
-from fastapi import FastAPI, Header, Response
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
 
+from blackbox.api import requests, schedules
+from blackbox.api.access import Access
+from blackbox.api.health import Health
+from blackbox.client import NotSent
+from blackbox.control.control import Control
+from blackbox.doubt import Doubt
 from blackbox.metrics import Metrics
 from blackbox.request import Shard
+from blackbox.settings import Settings
 
 READS = ["GET", "HEAD"]
 NOT_STORED = {"Cache-Control": "no-store"}
 
 
-class Health(Protocol):
-    """What the probes ask of a service."""
+def make_probes(service: Health, metrics: Metrics) -> FastAPI:
+    """Probes and metrics alone; without pages of documentation, which would load scripts from elsewhere."""
+    app = FastAPI(
+        title="blackbox",
+        version=version("blackbox"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
 
-    def is_live(self) -> bool: ...
-    def is_ready(self) -> bool: ...
-    def stuck(self) -> Sequence[Shard]: ...
-    def not_open(self) -> Sequence[Shard]: ...
-
-
-def make_app(service: Health, metrics: Metrics) -> FastAPI:
-    """The application; without pages of documentation, which would load scripts from elsewhere."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-
-    @app.api_route("/livez", methods=READS)
+    @app.api_route("/livez", methods=READS, include_in_schema=False)
     def live() -> JSONResponse:
         return _probe("live", service.is_live(), "stuck", service.stuck())
 
-    @app.api_route("/readyz", methods=READS)
+    @app.api_route("/readyz", methods=READS, include_in_schema=False)
     def ready() -> JSONResponse:
         return _probe("ready", service.is_ready(), "not_open", service.not_open())
 
-    @app.api_route("/metrics", methods=READS)
+    @app.api_route("/metrics", methods=READS, include_in_schema=False)
     def scrape(accept: Annotated[str, Header()] = "") -> Response:
         encode, content_type = choose_encoder(accept)
         return Response(encode(metrics.registry), headers={"Content-Type": content_type})
 
+    return app
+
+
+def make_app(service: Health, metrics: Metrics, control: Control, settings: Settings) -> FastAPI:
+    """Probes, metrics and the API, which `/openapi.json` describes."""
+    app = make_probes(service, metrics)
+    access = Access(settings.hosts, *settings.api_tokens)
+    app.include_router(requests.routes(control, access))
+    app.include_router(schedules.routes(service, control, access, settings))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def openapi() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    @app.exception_handler(HTTPException)
+    def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        told = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+        return JSONResponse({"error": told, "refused": []}, 422)
+
+    @app.exception_handler(Doubt)
+    def silent(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
+
+    app.add_exception_handler(NotSent, silent)
     return app
 
 

@@ -9,9 +9,8 @@ from contextlib import suppress
 from threading import Thread
 
 import uvicorn
+from fastapi import FastAPI
 
-from blackbox.api.app import Health, make_app
-from blackbox.metrics import Metrics
 from blackbox.settings import SettingsError
 
 START_S = 10.0
@@ -42,20 +41,18 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Answers probes and scrapes on `host`:`port` from `start` to `stop`; port 0 takes a free one.
+    """Answers for `app` on `host`:`port` from `start` to `stop`; port 0 takes a free one.
 
     And on `also`, another `host:port`, if it is given.
     """
 
-    def __init__(
-        self, service: Health, metrics: Metrics, host: str, port: int, also: str | None = None
-    ) -> None:
+    def __init__(self, app: FastAPI, host: str, port: int, also: str | None = None) -> None:
         self._host = host
         self._asked_port = port
         self._also = also
         self._server = _Server(
             uvicorn.Config(
-                make_app(service, metrics),
+                app,
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from blackbox.cli.audit import audit
+from blackbox.cli.cancel import cancel
 from blackbox.cli.check import check
 from blackbox.cli.demo import demo
 from blackbox.cli.failures import explained
@@ -17,7 +18,7 @@ from blackbox.cli.load import load
 from blackbox.cli.promote import promote
 from blackbox.cli.restore import restore
 from blackbox.cli.run import run
-from blackbox.cli.send import cancel, send
+from blackbox.cli.send import send
 from blackbox.cli.show import show
 from blackbox.cli.status import status
 

@@ -1,4 +1,4 @@
-"""`blackbox send` and `blackbox cancel`: ask from the command line."""
+"""`blackbox send`: ask from the command line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from blackbox import logs
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.request_topic import WRITTEN, chosen
 from blackbox.client.asking import Asker
-from blackbox.client.request import cancel_value, request_value
+from blackbox.client.request import request_value
 from blackbox.connect import kafka
 from blackbox.formats import make_format
 from blackbox.journal.topics import is_own_topic
-from blackbox.request import Invalid, Record, locate
+from blackbox.request import Invalid, Record
 from blackbox.settings import Settings, load
 
 RequestTopic = Annotated[
@@ -64,19 +64,6 @@ def send(
         typer.echo(client.ask(value, key=id).id)
 
 
-def cancel(
-    id: Annotated[str, typer.Argument(help="The id it was sent with (send --id).")],
-    caller: CallerName = None,
-    request_topic: RequestTopic = None,
-) -> None:
-    """Ask that a pending request is not delivered; too late once its delivery is under way."""
-    settings = load()
-    _refuse_request_id(id, settings)
-    with _client(settings, caller, request_topic) as client:
-        shard, offset = client.ask(cancel_value(id), key=id).place
-    typer.echo(f"asked to cancel {id!r}, in {shard.source(offset)}")
-
-
 def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Asker:
     logs.silent()
     access = kafka(settings, logs.QUIET)
@@ -108,14 +95,3 @@ def _refuse_invalid(value: bytes, settings: Settings) -> None:
     asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):
         raise BadUsage(f"not sent, {asked.reason}: {asked.detail}")
-
-
-def _refuse_request_id(text: str, settings: Settings) -> None:
-    try:
-        shard, offset = locate(text, list(settings.topics))
-    except ValueError:
-        return
-    raise BadUsage(
-        f"{text} is the id blackbox gave to {shard.source(offset)}; "
-        "only a request sent with an id of your own (send --id) can be cancelled, by that one"
-    )

@@ -13,7 +13,7 @@ import typer
 from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json
-from blackbox.fate import Fate, Registry
+from blackbox.control.fate import Fate, Registry
 from blackbox.logs import printable
 from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate
 from blackbox.settings import load

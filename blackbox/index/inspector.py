@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import redis
@@ -95,6 +96,49 @@ class Inspector:
             return None
         return Pending(int(float(score)), None if stored is None else entries.decode(stored))
 
+    def listed(
+        self, shard: Shard, from_ms: int, to_ms: int, behind: int | None, count: int
+    ) -> list[tuple[int, Pending]]:
+        """Pending requests that will be looked at from `from_ms` to `to_ms`, in that order, by offset.
+
+        Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
+        may be left out.
+        """
+        keys = Keys(shard)
+        skip = 0 if behind is None else self._upto(keys, from_ms, behind)
+        (found,) = self._together(
+            keys,
+            ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
+        )
+        scored = _scored(found)
+        payloads = [("GET", keys.message(name)) for name, _ in scored]
+        stored = self._together(keys, *payloads) if payloads else []
+        return [
+            (int(name, 16), Pending(at_ms, None if payload is None else entries.decode(payload)))
+            for (name, at_ms), payload in zip(scored, stored, strict=True)
+        ]
+
+    def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
+        """How many pending requests will be looked at from each instant to before the next one."""
+        keys = Keys(shard)
+        asked = [("ZCOUNT", keys.due, first, f"({end}") for first, end in pairwise(edges_ms)]
+        return self._together(keys, *asked) if asked else []
+
+    def _upto(self, keys: Keys, at_ms: int, offset: int) -> int:
+        """How many of the requests at this instant are not behind this offset: by bisection."""
+        (high,) = self._together(keys, ("ZCOUNT", keys.due, at_ms, at_ms))
+        low, name = 0, member(offset)
+        while low < high:
+            middle = (low + high) // 2
+            (found,) = self._together(
+                keys, ("ZRANGE", keys.due, at_ms, at_ms, "BYSCORE", "LIMIT", middle, 1)
+            )
+            if found and found[0] <= name:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def is_cold(self, shard: Shard, offset: int) -> bool:
         """Whether the request at this offset waits in the cold tier."""
         keys = Keys(shard)
@@ -143,9 +187,15 @@ def _pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
     return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
 
 
-def _score(ranged: list[Any]) -> int | None:
+def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
     """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
-    if not ranged:
-        return None
-    score = ranged[0][1] if isinstance(ranged[0], (tuple, list)) else ranged[1]
-    return int(float(score))
+    if ranged and isinstance(ranged[0], (tuple, list)):
+        return [(name, int(float(score))) for name, score in ranged]
+    return [
+        (name, int(float(score))) for name, score in zip(ranged[::2], ranged[1::2], strict=True)
+    ]
+
+
+def _score(ranged: list[Any]) -> int | None:
+    scored = _scored(ranged)
+    return scored[0][1] if scored else None

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.fate import Registry
+from blackbox.control.fate import Registry
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.request import Shard, request_id

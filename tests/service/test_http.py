@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from blackbox.api.app import make_probes
 from blackbox.api.serve import STOP_S, HttpServer
 from blackbox.embedded.ports import free_port
 from blackbox.metrics import Metrics
@@ -55,7 +56,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def server(patient: Patient, metrics: Metrics) -> Iterator[HttpServer]:
-    server = HttpServer(patient, metrics, HOST, 0)
+    server = HttpServer(make_probes(patient, metrics), HOST, 0)
     server.start()
     yield server
     server.stop()
@@ -141,7 +142,7 @@ def test_the_software_behind_it_is_not_told(client: httpx.Client) -> None:
 
 def test_signals_stay_with_the_process(patient: Patient, metrics: Metrics) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    server = HttpServer(patient, metrics, HOST, 0)
+    server = HttpServer(make_probes(patient, metrics), HOST, 0)
     server.start()
     during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     server.stop()
@@ -150,7 +151,7 @@ def test_signals_stay_with_the_process(patient: Patient, metrics: Metrics) -> No
 
 def test_the_port_asked_for_is_the_port_taken(patient: Patient, metrics: Metrics) -> None:
     port = free_port()
-    server = HttpServer(patient, metrics, HOST, port)
+    server = HttpServer(make_probes(patient, metrics), HOST, port)
     server.start()
     try:
         assert server.port == port
@@ -162,7 +163,7 @@ def test_the_port_asked_for_is_the_port_taken(patient: Patient, metrics: Metrics
 def test_a_port_that_is_taken_is_named(
     server: HttpServer, patient: Patient, metrics: Metrics
 ) -> None:
-    second = HttpServer(patient, metrics, HOST, server.port)
+    second = HttpServer(make_probes(patient, metrics), HOST, server.port)
     wanted = f"BLACKBOX_HTTP_HOST='{HOST}', BLACKBOX_HTTP_PORT={server.port}: .*in use.*free port"
     with pytest.raises(SettingsError, match=wanted):
         second.start()
@@ -170,14 +171,14 @@ def test_a_port_that_is_taken_is_named(
 
 
 def test_an_address_of_another_host_is_named(patient: Patient, metrics: Metrics) -> None:
-    server = HttpServer(patient, metrics, "203.0.113.7", 0)
+    server = HttpServer(make_probes(patient, metrics), "203.0.113.7", 0)
     with pytest.raises(SettingsError, match=r"BLACKBOX_HTTP_HOST='203\.0\.113\.7'.* this host"):
         server.start()
 
 
 def test_the_port_before_the_start_is_an_error(patient: Patient, metrics: Metrics) -> None:
     with pytest.raises(RuntimeError, match=r"call start\(\) first"):
-        _ = HttpServer(patient, metrics, HOST, 0).port
+        _ = HttpServer(make_probes(patient, metrics), HOST, 0).port
 
 
 def test_after_the_stop_nobody_answers_and_the_port_is_free(server: HttpServer) -> None:
@@ -189,7 +190,7 @@ def test_after_the_stop_nobody_answers_and_the_port_is_free(server: HttpServer) 
 
 
 def test_an_unstarted_server_can_be_stopped(patient: Patient, metrics: Metrics) -> None:
-    HttpServer(patient, metrics, HOST, 0).stop()
+    HttpServer(make_probes(patient, metrics), HOST, 0).stop()
 
 
 def test_a_silent_client_does_not_hold_up_the_stop(server: HttpServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from blackbox.receipt import Places, Receipt, settled
 from blackbox.request import Cancel, Record, Request, Shard, request_id
 from blackbox.settings import Settings
 
+COUNTED_FOR_S = 5.0
 CLOCKS_APART_MS = 60_000
 """How far a receipt's time may lie before the due time it answers: the clocks' difference."""
 
@@ -81,17 +83,43 @@ class Registry:
         self._settings = settings
         self._access = kafka(settings, QUIET)
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
-        journals = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
-        self._partitions = Topics(self._access.admin()).partitions(
-            [*journals, settings.dead_letter_topic], to="Read"
-        )
         self._formats = formats(settings)
+        self._admin = self._access.admin()
+        self._partitions: dict[str, int] = {}
+        self._counted_s = -math.inf
+        self.count_partitions()
+
+    @property
+    def inspector(self) -> Inspector:
+        return self._inspector
+
+    def count_partitions(self) -> None:
+        """Look how many there are, unless that was done a moment ago."""
+        if time.monotonic() - self._counted_s > COUNTED_FOR_S:
+            topics = self._settings.topics
+            journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
+            self._partitions = Topics(self._admin).partitions(
+                [*journals, self._settings.dead_letter_topic], to="Read"
+            )
+            self._counted_s = time.monotonic()
+
+    def partitions(self, topic: str) -> int:
+        """Of one of blackbox's topics; 0 for one that is not there."""
+        return self._partitions.get(topic, 0)
 
     def shards(self) -> Iterator[Shard]:
         """Every shard there is."""
         for topic in self._settings.topics:
             for partition in range(self._partitions.get(topic, 0)):
                 yield Shard(topic, partition)
+
+    def request_end(self, shard: Shard) -> int:
+        """The next offset of the request topic."""
+        journal = ShardJournal(shard, self._access)
+        try:
+            return journal.request_bounds().end
+        finally:
+            journal.close()
 
     def fate(self, shard: Shard, offset: int) -> Fate:
         """What became of the request at this place.
@@ -119,11 +147,12 @@ class Registry:
             if record is not None and known.get("state") not in NO_REQUEST:
                 there = _carried_to(journal, offset)  # 3
                 if there is not None:
+                    now = self.fate(shard, there)
                     return replace(
-                        self.fate(shard, there),
+                        now,
                         id=request_id(shard, offset),
                         source=shard.source(offset),
-                        carried=shard.source(there),
+                        carried=now.carried or shard.source(there),
                     )
         finally:
             journal.close()

@@ -1,0 +1,64 @@
+"""Who may do what over HTTP: a bearer token to look, one to change things."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from fastapi import Request
+from fastapi.exceptions import HTTPException
+
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What callers need, who come by one of `hosts`. Without tokens everybody may look, and change things only on loopback.
+
+    With one of them nobody does anything without one.
+    """
+
+    hosts: Sequence[str]
+    operate_token: str | None = field(default=None, repr=False)
+    read_token: str | None = field(default=None, repr=False)
+
+    def read(self, request: Request) -> None:
+        """Raises HTTPException 401 unless this caller may look."""
+        tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
+        if tokens and not any(_has(request, token) for token in tokens):
+            raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
+
+    def operate(self, request: Request) -> None:
+        """Raises HTTPException 401 or 403 unless this caller may change things."""
+        if self.operate_token is not None:
+            if not _has(request, self.operate_token):
+                raise _unknown("BLACKBOX_API_TOKEN")
+        elif not all(map(is_loopback, self.hosts)):
+            raise HTTPException(
+                403, f"nothing can be changed at {', '.join(self.hosts)} without BLACKBOX_API_TOKEN"
+            )
+        elif not is_loopback(request.url.hostname or ""):  # a page that had its name moved here
+            raise HTTPException(
+                403, "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, by this name"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _has(request: Request, token: str) -> bool:
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_same = hmac.compare_digest(given.strip().encode(), token.encode())
+    return scheme.lower() == "bearer" and is_same
+
+
+def _unknown(tokens: str) -> HTTPException:
+    return HTTPException(
+        401, f"a token is needed: Authorization: Bearer, and what {tokens} says", CHALLENGE
+    )

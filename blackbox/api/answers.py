@@ -1,0 +1,151 @@
+"""The forms of what the API answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from blackbox.control.control import Cancelled
+from blackbox.control.fate import Fate
+from blackbox.control.pending import Found
+from blackbox.request import request_id
+
+
+class Failure(BaseModel):
+    """What went wrong, with the value and the remedy."""
+
+    error: str
+
+
+class RefusedRequest(BaseModel):
+    """One of the requests that cannot be taken; `number` counts from 0."""
+
+    number: int
+    reason: str = Field(description="a fixed word, as in a dead letter")
+    detail: str
+
+
+class NotTaken(Failure):
+    """Nothing was written."""
+
+    refused: list[RefusedRequest] = []
+
+
+class Ids(BaseModel):
+    """The ids of what was asked, in the same order."""
+
+    ids: list[str]
+
+
+class PlaceInKafka(BaseModel):
+    """A record."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class RequestState(BaseModel):
+    """A request and what became of it; what does not apply, or is not known, is left out."""
+
+    id: str
+    source: str = Field(description="its record: TB/3@1234")
+    state: str = Field(
+        description="pending, delivered, dead, expired, invalid, ended (cancelled or replaced), "
+        "unread, cancel, tombstone"
+    )
+    caller: str | None = None
+    caller_id: str | None = None
+    target: str | None = None
+    due_ms: int | None = None
+    next_try_ms: int | None = None
+    attempts: int | None = None
+    at_ms: int | None = Field(None, description="when it was delivered, or became a dead letter")
+    place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
+    reason: str | None = None
+    detail: str | None = None
+    is_cold: bool | None = None
+    carried: str | None = None
+
+    @classmethod
+    def of(cls, fate: Fate) -> RequestState:
+        place = fate.place
+        known: dict[str, Any] = {
+            name: getattr(fate, name) for name in cls.model_fields if name != "place"
+        }
+        if place is not None:
+            known["place"] = PlaceInKafka(
+                topic=place.topic, partition=place.partition, offset=place.offset
+            )
+        return cls(**known)
+
+    @classmethod
+    def of_pending(cls, found: Found) -> RequestState:
+        (at_ms, shard, offset), pending = found
+        entry = pending.entry
+        where = {"source": shard.source(offset), "state": "pending", "next_try_ms": at_ms}
+        if entry is None:
+            return cls(id=request_id(shard, offset), **where)
+        asked_at = offset if entry.origin is None else entry.origin
+        return cls(
+            id=request_id(shard, asked_at),
+            **where,
+            caller=entry.caller,
+            caller_id=entry.caller_id,
+            target=entry.target or None,
+            due_ms=entry.due_ms,
+            attempts=entry.attempts,
+            reason=entry.reason,
+            detail=entry.detail,
+        )
+
+
+class Page(BaseModel):
+    """Pending requests, the soonest first. `next` is the cursor of the next page; without it there is none."""
+
+    requests: list[RequestState]
+    next: str | None = None
+
+
+class CancelState(BaseModel):
+    """What became of a cancel, and the request."""
+
+    outcome: str = Field(
+        description="cancelled; too-late: it was delivered or ended before; asked: written to "
+        "Kafka and not taken in yet"
+    )
+    request: RequestState
+
+    @classmethod
+    def of(cls, cancelled: Cancelled) -> CancelState:
+        assert cancelled.request is not None
+        return cls(outcome=cancelled.outcome, request=RequestState.of(cancelled.request))
+
+
+class ShardState(BaseModel):
+    """How a shard stands."""
+
+    shard: str
+    is_known: bool = Field(description="whether Redis has its index")
+    pending: int
+    cold: int
+    due_now: int
+    oldest_overdue_ms: int
+    next_due_in_ms: int | None = None
+
+
+class Counts(BaseModel):
+    """How everything stands."""
+
+    pending: int
+    cold: int
+    due_now: int
+    oldest_overdue_ms: int
+    shards: list[ShardState]
+    callers: dict[str, int] = Field(description="of the `counted` ones; without a name: ''")
+    targets: dict[str, int] = Field(description="of the `counted` ones")
+    counted: int = Field(description="the soonest 5,000 of each shard")
+    profile_from_ms: int
+    profile_step_ms: int
+    profile: list[int] = Field(description="due from one step to the next")

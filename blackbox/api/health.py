@@ -1,0 +1,17 @@
+"""What the probes ask of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from blackbox.request import Shard
+
+
+class Health(Protocol):
+    """Is it alive, is it ready, and which shards are in the way."""
+
+    def is_live(self) -> bool: ...
+    def is_ready(self) -> bool: ...
+    def stuck(self) -> Sequence[Shard]: ...
+    def not_open(self) -> Sequence[Shard]: ...

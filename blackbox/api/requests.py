@@ -1,0 +1,205 @@
+"""Requests over HTTP: ask, find, list, cancel, count."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from blackbox.api.access import Access
+from blackbox.api.answers import (
+    CancelState,
+    Counts,
+    Failure,
+    Ids,
+    NotTaken,
+    Page,
+    RefusedRequest,
+    RequestState,
+    ShardState,
+)
+from blackbox.control.control import Control, Refused
+from blackbox.control.pending import Place, Wanted
+
+MOST_BYTES = 16 << 20
+MOST_AT_ONCE = 10_000
+LAST_MS = 1 << 53
+PROFILE_STEPS = 60
+
+FAILURES: dict[int | str, dict[str, Any]] = {
+    400: {"model": Failure},
+    401: {"model": Failure},
+    403: {"model": Failure},
+    422: {"model": NotTaken},
+    503: {"model": Failure, "description": "Kafka or Redis does not answer"},
+}
+NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Failure}}
+TOO_LARGE: dict[int | str, dict[str, Any]] = {413: {"model": Failure}}
+
+ASKED = {
+    "type": "object",
+    "required": ["topic", "message"],
+    "oneOf": [{"required": ["countdown"]}, {"required": ["at"]}],
+    "additionalProperties": False,
+    "properties": {
+        "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,249}$"},
+        "message": {},
+        "countdown": {"type": "number", "description": "seconds"},
+        "at": {"type": ["string", "integer"], "description": "RFC 3339, or epoch ms"},
+        "id": {"type": "string", "minLength": 1, "maxLength": 255},
+        "key": {"type": "string"},
+        "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+        "expires_after": {"type": "number", "minimum": 0, "description": "seconds"},
+        "encoding": {"const": "base64"},
+        "key_encoding": {"const": "base64"},
+    },
+    "example": {"topic": "orders", "message": {"order": 17}, "countdown": 90},
+}
+
+
+def _body(media_type: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    content = {media_type: {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content, "description": description}}
+
+
+ONE = _body("application/json", ASKED, "a request as in Kafka, format countdown")
+MANY = _body("application/x-ndjson", {"type": "string"}, "such a request on each line")
+
+Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
+Caller = Annotated[str | None, Header(alias="CALLER_SERVICE", convert_underscores=False)]
+Name = Annotated[str | None, Query(max_length=255)]
+
+
+def routes(control: Control, access: Access) -> APIRouter:
+    """Paths under `/requests`, and `/stats`."""
+    router = APIRouter(responses=FAILURES)
+    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+
+    @router.post(
+        "/requests", status_code=201, response_model=Ids, dependencies=changes,
+        responses=TOO_LARGE, openapi_extra=ONE,
+    )  # fmt: skip
+    async def ask(request: Request, caller: Caller = None) -> Any:
+        """Ask for one message to be delivered; its id once Kafka has the request."""
+        body = await _read(request)
+        return _asked(await run_in_threadpool(control.ask, [body], caller))
+
+    @router.post(
+        "/requests/bulk", status_code=201, response_model=Ids, dependencies=changes,
+        responses=TOO_LARGE, openapi_extra=MANY,
+    )  # fmt: skip
+    async def ask_for_many(request: Request, caller: Caller = None) -> Any:
+        """Ask for many, or for none when one of them cannot be taken."""
+        lines = [line for line in (await _read(request)).splitlines() if line.strip()]
+        if len(lines) > MOST_AT_ONCE:
+            detail = (
+                f"{len(lines)} requests; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
+            )
+            raise HTTPException(413, detail)
+        return _asked(await run_in_threadpool(control.ask, lines, caller))
+
+    @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
+    def pending(
+        from_ms: Instant = None,
+        to_ms: Instant = None,
+        target: Name = None,
+        caller: Name = None,
+        cursor: Annotated[str | None, Query(max_length=400)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Page:
+        """What is pending, the soonest first; instants are epoch ms, both included."""
+        try:
+            after = None if cursor is None else Place.read(cursor)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        found, next_ = control.page(Wanted(from_ms, to_ms, target, caller), after, limit)
+        return Page(
+            requests=[RequestState.of_pending(one) for one in found],
+            next=None if next_ is None else str(next_),
+        )
+
+    @router.get(
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=looks,
+        responses=NOT_FOUND,
+    )  # fmt: skip
+    def find(id: str) -> RequestState:
+        """What became of a request: by its id, or while it is pending by its caller's id."""
+        fate = control.find(id)
+        if fate is None:
+            raise _unknown(id)
+        return RequestState.of(fate)
+
+    @router.delete(
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
+        responses=NOT_FOUND,
+    )  # fmt: skip
+    def cancel(id: str) -> CancelState:
+        """Cancel a pending request, and say whether that was in time."""
+        done = control.cancel(id)
+        if done.outcome == "unknown":
+            raise _unknown(id)
+        return CancelState.of(done)
+
+    @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
+    def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
+        """How much is pending and late, whose, where to, and when it is due: sixty steps from now."""
+        now_ms = time.time_ns() // 1_000_000
+        edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
+        found = control.stats(now_ms, edges)
+        shards = [
+            ShardState(
+                shard=str(shard),
+                is_known=one.labels is not None,
+                pending=one.pending,
+                cold=one.cold,
+                due_now=one.due_now,
+                oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
+                next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
+            )
+            for shard, one in found.shards.items()
+        ]
+        return Counts(
+            pending=sum(one.pending for one in shards),
+            cold=sum(one.cold for one in shards),
+            due_now=sum(one.due_now for one in shards),
+            oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
+            shards=shards,
+            callers=dict(found.callers),
+            targets=dict(found.targets),
+            counted=found.counted,
+            profile_from_ms=now_ms,
+            profile_step_ms=step_ms,
+            profile=list(found.profile),
+        )
+
+    return router
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"more than {MOST_BYTES} bytes; send less at once")
+    return bytes(body)
+
+
+def _asked(found: list[str] | list[Refused]) -> Any:
+    refused = [one for one in found if isinstance(one, Refused)]
+    if not refused:
+        return Ids(ids=[one for one in found if isinstance(one, str)])
+    first = refused[0]
+    told = NotTaken(
+        error=f"nothing was written; request {first.number}: {first.detail}",
+        refused=[
+            RefusedRequest(number=o.number, reason=o.reason, detail=o.detail) for o in refused
+        ],
+    )
+    return JSONResponse(told.model_dump(), 422)
+
+
+def _unknown(id: str) -> HTTPException:
+    return HTTPException(404, f"{id[:80]!r}: no request of this id, and none pending under it")

@@ -1,0 +1,51 @@
+"""`blackbox cancel`: end a pending request, and say whether that was in time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.cli.failures import FAILED
+from blackbox.cli.terminal import as_json, printable
+from blackbox.control.control import Control
+from blackbox.settings import load
+
+
+def cancel(
+    id: Annotated[
+        str, typer.Argument(help="The id that `send` printed, or the one it was sent with (--id).")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Cancel a pending request; too late once its delivery is under way.
+
+    Ends with 1 unless it was cancelled.
+    """
+    settings = load()
+    logs.silent()
+    control = Control(settings)
+    try:
+        done = control.cancel(id)
+    finally:
+        control.close()
+    if json:
+        request = None if done.request is None else asdict(done.request)
+        typer.echo(as_json({"outcome": done.outcome, "request": request}))
+    else:
+        what = id if done.request is None else done.request.source
+        state = "" if done.request is None else done.request.state
+        typer.echo(
+            printable(
+                {
+                    "cancelled": f"cancelled {what}",
+                    "too-late": f"too late: {what} is {state}",
+                    "asked": f"asked to cancel {what}; the service has not taken it in yet",
+                    "unknown": f"{what}: no request of this id, and none pending under it",
+                }[done.outcome]
+            )
+        )
+    if done.outcome != "cancelled":
+        raise typer.Exit(FAILED)

@@ -1,0 +1,273 @@
+"""Everything that can be asked of a running blackbox, by whoever may."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Literal, TypeVar
+
+from blackbox.cancel import HEADER
+from blackbox.client.asking import Asker
+from blackbox.connect import formats, kafka
+from blackbox.control.fate import Fate, Registry
+from blackbox.control.pending import MOST_LOOKED_AT, Found, Place, Wanted, page
+from blackbox.index.inspector import Standing
+from blackbox.logs import QUIET
+from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, locate, request_id
+from blackbox.settings import Settings
+
+T = TypeVar("T")
+
+TAKEN_IN_WITHIN_S = 5.0
+LOOK_S = 0.02
+COUNTED = MOST_LOOKED_AT
+"""Entries of each shard, the soonest ones, that are counted by caller and target."""
+
+WRITTEN = "countdown"
+
+Outcome = Literal["cancelled", "too-late", "asked", "unknown"]
+WAITING = ("pending", "unread")
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What became of a cancel.
+
+    cancelled -- it was pending and is not any more
+    too-late  -- it was delivered, or is a dead letter, or was cancelled or replaced before
+    asked     -- the cancel is in Kafka, and not taken in yet
+    unknown   -- there is no such request
+    """
+
+    outcome: Outcome
+    request: Fate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request is not taken: its number among those given, the fixed word, and the detail."""
+
+    number: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How everything stands. `callers` and `targets` count the `counted` soonest of each shard.
+
+    `profile` has what will be looked at from each of `edges_ms` to before the next one.
+    """
+
+    now_ms: int
+    shards: dict[Shard, Standing]
+    callers: Counter[str]
+    targets: Counter[str]
+    counted: int
+    edges_ms: Sequence[int]
+    profile: Sequence[int]
+
+
+class Control:
+    """Finds, lists, counts, asks and cancels. Safe to use from many threads.
+
+    Methods raise JournalLost or IndexLost when Kafka or Redis does not answer, NotSent when Kafka
+    does not take a request.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._formats = formats(settings)
+        self._lock = Lock()
+        self._made: Registry | None = None
+        self._askers: dict[str, Asker] = {}
+
+    def find(self, text: str) -> Fate | None:
+        """The request of this id, or the pending one made under this caller id; None: there is none."""
+        place = self._place(text)
+        if place is None:
+            return None
+        fate = self._registry().fate(*place)
+        return None if fate.state == "unknown" else fate
+
+    def page(
+        self, wanted: Wanted, after: Place | None, limit: int
+    ) -> tuple[list[Found], Place | None]:
+        """Pending requests as `control.pending.page` has it."""
+        registry = self._registry()
+        return page(registry.inspector, registry.shards(), wanted, after, limit)
+
+    def each(self, topics: Sequence[str]) -> Iterator[Found]:
+        """All pending requests of these request topics."""
+        registry = self._registry()
+        shards = [shard for shard in registry.shards() if shard.topic in topics]
+        after: Place | None = None
+        while True:
+            found, after = page(registry.inspector, shards, Wanted(), after, limit=1000)
+            yield from found
+            if after is None:
+                return
+
+    def ask(
+        self, values: Sequence[bytes], caller: str | None, topic: str | None = None
+    ) -> list[str] | list[Refused]:
+        """Write these requests, of the format `countdown`; their ids, or why none was written."""
+        topic = topic or self._written_topic()
+        now_ms = time.time_ns() // 1_000_000
+        asked = [
+            self._formats[topic].parse(Record(0, now_ms, None, value, []), now_ms)
+            for value in values
+        ]
+        refused = [
+            Refused(number, *_why(one)) for number, one in enumerate(asked) if not _is_request(one)
+        ]
+        if refused:
+            return refused
+        headers = [("CALLER_SERVICE", caller.encode())] if caller else []
+        keys = [one.caller_id if isinstance(one, Request) else None for one in asked]
+
+        def write(asker: Asker) -> list[str]:
+            pairs = zip(values, keys, strict=True)
+            written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
+            asker.flush()
+            return [one.id for one in written]
+
+        return self._write(topic, write)
+
+    def cancel(self, text: str) -> Cancelled:
+        """Cancel the request of this id, or the pending one made under this caller id, and look."""
+        place = self._place(text)
+        if place is None:
+            return Cancelled("unknown", None)
+        registry = self._registry()
+        fate = registry.fate(*place)
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while fate.state in WAITING:
+            shard, offset = place if fate.carried is None else _at(fate.carried)
+            cancel = self._write_cancel(shard, offset, fate)
+            while (label := registry.inspector.labels(shard)) is None or label.requests <= cancel:
+                if time.monotonic() > deadline:
+                    return Cancelled("asked", fate)
+                time.sleep(LOOK_S)
+            before, fate = fate, registry.fate(*place)
+            if fate.state == "ended":
+                return Cancelled("cancelled", fate)
+            if fate.carried == before.carried and fate.state in WAITING:
+                return Cancelled("asked", fate)
+        return Cancelled("unknown" if fate.state == "unknown" else "too-late", fate)
+
+    def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
+        """How everything stands, and what will be due between these instants."""
+        registry = self._registry()
+        shards = list(registry.shards())
+        callers: Counter[str] = Counter()
+        targets: Counter[str] = Counter()
+        counted = 0
+        for shard in shards:
+            found, _ = page(registry.inspector, [shard], Wanted(), None, COUNTED)
+            counted += len(found)
+            held = [one.pending.entry for one in found if one.pending.entry is not None]
+            callers.update(entry.caller or "" for entry in held)
+            targets.update(entry.target for entry in held)
+        profiles = [registry.inspector.counts(shard, edges_ms) for shard in shards]
+        return Stats(
+            now_ms=now_ms,
+            shards={shard: registry.inspector.standing(shard, now_ms) for shard in shards},
+            callers=callers,
+            targets=targets,
+            counted=counted,
+            edges_ms=edges_ms,
+            profile=[sum(column) for column in zip(*profiles, strict=True)],
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            for asker in self._askers.values():
+                asker.close()
+            if self._made is not None:
+                self._made.close()
+
+    def _registry(self) -> Registry:
+        with self._lock:
+            if self._made is None:
+                self._made = Registry(self._settings)
+            self._made.count_partitions()
+            return self._made
+
+    def _place(self, text: str) -> tuple[Shard, int] | None:
+        try:
+            return locate(text, list(self._settings.topics))
+        except ValueError:
+            pass
+        registry = self._registry()
+        return _holder(registry, text) or self._holder_once_read(registry, text)
+
+    def _holder_once_read(self, registry: Registry, text: str) -> tuple[Shard, int] | None:
+        """When intake has read what was written by now."""
+        ends = {shard: registry.request_end(shard) for shard in registry.shards()}
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while time.monotonic() < deadline:
+            labels = {shard: registry.inspector.labels(shard) for shard in ends}
+            if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
+                break
+            time.sleep(LOOK_S)
+        return _holder(registry, text)
+
+    def _write_cancel(self, shard: Shard, offset: int, fate: Fate) -> int:
+        """The offset of the cancel."""
+        if shard.topic in self._settings.schedule_topics:  # a record without its key is compacted
+            key, headers = (fate.caller_id or "").encode(), []
+        else:
+            key, headers = None, [(HEADER, request_id(shard, offset).encode())]
+
+        def write(asker: Asker) -> int:
+            asked = asker.ask(None, key=key, headers=headers, partition=shard.partition)
+            return asked.place[1]
+
+        return self._write(shard.topic, write)
+
+    def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
+        with self._lock:
+            if topic not in self._askers:
+                access = kafka(self._settings, QUIET)
+                self._askers[topic] = Asker(
+                    access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
+                )
+            return write(self._askers[topic])
+
+    def _written_topic(self) -> str:
+        for topic, contract in self._settings.topics.items():
+            if contract == WRITTEN:
+                return topic
+        raise ValueError(
+            f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format {WRITTEN}, "
+            "the only one that requests are written in here"
+        )
+
+
+def _holder(registry: Registry, caller_id: str) -> tuple[Shard, int] | None:
+    for shard in registry.shards():
+        offset = registry.inspector.offset_of(shard, caller_id)
+        if offset is not None:
+            return shard, offset
+    return None
+
+
+def _is_request(asked: object) -> bool:
+    return isinstance(asked, Request)
+
+
+def _why(asked: object) -> tuple[str, str]:
+    if isinstance(asked, Invalid):
+        return asked.reason, asked.detail
+    assert isinstance(asked, Cancel)
+    return Reason.BAD_CANCEL, "a cancel is no request; cancel what was asked by its id"
+
+
+def _at(source: str) -> tuple[Shard, int]:
+    where, _, offset = source.rpartition("@")
+    topic, _, partition = where.rpartition("/")
+    return Shard(topic, int(partition)), int(offset)

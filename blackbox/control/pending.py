@@ -1,0 +1,102 @@
+"""Pending requests in the order in which they are due, over all shards, page by page."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blackbox.index.inspector import Inspector, Pending
+from blackbox.request import MAX_OFFSET, Shard, is_topic_name
+
+AT_ONCE = 100
+MOST_LOOKED_AT = 5_000
+"""Entries that one page may look at, however few of them are wanted."""
+
+LAST_MS = 1 << 53
+
+
+class Place(NamedTuple):
+    """Where a page ended: the order is that of due times, then of shards, then of offsets."""
+
+    at_ms: int
+    shard: Shard
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.at_ms}:{self.shard.topic}:{self.shard.partition}:{self.offset}"
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """The inverse of `str`. Raises ValueError for anything else."""
+        try:
+            at_ms, topic, partition, offset = text.split(":")
+            place = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
+        except ValueError:
+            raise ValueError(
+                f"{text[:80]!r} is no cursor; take `next` of the page before"
+            ) from None
+        if not is_topic_name(topic) or not 0 <= place.offset <= MAX_OFFSET or str(place) != text:
+            raise ValueError(f"{text[:80]!r} is no cursor; take `next` of the page before")
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which pending requests; None: any. Instants are when they will be looked at, both included."""
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+    target: str | None = None
+    caller: str | None = None
+
+    def holds(self, pending: Pending) -> bool:
+        entry = pending.entry
+        if entry is None:
+            return self.target is None and self.caller is None
+        return self.target in (None, entry.target) and self.caller in (None, entry.caller)
+
+
+class Found(NamedTuple):
+    """A pending request, and where it is."""
+
+    place: Place
+    pending: Pending
+
+
+def page(
+    inspector: Inspector, shards: Iterable[Shard], wanted: Wanted, after: Place | None, limit: int
+) -> tuple[list[Found], Place | None]:
+    """At most `limit` of them behind `after`, and where the next page begins; None: there is none.
+
+    A page may be short, or empty, and have a next one all the same.
+    """
+    found: list[Found] = []
+    each = heapq.merge(*(_of(inspector, shard, wanted, after) for shard in sorted(shards)))
+    for looked_at, one in enumerate(each, 1):
+        if wanted.holds(one.pending):
+            found.append(one)
+        if len(found) == limit or looked_at == MOST_LOOKED_AT:
+            return found, one.place
+    return found, None
+
+
+def _of(inspector: Inspector, shard: Shard, wanted: Wanted, after: Place | None) -> Iterator[Found]:
+    to_ms = LAST_MS if wanted.to_ms is None else wanted.to_ms
+    from_ms, behind = _start(shard, wanted.from_ms or -LAST_MS, after)
+    while True:
+        some = inspector.listed(shard, from_ms, to_ms, behind, AT_ONCE)
+        yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
+        if len(some) < AT_ONCE:
+            return
+        behind, last = some[-1]
+        from_ms = last.at_ms
+
+
+def _start(shard: Shard, from_ms: int, after: Place | None) -> tuple[int, int | None]:
+    if after is None or after.at_ms < from_ms:
+        return from_ms, None
+    if shard == after.shard:
+        return after.at_ms, after.offset
+    return after.at_ms + (shard < after.shard), None

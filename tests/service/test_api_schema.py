@@ -1,0 +1,54 @@
+"""Whatever is asked over HTTP, the answer is one that the API's own description has."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from tests.service.conftest import Serve
+from tests.world import World
+
+pytestmark = pytest.mark.service
+
+EXAMPLES = int(os.environ.get("BLACKBOX_TEST_API_EXAMPLES", "40"))
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(_: Any, value: Any) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else json.dumps(value).encode()
+
+
+def test_every_answer_is_as_described_and_none_is_a_fault_of_the_server(
+    world: World, serve: Serve
+) -> None:
+    world.contract = "countdown"
+    service = serve()
+    schema = schemathesis.openapi.from_url(f"{service.base_url}/openapi.json")
+    operations = list(schema.get_all_operations())
+    assert len(operations) == 9
+    for operation in operations:
+        assert isinstance(operation, Ok)
+        _try(operation.ok())
+
+
+def _try(operation: Any) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
+    )
+    @given(case=operation.as_strategy())
+    def every_case(case: Any) -> None:
+        # What a request may say is more than a schema can: which topics, how far ahead.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+    every_case()
