@@ -37,6 +37,8 @@ GOOD = [
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown, other:countdown", "TB:countdown, other:countdown"),
     ("BLACKBOX_REQUEST_TOPICS", "a:future,b:timer", "a:future,b:timer"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead.letters", "dead.letters"),
+    ("BLACKBOX_API_TOKEN", "0123456789abcdef", SecretStr("0123456789abcdef")),
+    ("BLACKBOX_METRICS_ADDR", ":8001", ":8001"),
     ("BLACKBOX_HISTORY_TOPIC", "schedules.history", "schedules.history"),
     ("BLACKBOX_SCHEDULER_GRACE_S", "0", 0),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "timer.expired", "timer.expired"),
