@@ -1,0 +1,84 @@
+"""Whatever the README shows is run as it stands; only addresses are the test's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.world import ServiceProcess, World, until
+
+pytestmark = pytest.mark.service
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^    ((?:make|pip|export|blackbox) .*?)(?:\s+#.*)?$", re.MULTILINE)
+
+ELSEWHERE = ("make demo", "make test", "pip install '.[spark]'")
+"""What runs the whole, or is what this test itself was installed by."""
+
+
+@pytest.fixture
+def service(world: World) -> ServiceProcess:
+    """A service on the topics and the group of the defaults' kind, for one test alone."""
+    return world.start_service().wait_ready()
+
+
+def bash(world: World, script: str, **more: str) -> str:
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | world.environment() | more
+    environment["PATH"] = f"{bin_folder}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def fenced(language: str) -> str:
+    [found] = [code for named, code in FENCED.findall(README) if named == language]
+    return str(found)
+
+
+def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) -> None:
+    commands = COMMAND.findall(README)
+    assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
+    named = [command.split()[1] for command in commands if command.startswith("blackbox")]
+    assert named == ["check", "run", "send", "status", "show", "cancel", "audit"]
+    of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
+    bash(world, of["check"])
+    id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
+    until("it is taken in", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
+    assert " 1 " in bash(world, of["status"])
+    assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
+    assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))
+    assert "clean: every request is accounted for" in bash(world, of["audit"])
+
+
+def test_the_python_example_asks_and_cancels(world: World, service: ServiceProcess) -> None:
+    code = fenced("python").replace("localhost:9092", world.kafka.bootstrap_servers)
+    code = code.replace('caller="billing"', f'caller="billing", request_topic="{world.requests}"')
+    code = code.replace("reminders", world.targets[0])
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    shown = f"blackbox show {names['id']}"
+    until("it is cancelled", lambda: "cancelled" in bash(world, shown))
+
+
+def test_the_http_example_asks_finds_cancels_and_counts(
+    world: World, service: ServiceProcess
+) -> None:
+    lines = fenced("sh").replace("http://127.0.0.1:8000", service.address)
+    ask, find, cancel, count = (
+        line.replace("curl", "curl --fail --silent", 1)
+        for line in lines.replace("reminders", world.targets[0]).splitlines()
+    )
+    assert '"ids"' in bash(world, ask)
+    until("it is pending", lambda: '"state":"pending"' in bash(world, find))
+    assert '"pending":1' in bash(world, count)
+    assert '"outcome":"cancelled"' in bash(world, cancel)
