@@ -52,6 +52,7 @@ def formats(settings: Settings) -> dict[str, Format]:
             contract,
             max_countdown_s=settings.max_countdown_s,
             own_topics=is_ours,
+            may_recur=settings.delivery == "exactly-once",
             topic=topic,
             timer_output_topic=settings.timer_output(topic),
             scheduler_grace_s=settings.scheduler_grace_s

@@ -102,7 +102,7 @@ class _Sorted:
 class Dispatch:
     """Delivers what is due in one shard.
 
-    `endings` are what its format wants written with the outcomes, None: nothing. `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    `endings` are what is written with the outcomes of some requests. `reread` makes an entry of a request's record again; `retries` is how often an unavailable
     target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
     """
 
@@ -205,16 +205,19 @@ class Dispatch:
     def _set_unavailable_aside(self, batch: _Sorted, now_ms: int) -> None:
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        others = self.endings.topics if self.endings is not None else frozenset()
+        ending = self._ending(batch) if self.endings is not None else {}
+        others = {topic for topics in ending.values() for topic in topics}
         unavailable = self.targets.unavailable({*wanted, *others, self.dead_letter_topic})
-        no_endings = [(Reason.UNREACHABLE, unavailable[t][1]) for t in others & unavailable.keys()]
-        for _, why in no_endings if batch.ready else ():
-            logger.error("%s: %d schedules wait: %s", self.shard, len(batch.ready), why)
+        for topic in others & unavailable.keys():
+            logger.error(
+                "%s: what recurs or is scheduled waits: %s", self.shard, unavailable[topic][1]
+            )
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
-                if refusal is None and no_endings:
-                    refusal = no_endings[0]
+                for topic in ending.get(offset, ()) if refusal is None else ():
+                    if topic in unavailable:
+                        refusal = Reason.UNREACHABLE, unavailable[topic][1]
                 if refusal is not None:
                     del part[offset]
                     self._retry_or_end(batch, offset, entry, refusal, now_ms)
@@ -223,6 +226,14 @@ class Dispatch:
         )
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+
+    def _ending(self, batch: _Sorted) -> dict[int, tuple[str, ...]]:
+        """By request, the topics that something is written to with its end."""
+        assert self.endings is not None
+        everything = {**batch.ready, **batch.alone, **batch.dead}
+        if not self.endings.has_some(everything.values()):
+            return {}
+        return {offset: self.endings.topics(entry) for offset, entry in everything.items()}
 
     def _set_refused_aside(self, batch: _Sorted, now_ms: int, *, is_backlog: bool) -> None:
         """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
@@ -273,11 +284,11 @@ class Dispatch:
                 if refusal is not None:
                     dead[message.offset] = _ended(ready[message.offset], refusal)
             self._send_dead_letters(dead, letters)
-            tombstones = self._send_endings(ready, dead)
+            written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
             failed = self.writer.flush()
-            self._check_endings(ready | dead, tombstones)
+            self._check_endings(ready | dead, written)
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms)
             raise
@@ -306,26 +317,30 @@ class Dispatch:
             if all(self.writer.send(form, letters) is not None for form in forms):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
 
-    def _send_endings(self, ready: Mapping[int, Entry], dead: Mapping[int, Entry]) -> Places:
-        """Returns where the tombstones went, once they are flushed."""
-        tombstones: Places = {}
-        if self.endings is not None:
-            delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
-            suspects: dict[int, Refusal] = {}
-            for part, places in (
-                (self.endings.tombstones({**delivered, **dead}), tombstones),
-                (self.endings.copies(delivered), {}),
-            ):
-                for message in part:
-                    refusal = self.writer.send(message, places)
-                    if refusal is not None:
-                        suspects[message.offset] = refusal
-            self._take_back(suspects)
-        return tombstones
+    def _send_endings(
+        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
+    ) -> Places:
+        """Returns where those for the request topic went, once they are flushed."""
+        written: Places = {}
+        ended = {**ready, **dead}
+        if self.endings is None or not self.endings.has_some(ended.values()):
+            return written
+        delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
+        suspects: dict[int, Refusal] = {}
+        for part, places in (
+            (self.endings.requests(ended, now_ms), written),
+            (self.endings.copies(delivered), {}),
+        ):
+            for message in part:
+                refusal = self.writer.send(message, places)
+                if refusal is not None:
+                    suspects[message.offset] = refusal
+        self._take_back(suspects)
+        return written
 
-    def _check_endings(self, ended: Mapping[int, Entry], tombstones: Places) -> None:
-        if self.endings is not None:
-            self._take_back(self.endings.overtaken(self._known, ended, tombstones))
+    def _check_endings(self, ended: Mapping[int, Entry], written: Places) -> None:
+        if self.endings is not None and written:
+            self._take_back(self.endings.overtaken(self._known, ended, written))
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:
         if suspects:

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
     caller: str | None = None
     caller_id: str | None = None
     expires_ms: int | None = None
+    recurs: str | None = None
     attempts: int = 0
     alone: bool = False
     reason: str | None = None
@@ -40,12 +41,12 @@ class Entry(NamedTuple):
 def encode(entry: Entry | Request) -> bytes:
     """Serialise an entry, or a request as a new entry; absent fields take no room.
 
-    Inverse of `decode`. A request has the fields of an entry up to `expires_ms`.
+    Inverse of `decode`. A request has the fields of an entry up to `recurs`.
     """
     if isinstance(entry, Request):
-        target, message, due_ms, key, headers, caller, caller_id, expires_ms = entry
+        target, message, due_ms, key, headers, caller, caller_id, expires_ms, recurs = entry
         is_usual = headers and caller is not None and message is not None
-        if is_usual and key is None and caller_id is None and expires_ms is None:
+        if is_usual and key is None and caller_id is None and expires_ms is None and recurs is None:
             head = {
                 "target": target,
                 "due_ms": due_ms,

@@ -146,11 +146,10 @@ class Owners:
         contract = self._formats[shard.topic]
         intake = Intake(contract, index, settings.horizon_ms_of(shard.topic))
         closing: list[Closable] = [index, writer, journal, originals]
-        endings = None
-        if shard.topic in settings.schedule_topics:
-            uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
-            closing.append(uncommitted)
-            endings = Endings(shard, settings.history_topic, contract, uncommitted)
+        uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
+        closing.append(uncommitted)
+        is_schedule = shard.topic in settings.schedule_topics
+        history_topic = settings.history_topic if is_schedule else None
 
         def confirm() -> None:
             labels = index.load()
@@ -176,6 +175,6 @@ class Owners:
             dead_letter_topic=settings.dead_letter_topic,
             batch_limit=settings.batch_limit,
             retries=settings.retries,
-            endings=endings,
+            endings=Endings(shard, contract, uncommitted, history_topic),
         )
         return Hold(index, intake, dispatch, recovery, journal, closing=tuple(closing))

@@ -78,6 +78,7 @@ class Reason(StrEnum):
     BAD_CANCEL = "bad-cancel"
     BAD_ENCODING = "bad-encoding"
     BAD_EXPIRY = "bad-expiry"
+    BAD_RECURRENCE = "bad-recurrence"
     UNKNOWN_TOPIC = "unknown-topic"
     NOT_AUTHORIZED = "not-authorized"
     UNREACHABLE = "unreachable"
@@ -95,7 +96,7 @@ UNDELIVERABLE = MAY_COME_BACK | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOA
 
 
 class Request(NamedTuple):
-    """Deliver `message` to the topic `target` at `due_ms`."""
+    """Deliver `message` to the topic `target` at `due_ms`; again, if `recurs` says when."""
 
     target: str
     message: bytes | None
@@ -105,6 +106,7 @@ class Request(NamedTuple):
     caller: str | None
     caller_id: str | None
     expires_ms: int | None
+    recurs: str | None = None
 
 
 class Cancel(NamedTuple):

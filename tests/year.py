@@ -15,6 +15,7 @@ from confluent_kafka import Message
 from blackbox.connect import formats, kafka
 from blackbox.dispatch import Dispatch
 from blackbox.doubt import Doubt
+from blackbox.endings import Endings
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
@@ -36,10 +37,10 @@ DAY_MS = 24 * HOUR_MS
 class Year:
     """A world whose clock the test turns: its shards are opened, filled and emptied at any time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, horizon_s: int = HORIZON_S) -> None:
         self.world = world
-        self.environment = world.environment(hot_horizon_s=HORIZON_S)
-        self.settings = world.settings(hot_horizon_s=HORIZON_S)
+        self.environment = world.environment(hot_horizon_s=horizon_s)
+        self.settings = world.settings(hot_horizon_s=horizon_s)
         self.access = kafka(self.settings)
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]
@@ -57,9 +58,12 @@ class Year:
         finally:
             journal.close()
 
-    def ask(self, body: str, due_ms: int, *, id: str | None = None, partition: int = 0) -> None:
+    def ask(
+        self, body: str, due_ms: int, *, id: str | None = None, partition: int = 0, **more: object
+    ) -> None:
         request: dict[str, object] = {"topic": self.world.targets[0], "message": body, "at": due_ms}
-        self.world.send_raw(json.dumps(request | ({"id": id} if id else {})), [], partition)
+        named = {"id": id} if id else {}
+        self.world.send_raw(json.dumps(request | named | more), [], partition)
 
     def cancel(self, id: str, partition: int = 0) -> None:
         self.world.send_raw(json.dumps({"id": id, "cancel": True}), [], partition)
@@ -74,6 +78,7 @@ class Year:
         connections = pool(self.world.redis.url)
         index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
         journal = ShardJournal(shard, self.access)
+        uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
         writer = Writer(shard, self.access, exactly_once=True)
         intake = Intake(formats(self.settings)[shard.topic], index, self.settings.horizon_ms)
         try:
@@ -95,11 +100,12 @@ class Year:
                 journal=journal,
                 reread=intake.reread,
                 dead_letter_topic=self.world.dead_letters,
+                endings=Endings(shard, formats(self.settings)[shard.topic], uncommitted),
             )
             while dispatch.tick(now_ms).is_full:
                 pass
         finally:
-            for part in (index, journal, writer):
+            for part in (index, journal, writer, uncommitted):
                 part.close()
             connections.disconnect()
 

@@ -26,6 +26,7 @@ def make_format(
     *,
     max_countdown_s: int,
     own_topics: Callable[[str], bool],
+    may_recur: bool = True,
     topic: str = "",
     timer_output_topic: str = "",
     scheduler_grace_s: int | None = None,
@@ -37,7 +38,9 @@ def make_format(
     from blackbox.formats.timer import Timer
 
     if name == "countdown":
-        return Countdown(max_countdown_s=max_countdown_s, own_topics=own_topics)
+        return Countdown(
+            max_countdown_s=max_countdown_s, own_topics=own_topics, may_recur=may_recur
+        )
     if name == "scheduler":
         return Scheduler(
             topic=topic,

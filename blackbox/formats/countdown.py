@@ -23,9 +23,12 @@ from blackbox.formats.terms import (
     start_ms,
     too_far,
 )
+from blackbox.recurrence import cron, every, next_ms
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
+MAX_RECURRING_BYTES = 256 << 10
+"""Each time the request is written anew, as JSON, which may take up to three times as much."""
 
 _REASON_OF = {
     "topic": Reason.BAD_TOPIC,
@@ -39,6 +42,9 @@ _REASON_OF = {
     "encoding": Reason.BAD_ENCODING,
     "key_encoding": Reason.BAD_ENCODING,
     "expires_after": Reason.BAD_EXPIRY,
+    "every": Reason.BAD_RECURRENCE,
+    "cron": Reason.BAD_RECURRENCE,
+    "timezone": Reason.BAD_RECURRENCE,
 }
 _FIELDS = frozenset(_REASON_OF)
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
@@ -57,11 +63,15 @@ _BLANKS = b" \t\r\n"
 class Countdown:
     """Reads `{"topic": …, "message": …, "countdown": seconds}`.
 
-    `own_topics` says whether a topic is blackbox's own and so no target.
+    `own_topics` says whether a topic is blackbox's own and so no target, `may_recur` whether a
+    delivery and the request for the next one can be written together.
     """
 
-    def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
+    def __init__(
+        self, *, max_countdown_s: int, own_topics: Callable[[str], bool], may_recur: bool = True
+    ) -> None:
         self._max_countdown_s = max_countdown_s
+        self._may_recur = may_recur
         self._targets = Targets(own_topics)
         self._usual_targets = self._targets.usual
 
@@ -124,7 +134,11 @@ class Countdown:
             )
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
-        due_ms = self._due_ms(asked.get("countdown"), asked.get("at"), began_ms)
+        recurs = _recurs(asked, message)
+        if recurs is not None and not self._may_recur:
+            detail = "a request that recurs needs BLACKBOX_DELIVERY=exactly-once; ask for it once"
+            raise RefusedError(Reason.BAD_RECURRENCE, detail)
+        due_ms = self._first_due_ms(asked, recurs, began_ms)
         return Request(
             target,
             message,
@@ -134,7 +148,18 @@ class Countdown:
             caller_of(record.headers),
             None if asked.get("id") is None else caller_id_of(asked["id"]),
             _expires_ms(asked.get("expires_after"), due_ms),
+            recurs,
         )
+
+    def _first_due_ms(self, asked: dict[str, Any], recurs: str | None, start_ms: int) -> int:
+        countdown, at = asked.get("countdown"), asked.get("at")
+        if recurs is None or countdown is not None:
+            return self._due_ms(countdown, at, start_ms)
+        if at is not None:
+            self._due_ms(None, at, start_ms)  # refuses what is no instant, or too far ahead
+            return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
+        first_ms = next_ms(recurs, start_ms, start_ms)
+        return due_at(first_ms, start_ms, self._max_countdown_s, "the first time it recurs")
 
     def _due_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
         if (countdown is None) is (at is None):
@@ -342,6 +367,32 @@ def _header_value(name: str, held: Any) -> bytes:
         detail = f"header {shown(name)} is {shown(held)}; give a string"
         raise RefusedError(Reason.BAD_HEADERS, detail)
     return held.encode()
+
+
+def _recurs(asked: dict[str, Any], message: bytes | None) -> str | None:
+    each, fields, zone = asked.get("every"), asked.get("cron"), asked.get("timezone")
+    if each is None and fields is None:
+        if zone is None:
+            return None
+        raise RefusedError(Reason.BAD_RECURRENCE, "timezone is given without cron; leave it out")
+    if asked.get("id") is None:
+        detail = "a request that recurs needs an id; give one, so that it can be cancelled"
+        raise RefusedError(Reason.BAD_ID, detail)
+    if len(message or b"") > MAX_RECURRING_BYTES:
+        detail = f"message has {len(message or b'')} bytes; {MAX_RECURRING_BYTES} may recur"
+        raise RefusedError(Reason.BAD_RECURRENCE, detail)
+    if fields is not None and each is not None:
+        raise RefusedError(Reason.BAD_RECURRENCE, "both every and cron are given; give one of them")
+    given = shown(each) if fields is None else shown(fields)
+    try:
+        if fields is not None:
+            return cron(fields, zone)
+        if zone is not None:
+            raise ValueError("timezone is for cron alone; leave it out")
+        return every(each)
+    except ValueError as error:
+        name = "every" if fields is None else "cron"
+        raise RefusedError(Reason.BAD_RECURRENCE, f"{name} is {given}: {error}") from None
 
 
 def _expires_ms(seconds: Any, due_ms: int) -> int | None:

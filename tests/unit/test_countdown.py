@@ -87,6 +87,10 @@ def check_accepted(request: Request, outcome: str) -> None:
         assert request.message == (delivered[1] or "").encode()
     elif due := re.match(r"due \+(\d+) ms", outcome):
         assert request.due_ms == WRITTEN_MS + int(due[1])
+    elif recurs := re.match(r"recurs (?:every (\d+) ms|when cron matches in (\S+))", outcome):
+        wanted = f"every {recurs[1]}" if recurs[1] else f"cron {recurs[2]} "
+        assert (request.recurs or "").startswith(wanted)
+        assert request.due_ms == WRITTEN_MS + 90_000
     else:
         assert outcome.startswith("accepted"), f"not a form of outcome this test knows: {outcome}"
 

@@ -30,7 +30,7 @@ class Log:
 
 
 def endings(log: Log | None = None) -> Endings:
-    return Endings(SHARD, "history", CONTRACT, log or Log())
+    return Endings(SHARD, CONTRACT, log or Log(), "history")
 
 
 def overtaken(log: Log, *, label: int, tombstones: Places) -> list[int]:
@@ -40,7 +40,7 @@ def overtaken(log: Log, *, label: int, tombstones: Places) -> list[int]:
 
 
 def test_a_tombstone_has_the_key_the_partition_and_the_headers_of_its_schedule() -> None:
-    [tombstone] = endings().tombstones({3: ENTRY})
+    [tombstone] = endings().requests({3: ENTRY}, 0)
     assert (tombstone.topic, tombstone.partition) == ("schedules", 2)
     assert (tombstone.key, tombstone.value) == (b"video-1", None)
     assert [name for name, _ in tombstone.headers] == [
@@ -57,7 +57,7 @@ def test_the_history_has_the_message_as_it_was_delivered() -> None:
 
 def test_what_was_no_schedule_gets_no_tombstone() -> None:
     invalid = Entry("", b"{", 0, b" ", [], reason="bad-id")
-    assert list(endings().tombstones({3: invalid})) == []
+    assert list(endings().requests({3: invalid}, 0)) == []
 
 
 AT_5: Places = {"schedules/2": [(3, 5)]}

@@ -14,7 +14,7 @@ import blackbox
 
 ROOT = Path(blackbox.__file__).parent
 PURE = {
-    "request", "cancel", "cold", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
+    "request", "cancel", "cold", "recurrence", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
 }  # fmt: skip
 VERBS = {"intake", "dispatch", "endings", "recovery", "promotion"}
 

@@ -152,7 +152,7 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
         return None
     at = (record.offset, record.timestamp_ms)
     if isinstance(asked, Request):
-        target, _, due_ms, _, _, caller, caller_id, expires_ms = asked
+        target, _, due_ms, _, _, caller, caller_id, expires_ms, _ = asked
         about = ("request", target, due_ms, expires_ms, caller, caller_id, None, None)
     elif isinstance(asked, Cancel):
         about = ("cancel", None, None, None, None, asked.caller_id, None, None)
