@@ -42,7 +42,7 @@ TOO_LARGE: dict[int | str, dict[str, Any]] = {413: {"model": Failure}}
 ASKED = {
     "type": "object",
     "required": ["topic", "message"],
-    "oneOf": [{"required": ["countdown"]}, {"required": ["at"]}],
+    "anyOf": [{"required": [name]} for name in ("countdown", "at", "every", "cron")],
     "additionalProperties": False,
     "properties": {
         "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,249}$"},
@@ -53,6 +53,9 @@ ASKED = {
         "key": {"type": "string"},
         "headers": {"type": "object", "additionalProperties": {"type": "string"}},
         "expires_after": {"type": "number", "minimum": 0, "description": "seconds"},
+        "every": {"type": ["number", "string"], "description": "seconds, or an ISO 8601 duration"},
+        "cron": {"type": "string", "description": "five fields"},
+        "timezone": {"type": "string", "description": "of cron; IANA, UTC without one"},
         "encoding": {"const": "base64"},
         "key_encoding": {"const": "base64"},
     },

@@ -40,12 +40,22 @@ def send(
     id: Annotated[
         str | None, typer.Option(help="Your own name for the request, to replace or cancel it by.")
     ] = None,
+    every: Annotated[
+        float | None, typer.Option(help="Again, each so many seconds, until --id is cancelled.")
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Again, whenever these five fields of cron match.")
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="Of --cron: a name such as Europe/Berlin; else UTC.")
+    ] = None,
     caller: CallerName = None,
     request_topic: RequestTopic = None,
 ) -> None:
     """Ask for a message to be delivered later; prints the request's id once Kafka has it."""
     settings = load()
-    if (countdown is None) is (at is None):
+    recurs = every is not None or cron is not None
+    if (countdown is not None and at is not None) or not (recurs or countdown is not None or at):
         raise BadUsage("when is it due? Give --countdown SECONDS or --at INSTANT, one of them")
     try:
         value = request_value(
@@ -56,6 +66,9 @@ def send(
             key=key,
             headers=dict(map(_header, header or ())),
             id=id,
+            every_s=every,
+            cron=cron,
+            timezone=timezone,
         )
     except TypeError as error:
         raise BadUsage(f"what was typed cannot be sent as JSON: {error}; type UTF-8") from None

@@ -20,16 +20,21 @@ class Later(NamedTuple):
 
     `value`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
     `when`: an aware datetime, or a timedelta from when Kafka takes the request. A later request
-    under the same `id` replaces this one; past `expires_after` it is a dead letter instead.
+    under the same `id` replaces this one; past `expires_after` it is a dead letter instead. With
+    `every`, or `cron` and its `timezone`, it is delivered again and again until its `id` is
+    cancelled; `when` may then be None.
     """
 
     key: str | bytes | None
     value: Any
     topic: str
-    when: datetime | timedelta
+    when: datetime | timedelta | None
     id: str | None = None
     headers: Mapping[str, str] | None = None
     expires_after: timedelta | None = None
+    every: timedelta | None = None
+    cron: str | None = None
+    timezone: str | None = None
 
 
 class _Caller:
@@ -63,17 +68,21 @@ class Client(_Caller):
         key: str | bytes | None,
         value: Any,
         topic: str,
-        when: datetime | timedelta,
+        when: datetime | timedelta | None,
         *,
         id: str | None = None,
         headers: Mapping[str, str] | None = None,
         expires_after: timedelta | None = None,
+        every: timedelta | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
     ) -> str:
         """Ask for one message, as `Later` has it; returns the request's id once Kafka has it.
 
         Raises NotSent when Kafka does not take it, ValueError for a time without a zone.
         """
-        [found] = self.send_many([Later(key, value, topic, when, id, headers, expires_after)])
+        message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
+        [found] = self.send_many([message])
         return found
 
     def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
@@ -117,14 +126,17 @@ class AsyncClient(_Caller):
         key: str | bytes | None,
         value: Any,
         topic: str,
-        when: datetime | timedelta,
+        when: datetime | timedelta | None,
         *,
         id: str | None = None,
         headers: Mapping[str, str] | None = None,
         expires_after: timedelta | None = None,
+        every: timedelta | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
     ) -> str:
         """As `Client.send_later`."""
-        message = Later(key, value, topic, when, id, headers, expires_after)
+        message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
         [found] = await self.send_many([message])
         return found
 
@@ -172,5 +184,8 @@ def _ask(asker: Asker, message: Later) -> Asked:
         key=message.key,
         headers=message.headers,
         expires_after_s=None if expires_after is None else expires_after.total_seconds(),
+        every_s=None if message.every is None else message.every.total_seconds(),
+        cron=message.cron,
+        timezone=message.timezone,
     )
     return asker.ask(value, key=message.id)

@@ -20,21 +20,31 @@ def request_value(
     key: str | bytes | None = None,
     headers: Mapping[str, str] | None = None,
     expires_after_s: float | None = None,
+    every_s: float | None = None,
+    cron: str | None = None,
+    timezone: str | None = None,
 ) -> bytes:
     """What to write to a request topic to have `message` delivered to `topic`.
 
     `message`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
-    `at`: an aware datetime, RFC 3339, or epoch ms. Raises ValueError unless exactly one of the two
-    times is given.
+    `at`: an aware datetime, RFC 3339, or epoch ms. With `every_s` or `cron` it is delivered again
+    and again. Raises ValueError unless exactly one of the two times is given; one that recurs may
+    go without.
     """
-    if (countdown_s is None) is (at is None):
-        raise ValueError("give exactly one of countdown_s and at")
+    recurs = every_s is not None or cron is not None
+    if countdown_s is not None and at is not None:
+        raise ValueError("both countdown_s and at are given; give one of them")
+    if countdown_s is None and at is None and not recurs:
+        raise ValueError("neither countdown_s nor at is given; give one of them")
     optional = {
         "countdown": countdown_s,
         "at": _instant(at),
         "id": id,
         "headers": dict(headers) if headers else None,
         "expires_after": expires_after_s,
+        "every": every_s,
+        "cron": cron,
+        "timezone": timezone,
     }
     asked: dict[str, Any] = {"topic": topic, "message": message}
     if isinstance(message, bytes):

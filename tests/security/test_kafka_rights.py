@@ -321,6 +321,25 @@ def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Ri
     assert town.kafka.read(town.target) == []
 
 
+RECURRING = "run with recurring requests"
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_allowed: bool) -> None:
+    [right] = kafka_rights(RECURRING)
+    town.create_all()
+    town.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
+    town.start()
+    asked = {"topic": town.target, "message": "x", "id": "r", "every": 1}
+    town.kafka.send(town.requests, json.dumps(asked))
+    town.ask(message="others")
+    if is_allowed:
+        until("it recurs", lambda: len(town.kafka.read(town.target)) >= 3)
+    else:
+        until("it says so", lambda: grants(town.own(right))(town.said()))
+        town.until_delivered(1)
+
+
 def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))

@@ -85,10 +85,17 @@ def test_a_datetime_without_a_time_zone_is_refused() -> None:
 
 
 def test_one_due_time_is_needed_and_not_two() -> None:
-    with pytest.raises(ValueError, match="exactly one"):
+    with pytest.raises(ValueError, match="neither countdown_s nor at"):
         request_value("orders", "hi")
-    with pytest.raises(ValueError, match="exactly one"):
+    with pytest.raises(ValueError, match="both countdown_s and at"):
         request_value("orders", "hi", countdown_s=1, at=NOW_MS)
+
+
+def test_what_recurs_needs_no_due_time() -> None:
+    often = parse(request_value("orders", "hi", id="a", every_s=1.5))
+    assert (often.recurs, often.due_ms) == ("every 1500", NOW_MS + 1500)
+    daily = parse(request_value("orders", "hi", id="a", cron="0 8 * * *", timezone="Asia/Tokyo"))
+    assert daily.recurs == "cron Asia/Tokyo 0 8 * * *"
 
 
 MOCK = {"test.mock.num.brokers": "1", "allow.auto.create.topics": "true"}
