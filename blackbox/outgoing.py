@@ -9,6 +9,8 @@ from blackbox.entry import Entry
 from blackbox.request import Record, Shard, id_prefix, id_suffix
 
 MAX_DETAIL = 500
+LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
+"""The last headers of a dead letter."""
 
 Refusal = tuple[str, str]
 """Why a record cannot be written: the fixed word, and the detail."""
@@ -59,9 +61,5 @@ def dead_letters(
         (original.key, None, original.headers, f"{shorter} left out)"),
         (None, None, [], f"{shorter}, key and headers left out)"),
     ):
-        about = [
-            ("blackbox-reason", reason),
-            ("blackbox-detail", text),
-            ("blackbox-source", source),
-        ]
+        about = zip(LETTER_HEADERS, (reason, text, source), strict=True)
         yield Outgoing(original.offset, topic, key, value, [*headers, *about])

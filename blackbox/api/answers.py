@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from base64 import b64encode
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from blackbox.control.control import Cancelled
 from blackbox.control.fate import Fate
+from blackbox.control.letters import Letter
 from blackbox.control.pending import Found
 from blackbox.request import request_id
 
@@ -123,6 +125,70 @@ class CancelState(BaseModel):
         return cls(outcome=cancelled.outcome, request=RequestState.of(cancelled.request))
 
 
+class LetterState(BaseModel):
+    """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so."""
+
+    place: str
+    at_ms: int
+    reason: str
+    detail: str
+    source: str = Field(description="the request's record")
+    caller: str | None = None
+    key: str | None = None
+    key_encoding: str | None = None
+    value: str | None = None
+    value_encoding: str | None = None
+    value_bytes: int
+    became: str | None = Field(None, description="replayed, discarded; without it it is open")
+
+    @classmethod
+    def of(cls, letter: Letter) -> LetterState:
+        key, key_encoding = _shown(letter.key)
+        value, value_encoding = _shown(letter.value)
+        return cls(
+            **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
+            key=key,
+            key_encoding=key_encoding,
+            value=value,
+            value_encoding=value_encoding,
+            value_bytes=len(letter.value or b""),
+        )
+
+
+SAME_IN_LETTERS = ("place", "at_ms", "reason", "detail", "source", "caller", "became")
+MOST_SHOWN_BYTES = 10_000
+
+
+def _shown(held: bytes | None) -> tuple[str | None, str | None]:
+    if held is None:
+        return None, None
+    try:
+        return held.decode()[:MOST_SHOWN_BYTES], None
+    except UnicodeDecodeError:
+        return b64encode(held[:MOST_SHOWN_BYTES]).decode(), "base64"
+
+
+class Letters(BaseModel):
+    """Dead letters, the newest first."""
+
+    letters: list[LetterState]
+
+
+class Places(BaseModel):
+    """Which dead letters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    places: list[Annotated[str, Field(max_length=300)]] = Field(min_length=1, max_length=1000)
+
+
+class PutAwayState(BaseModel):
+    """Which letters were replayed or discarded, and why others were not: by place."""
+
+    done: list[str]
+    left: dict[str, str]
+
+
 class ShardState(BaseModel):
     """How a shard stands."""
 
@@ -145,7 +211,7 @@ class Counts(BaseModel):
     shards: list[ShardState]
     callers: dict[str, int] = Field(description="of the `counted` ones; without a name: ''")
     targets: dict[str, int] = Field(description="of the `counted` ones")
-    counted: int = Field(description="the soonest 5,000 of each shard")
+    counted: int = Field(description="the soonest 1,000 of each shard")
     profile_from_ms: int
     profile_step_ms: int
     profile: list[int] = Field(description="due from one step to the next")

@@ -14,6 +14,7 @@ from blackbox.cli.check import check
 from blackbox.cli.demo import demo
 from blackbox.cli.failures import explained
 from blackbox.cli.ledger import ledger
+from blackbox.cli.letters import letters
 from blackbox.cli.load import load
 from blackbox.cli.promote import promote
 from blackbox.cli.restore import restore
@@ -44,6 +45,7 @@ for command in (
     send,
     cancel,
     show,
+    letters,
     status,
     check,
     load,

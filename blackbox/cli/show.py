@@ -93,20 +93,20 @@ def _as_text(fate: Fate) -> str:
     if fate.caller_id is not None and fate.state != "cancel":
         lines.append(f"  under     {fate.caller_id}")
     if fate.due_ms is not None:
-        lines.append(f"  due       {_instant(fate.due_ms)}")
+        lines.append(f"  due       {instant(fate.due_ms)}")
     if fate.is_cold:
         lines.append("  waits     in Kafka, out of Redis, until it comes near")
     if fate.carried is not None:
         lines.append(f"  carried   to {fate.carried}")
     if fate.attempts:
-        lines.append(f"  put off   {fate.attempts} times, next try {_instant(fate.next_try_ms)}")
+        lines.append(f"  put off   {fate.attempts} times, next try {instant(fate.next_try_ms)}")
     if fate.reason is not None:
         lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
     return "\n".join(map(printable, lines))
 
 
 def _sentence(fate: Fate) -> str:
-    at = _instant(fate.at_ms)
+    at = instant(fate.at_ms)
     if fate.state == "delivered":
         late_ms = (fate.at_ms or 0) - (fate.due_ms or fate.at_ms or 0)
         return f"delivered to {fate.place} at {at}, {late_ms} ms after it was due"
@@ -122,7 +122,8 @@ def _sentence(fate: Fate) -> str:
     }[fate.state]
 
 
-def _instant(ms: int | None) -> str:
+def instant(ms: int | None) -> str:
+    """Epoch ms as people read it, UTC."""
     if ms is None:
         return "?"
     try:

@@ -13,7 +13,8 @@ from blackbox.cancel import HEADER
 from blackbox.client.asking import Asker
 from blackbox.connect import formats, kafka
 from blackbox.control.fate import Fate, Registry
-from blackbox.control.pending import MOST_LOOKED_AT, Found, Place, Wanted, page
+from blackbox.control.letters import Letter, PutAway, letters, put_away
+from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.index.inspector import Standing
 from blackbox.logs import QUIET
 from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, locate, request_id
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 TAKEN_IN_WITHIN_S = 5.0
 LOOK_S = 0.02
-COUNTED = MOST_LOOKED_AT
+COUNTED = 1_000
 """Entries of each shard, the soonest ones, that are counted by caller and target."""
 
 WRITTEN = "countdown"
@@ -82,6 +83,7 @@ class Control:
         self._settings = settings
         self._formats = formats(settings)
         self._lock = Lock()
+        self._writing = Lock()
         self._made: Registry | None = None
         self._askers: dict[str, Asker] = {}
 
@@ -159,6 +161,26 @@ class Control:
                 return Cancelled("asked", fate)
         return Cancelled("unknown" if fate.state == "unknown" else "too-late", fate)
 
+    def letters(self, reason: str | None = None, *, is_open: bool = True) -> list[Letter]:
+        """Dead letters as `control.letters.letters` has it."""
+        return letters(
+            self._registry().access,
+            self._settings.dead_letter_topic,
+            reason=reason,
+            is_open=is_open,
+        )
+
+    def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
+        """Discard or replay dead letters as `control.letters.put_away` has it."""
+        with self._writing:
+            return put_away(
+                self._registry().access,
+                self._settings.dead_letter_topic,
+                places,
+                is_request_topic=self._settings.topics.__contains__,
+                again=again,
+            )
+
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         """How everything stands, and what will be due between these instants."""
         registry = self._registry()
@@ -184,9 +206,10 @@ class Control:
         )
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing:
             for asker in self._askers.values():
                 asker.close()
+        with self._lock:
             if self._made is not None:
                 self._made.close()
 
@@ -230,7 +253,7 @@ class Control:
         return self._write(shard.topic, write)
 
     def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
-        with self._lock:
+        with self._writing:
             if topic not in self._askers:
                 access = kafka(self._settings, QUIET)
                 self._askers[topic] = Asker(

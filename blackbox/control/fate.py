@@ -14,6 +14,7 @@ from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.inspector import Inspector, Pending
+from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.logs import QUIET
@@ -90,6 +91,10 @@ class Registry:
         self.count_partitions()
 
     @property
+    def access(self) -> KafkaAccess:
+        return self._access
+
+    @property
     def inspector(self) -> Inspector:
         return self._inspector
 
@@ -144,7 +149,8 @@ class Registry:
             outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
             if outcome is not None:
                 return _fate(shard, offset, **(known | outcome))
-            if record is not None and known.get("state") not in NO_REQUEST:
+            is_request = record is not None and known.get("state") not in NO_REQUEST
+            if is_request and (standing.has_cold_tier or self._settings.hot_horizon_s):
                 there = _carried_to(journal, offset)  # 3
                 if there is not None:
                     now = self.fate(shard, there)

@@ -23,7 +23,8 @@ class Standing(NamedTuple):
     """How a shard stands. `labels` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
-    first one that is not yet; None when there is none. `pending` are entries, without the `cold`.
+    first one that is not yet; None when there is none. `pending` are entries, without the `cold`;
+    `has_cold_tier` if there ever were some.
     """
 
     labels: Labels | None
@@ -32,6 +33,7 @@ class Standing(NamedTuple):
     oldest_due_ms: int | None
     next_due_ms: int | None
     cold: int = 0
+    has_cold_tier: bool = False
 
 
 class Pending(NamedTuple):
@@ -72,7 +74,10 @@ class Inspector:
             ("ZRANGE", keys.due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
         labels = _labels(shard, state[:2], receipts)
-        return Standing(labels, pending, due_now, _score(first), _score(after), int(state[2] or 0))
+        cold = state[2]
+        return Standing(
+            labels, pending, due_now, _score(first), _score(after), int(cold or 0), cold is not None
+        )
 
     def labels(self, shard: Shard) -> Labels | None:
         """The labels of a shard; None for an index that was never begun, or is lost."""

@@ -49,7 +49,7 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     commands = COMMAND.findall(README)
     assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
     named = [command.split()[1] for command in commands if command.startswith("blackbox")]
-    assert named == ["check", "run", "send", "status", "show", "cancel", "audit"]
+    assert named == ["check", "run", "send", "status", "show", "cancel", "letters", "audit"]
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
@@ -57,6 +57,7 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert " 1 " in bash(world, of["status"])
     assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
     assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))
+    assert bash(world, of["letters"]) == ""
     assert "clean: every request is accounted for" in bash(world, of["audit"])
 
 

@@ -1,0 +1,42 @@
+"""Dead letters over HTTP: look, replay, discard."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from blackbox.api.access import Access
+from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
+from blackbox.api.requests import FAILURES
+from blackbox.control.control import Control
+
+
+def routes(control: Control, access: Access) -> APIRouter:
+    """Paths under `/dead-letters`."""
+    router = APIRouter(responses=FAILURES)
+    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+
+    @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
+    def lying(
+        reason: Annotated[str | None, Query(max_length=50)] = None,
+        is_open: bool = True,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Letters:
+        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones."""
+        found = control.letters(reason, is_open=is_open)[:limit]
+        return Letters(letters=[LetterState.of(letter) for letter in found])
+
+    @router.post("/dead-letters/replay", dependencies=changes)
+    def replay(asked: Places) -> PutAwayState:
+        """Ask once more for what these letters asked for; each once, however often it is sent."""
+        done = control.put_away(asked.places, again=True)
+        return PutAwayState(done=done.done, left=done.left)
+
+    @router.post("/dead-letters/discard", dependencies=changes)
+    def discard(asked: Places) -> PutAwayState:
+        """Put these letters away; they stay in Kafka, marked."""
+        done = control.put_away(asked.places, again=False)
+        return PutAwayState(done=done.done, left=done.left)
+
+    return router

@@ -1,0 +1,72 @@
+"""`blackbox letters`: dead letters, replayed or put away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.api.answers import LetterState
+from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.show import instant
+from blackbox.cli.terminal import as_json, printable
+from blackbox.control.control import Control
+from blackbox.control.letters import Letter, PutAway
+from blackbox.settings import load
+
+Places = Annotated[
+    list[str] | None, typer.Option(metavar="PLACE", help="Instead of a list; repeatable.")
+]
+
+
+def letters(
+    reason: Annotated[str | None, typer.Option(help="Only those of this reason.")] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also those that were replayed or discarded.")
+    ] = False,
+    replay: Places = None,
+    discard: Places = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per letter.")] = False,
+) -> None:
+    """List the dead letters that wait for somebody, newest first; replay some, or discard some.
+
+    Looks at the last 10,000 records of each partition. Ends with 1 when a letter named was left as it is.
+    """
+    if replay and discard:
+        raise BadUsage("both --replay and --discard are given; give one of them")
+    settings = load()
+    logs.silent()
+    control = Control(settings)
+    try:
+        if replay or discard:
+            _tell(control.put_away(replay or discard or [], again=bool(replay)), json)
+        else:
+            _list(control.letters(reason, is_open=not all_), json)
+    finally:
+        control.close()
+
+
+def _list(found: Sequence[Letter], json: bool) -> None:
+    for letter in found:
+        if json:
+            told = LetterState.of(letter).model_dump(exclude_none=True)
+            typer.echo(as_json(told))
+            continue
+        became = f" ({letter.became})" if letter.became else ""
+        typer.echo(printable(f"{letter.place}  {instant(letter.at_ms)}  {letter.reason}{became}"))
+        typer.echo(printable(f"  of {letter.source}, {letter.caller or 'nobody'}: {letter.detail}"))
+
+
+def _tell(done: PutAway, json: bool) -> None:
+    if json:
+        typer.echo(as_json(asdict(done)))
+    else:
+        for place in done.done:
+            typer.echo(printable(f"{place}: done"))
+        for place, why in done.left.items():
+            typer.echo(printable(f"{place}: {why}"))
+    if done.left:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,130 @@
+"""Dead letters: look at them, ask again for what they asked for, or put them away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.letterbox import Again, Letterbox, Lying
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.outgoing import LETTER_HEADERS
+from blackbox.request import Headers, Record, Shard
+
+MOST_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter. `became` is replayed, discarded, or None while nobody did anything about it."""
+
+    place: str
+    at_ms: int
+    reason: str
+    detail: str
+    source: str
+    caller: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    became: str | None
+
+    @classmethod
+    def of(cls, lying: Lying) -> Letter:
+        record = lying.record
+        about = {n: (v or b"").decode(errors="replace") for n, v in _of_blackbox(record)}
+        callers = [held for name, held in record.headers if name == "CALLER_SERVICE"]
+        return cls(
+            place=lying.place,
+            at_ms=record.timestamp_ms,
+            reason=about.get("blackbox-reason", ""),
+            detail=about.get("blackbox-detail", ""),
+            source=about.get("blackbox-source", ""),
+            caller=(callers[0] or b"").decode(errors="replace") if callers else None,
+            key=record.key,
+            value=record.value,
+            headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
+            became=lying.became,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PutAway:
+    """Which letters were put away, and why others were not: by place."""
+
+    done: list[str]
+    left: dict[str, str]
+
+
+def letters(
+    access: KafkaAccess, topic: str, *, reason: str | None = None, is_open: bool = True
+) -> list[Letter]:
+    """The newest letters first, of this reason (None: of any); those that are still open, or all."""
+    found = map(Letter.of, Letterbox(access, topic).lying())
+    return [
+        letter
+        for letter in found
+        if reason in (None, letter.reason) and not (is_open and letter.became)
+    ]
+
+
+def put_away(
+    access: KafkaAccess,
+    topic: str,
+    places: Sequence[str],
+    *,
+    is_request_topic: Callable[[str], bool],
+    again: bool,
+) -> PutAway:
+    """Discard these letters, or write their requests `again`, each once whoever else does it, too.
+
+    What is replayed is the request's record as it was, in the partition where it was: a countdown
+    begins anew, an instant that is past is at once.
+    """
+    box = Letterbox(access, topic)
+    known = {one.place: Letter.of(one) for one in box.lying()}
+    left: dict[str, str] = {}
+    wanted: dict[str, Again | None] = {}
+    for place in dict.fromkeys(places):
+        letter = known.get(place)
+        if letter is None:
+            left[place] = f"no such letter among the last of {topic}"
+        elif letter.became is not None:
+            left[place] = f"already {letter.became}"
+        elif not again:
+            wanted[place] = None
+        else:
+            try:
+                wanted[place] = _again(access, letter, is_request_topic)
+            except ValueError as why:
+                left[place] = str(why)
+    done = box.put_away(wanted) if wanted else []
+    left |= {place: "put away by somebody else" for place in wanted if place not in done}
+    return PutAway(done, left)
+
+
+def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str], bool]) -> Again:
+    """Raises ValueError for a letter that cannot be replayed."""
+    where, _, offset = letter.source.rpartition("@")
+    topic, _, partition = where.rpartition("/")
+    if not is_request_topic(topic) or not (partition.isdecimal() and offset.isdecimal()):
+        raise ValueError(f"its source {letter.source!r} is in none of the request topics")
+    shard = Shard(topic, int(partition))
+    is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
+    if letter.value is not None or not is_shortened:
+        return Again(shard, letter.key, letter.value, letter.headers)
+    journal = ShardJournal(shard, access)
+    try:
+        record = journal.records([int(offset)]).get(int(offset))
+    finally:
+        journal.close()
+    if record is None:
+        raise ValueError(
+            f"its value was left out, and Kafka does not keep {letter.source} any more"
+        )
+    return Again(shard, record.key, record.value, record.headers)
+
+
+def _of_blackbox(record: Record) -> list[Any]:
+    return record.headers[-len(LETTER_HEADERS) :]

@@ -1,0 +1,146 @@
+"""The dead-letter topic: what lies there, and what became of it.
+
+A letter stays where it is. That it was replayed or discarded says a mark behind it, in the same
+partition: a record without a value, whose last header names the letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics
+from blackbox.journal.transactions import Transactions
+from blackbox.request import Headers, Record, Shard
+
+HEADER = "blackbox-letter"
+TAIL = 10_000
+"""Records at the end of each partition that are looked at."""
+
+Fate = Literal["replayed", "discarded"]
+FATES: tuple[Fate, ...] = ("replayed", "discarded")
+
+
+class Lying(NamedTuple):
+    """A record of the dead-letter topic; `became` is None while nobody did anything about it."""
+
+    shard: Shard
+    record: Record
+    became: Fate | None
+
+    @property
+    def place(self) -> str:
+        return self.shard.source(self.record.offset)
+
+
+class Again(NamedTuple):
+    """A record to be written once more; None: the letter is only put away."""
+
+    shard: Shard
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Letterbox:
+    """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
+
+    Every method raises JournalLost when Kafka does not answer, NotAllowed for a right that lacks.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str) -> None:
+        self._access = access
+        self._topic = topic
+        self._admin = access.admin()
+
+    def lying(self) -> list[Lying]:
+        """The letters among the last ten thousand records of each partition, the newest first."""
+        count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
+        found: list[Lying] = []
+        for partition in range(count):
+            found += self._lying(Shard(self._topic, partition))
+        return sorted(found, key=lambda one: one.record.timestamp_ms, reverse=True)
+
+    def _lying(self, shard: Shard) -> list[Lying]:
+        journal = ShardJournal(shard, self._access)
+        try:
+            start, end = journal.request_bounds()
+            batches = journal.requests(max(start, end - TAIL), end)
+            records = [record for batch in batches for record in batch.records]
+        finally:
+            journal.close()
+        became = {named: fate for record in records for named, fate in _mark(record)}
+        return [
+            Lying(shard, record, became.get(shard.source(record.offset)))
+            for record in records
+            if not _mark(record)
+        ]
+
+    def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
+        """Mark these letters, and write again what is to be; which of them were open till then.
+
+        In one transaction, under an id of its own: of two who do this at once, one does. Raises a
+        Doubt when nothing was done, or that is not known: look again.
+        """
+        transactions = Transactions(
+            self._access, f"{self._access.group_id}-letters", f"{self._topic}: letters"
+        )
+        try:
+            transactions.open()
+            open_now = {one.place for one in self.lying() if one.became is None}
+            chosen = [place for place in places if place in open_now]
+            if chosen:
+                transactions.begin()
+                _write(transactions, self._topic, [(place, places[place]) for place in chosen])
+                transactions.commit(f"Write on topic {self._topic}")
+            return chosen
+        finally:
+            transactions.close()
+
+
+def _mark(record: Record) -> list[tuple[str, Fate]]:
+    """The letter that a mark names, and what became of it; none for a letter."""
+    if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
+        return []
+    fate, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
+    return [(place, known) for known in FATES if known == fate]
+
+
+def _write(
+    transactions: Transactions, topic: str, letters: Sequence[tuple[str, Again | None]]
+) -> None:
+    failed: list[tuple[str | None, KafkaError]] = []
+
+    def report(error: KafkaError | None, message: object) -> None:
+        if error is not None:
+            failed.append((getattr(message, "topic", str)(), error))
+
+    try:
+        for place, again in letters:
+            if again is not None:
+                transactions.producer.produce(
+                    again.shard.topic, again.value, again.key, again.shard.partition, report,
+                    None, 0, again.headers,  # type: ignore[arg-type]
+                )  # fmt: skip
+            fate = FATES[0] if again is not None else FATES[1]
+            at, partition = place.rpartition("@")[0].rpartition("/")[::2]
+            assert at == topic
+            mark: Headers = [(HEADER, f"{fate} {place}".encode())]
+            transactions.producer.produce(
+                topic, None, None, int(partition), report, None, 0, mark  # type: ignore[arg-type]
+            )  # fmt: skip
+    except (KafkaException, BufferError) as error:
+        transactions.abort()
+        raise JournalLost(f"nothing was written: {error}") from None
+    left = transactions.flush()
+    if failed:
+        where, cause = failed[0]
+        transactions.abort()
+        raise doubt(KafkaException(cause), "nothing was written", f"Write on topic {where}")
+    if left:
+        raise JournalLost(f"{left} records unacknowledged; nothing was written")

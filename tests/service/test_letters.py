@@ -1,0 +1,126 @@
+"""Dead letters over HTTP: what lies there, replayed once, or put away."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from tests.service.conftest import Serve
+from tests.service.test_cli import blackbox
+from tests.world import World, read_all, until
+
+pytestmark = pytest.mark.service
+
+
+def lying(service: httpx.Client, **wanted: Any) -> list[dict[str, Any]]:
+    found = service.get("/dead-letters", params=wanted)
+    assert found.status_code == 200, found.text
+    letters: list[dict[str, Any]] = found.json()["letters"]
+    return letters
+
+
+def some(service: httpx.Client, count: int) -> list[dict[str, Any]]:
+    def all_there() -> list[dict[str, Any]]:
+        found = lying(service)
+        return found if len(found) == count else []
+
+    return until(f"{count} dead letters", all_there)
+
+
+def put_away(service: httpx.Client, how: str, *places: str) -> dict[str, Any]:
+    answer = service.post(f"/dead-letters/{how}", json={"places": places})
+    assert answer.status_code == 200, answer.text
+    done: dict[str, Any] = answer.json()
+    return done
+
+
+def undeliverable(world: World, **more: object) -> str:
+    topic = f"{world.name}.later"
+    asked = {"topic": topic, "message": "hi", "countdown": 0} | more
+    world.send_raw(json.dumps(asked), [("CALLER_SERVICE", "shop"), ("trace", b"\xff")], key=b"k")
+    world.flush()
+    return topic
+
+
+def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, serve: Serve) -> None:
+    service = serve(retries=1)
+    topic = undeliverable(world)
+    [letter] = some(service, 1)
+    assert (letter["reason"], letter["caller"], letter["key"]) == ("unknown-topic", "shop", "k")
+    assert json.loads(letter["value"])["topic"] == topic
+    assert topic in letter["detail"]
+    assert letter["source"].startswith(f"{world.requests}/")
+
+    world.create(NewTopic(topic, 1))
+    place = letter["place"]
+    assert put_away(service, "replay", place) == {"done": [place], "left": {}}
+    kafka = world.kafka.bootstrap_servers
+    [message] = until("it is delivered", lambda: read_all(kafka, topic))
+    headers: list[Any] = message.headers() or []  # type: ignore[assignment]
+    assert headers[:2] == [("CALLER_SERVICE", b"shop"), ("trace", b"\xff")]
+    assert [name for name, _ in headers[2:]] == [
+        "blackbox-id",
+        "blackbox-due-ms",
+        "blackbox-source",
+    ]
+
+    assert put_away(service, "replay", place) == {"done": [], "left": {place: "already replayed"}}
+    assert lying(service) == []
+    assert [one["became"] for one in lying(service, is_open="false")] == ["replayed"]
+    assert len(read_all(kafka, topic)) == 1
+
+
+def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> None:
+    service = serve(retries=0)
+    undeliverable(world)
+    [letter] = some(service, 1)
+    place = letter["place"]
+    told = blackbox(world.environment(), "letters", "--json")
+    assert {**told.json} == letter
+    assert blackbox(world.environment(), "letters").lines[0].endswith("unknown-topic")
+    assert blackbox(world.environment(), "letters", "--discard", place).code == 0
+    again = blackbox(world.environment(), "letters", "--replay", place)
+    assert (again.code, again.out) == (1, f"{place}: already discarded\n")
+    assert blackbox(world.environment(), "letters").out == ""
+    assert "(discarded)" in blackbox(world.environment(), "letters", "--all").out
+
+
+def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
+    services = [serve(retries=1), serve(retries=1)]
+    topic = undeliverable(world)
+    [letter] = some(services[0], 1)
+    world.create(NewTopic(topic, 1))
+    body = {"places": [letter["place"]]}
+    with ThreadPoolExecutor() as threads:
+        asked = [
+            threads.submit(services[number % 2].post, "/dead-letters/replay", json=body)
+            for number in range(6)
+        ]
+        answers = [one.result() for one in asked]
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    done = [place for answer in answers for place in answer.json().get("done", [])]
+    assert done in ([], [letter["place"]])  # the answer may be lost to a fence, the replay not
+    until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
+    assert put_away(services[0], "replay", letter["place"])["done"] == []
+    assert len(read_all(world.kafka.bootstrap_servers, topic)) == 1
+
+
+def test_what_is_discarded_or_unknown_is_not_replayed(world: World, serve: Serve) -> None:
+    service = serve(retries=1)
+    world.send_raw("no request")
+    undeliverable(world)
+    found = {letter["reason"]: letter["place"] for letter in some(service, 2)}
+    assert [one["reason"] for one in lying(service, reason="not-json")] == ["not-json"]
+    first = found["not-json"]
+    assert put_away(service, "discard", first, first)["done"] == [first]
+    nothing = f"{world.dead_letters}/0@999999"
+    left = put_away(service, "replay", first, nothing, "x")["left"]
+    assert left[first] == "already discarded"
+    assert "no such letter" in left[nothing]
+    assert "no such letter" in left["x"]
+    assert [letter["place"] for letter in lying(service)] == [found["unknown-topic"]]
