@@ -10,8 +10,9 @@ nothing is ended, or goes on, that was written anew or cancelled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from blackbox.cancel import cancel_of, cancels
@@ -20,8 +21,10 @@ from blackbox.formats import Format
 from blackbox.outgoing import Outgoing, Refusal, deliveries
 from blackbox.plan import Batch
 from blackbox.receipt import Places
-from blackbox.recurrence import asked_again
+from blackbox.recurrence import HEADER, asked_again, marked
 from blackbox.request import Cancel, Invalid, Reason, Record, Shard, offset_in
+
+logger = logging.getLogger("blackbox.endings")
 
 
 class Journal(Protocol):
@@ -30,14 +33,19 @@ class Journal(Protocol):
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Endings:
-    """What a shard writes with its outcomes. `history_topic` is that of schedules, None elsewhere."""
+    """What a shard writes with its outcomes. `history_topic` is that of schedules, None elsewhere.
+
+    Not safe for use from two threads at once.
+    """
 
     shard: Shard
     contract: Format
     journal: Journal
     history_topic: str | None = None
+    _newest: dict[int | str, int] = field(default_factory=dict)
+    _seen: int = 0
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
         """Whether anything is written with the end of these."""
@@ -55,7 +63,13 @@ class Endings:
         if self.history_topic is None:
             for offset, entry in ended.items():
                 if entry.recurs is not None:
-                    value, headers = asked_again(entry, now_ms), list(entry.headers)
+                    try:
+                        value = asked_again(entry, now_ms)
+                    except (ValueError, LookupError, OverflowError, TypeError) as why:
+                        where = self.shard.source(offset)
+                        logger.error("%s: recurs no more (%s): %s", where, entry.recurs, why)
+                        continue
+                    headers = marked(entry.headers, self.shard.source(offset))
                     yield Outgoing(offset, topic, _key(entry), value, headers, partition)
             return
         valid = {offset: entry for offset, entry in ended.items() if entry.caller_id is not None}
@@ -74,42 +88,47 @@ class Endings:
     ) -> dict[int, Refusal]:
         """The requests that were asked for anew or cancelled, behind them and before what was written.
 
-        Requests below `label` are known to the index. Raises a Doubt when Kafka does not answer.
+        Requests below `label` are known to the index; what lies above it is read once. Raises a
+        Doubt when Kafka does not answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
-        end = max(at, default=label - 1) + 1
-        if end - label <= len(at):
-            return {}
-        named = ended.items()
-        latest = {e.caller_id: offset for offset, e in named if e.caller_id is not None}
+        self._look(label, max(at, default=label - 1) + 1, at)
         found: dict[int, Refusal] = {}
-        for batch in self.journal.requests(label, end):
-            for record in batch.records:
-                if record.offset in at:
-                    continue
-                for offset in self._meant(record, latest):
-                    if offset in ended and offset < record.offset:
-                        newer = self.shard.source(record.offset)
-                        detail = f"{newer} asks for it anew or cancels it, and is to be read first"
-                        found[offset] = Reason.UNREACHABLE, detail
+        for offset, entry in ended.items():
+            names = (offset,) if entry.caller_id is None else (offset, entry.caller_id)
+            newer = max(self._newest.get(name, -1) for name in names)
+            if newer >= label and newer > offset:
+                where = self.shard.source(newer)
+                detail = f"{where} asks for it anew or cancels it, and is to be read first"
+                found[offset] = Reason.UNREACHABLE, detail
         return found
 
-    def _meant(self, record: Record, latest: Mapping[str, int]) -> Iterator[int]:
-        """The requests that a record may replace or cancel."""
+    def _look(self, label: int, end: int, own: Set[int]) -> None:
+        if label >= self._seen:
+            self._newest.clear()
+        start = max(label, self._seen)
+        self._seen = max(self._seen, end)
+        if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
+            return  # nobody else wrote
+        for batch in self.journal.requests(start, end):
+            for record in batch.records:
+                name = None if record.offset in own else self._meant(record)
+                if name is not None:
+                    self._newest[name] = record.offset
+
+    def _meant(self, record: Record) -> int | str | None:
+        """The request that a record may replace or cancel: its offset, or its caller id."""
         if record.unreadable is None and cancels(record.headers):
             cancel = cancel_of(record)
-            named = offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
-            if named is not None:
-                yield named
-            return
+            return offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
+        if record.headers and record.headers[-1][0] == HEADER:  # of ours, that was taken back
+            return None
         asked = self.contract.parse(record, record.timestamp_ms)
         if asked is None:
-            return
-        caller_id = None if isinstance(asked, Invalid) else asked.caller_id
+            return None
         if self.history_topic is not None and record.key is not None:  # compaction goes by it
-            caller_id = record.key.decode(errors="replace")
-        if caller_id is not None and caller_id in latest:
-            yield latest[caller_id]
+            return record.key.decode(errors="replace")
+        return None if isinstance(asked, Invalid) else asked.caller_id
 
 
 def _key(entry: Entry) -> bytes:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from blackbox.doubt import Doubt, IndexFull
 from blackbox.intake import Taken
-from blackbox.plan import Batch, Labels, Touched
+from blackbox.plan import Batch, Labels, Named, Touched
 from blackbox.receipt import DOUBTFUL, Receipt, settled
-from blackbox.request import Shard, offset_in
+from blackbox.request import Shard
 
 logger = logging.getLogger("blackbox.recovery")
 
@@ -44,6 +44,7 @@ class Index(Protocol):
     def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
+    def named(self, ids: Sequence[str]) -> dict[str, Named]: ...
 
 
 class Writer(Protocol):
@@ -187,10 +188,10 @@ class Recovery:
     def _end_ahead(self, end: int) -> None:
         for batch in self.journal.requests(self.index.labels.requests, end):
             named = self.names(batch)
-            asked = [offset_in(self.shard, id) for id in named.ids]
-            asked += self.index.holders(named.caller_ids).values()
-            known = [offset for offset in asked if offset is not None]
-            ended = self.index.caller_ids(known)  # without those of the cold tier
+            holders = self.index.holders(named.caller_ids)
+            ended = self.index.caller_ids(list(holders.values()))  # without those of the cold tier
+            by_id = self.index.named(named.ids).values()
+            ended |= {one.offset: one.caller_id for one in by_id if one.is_pending}
             if ended:
                 self.index.settle(ended, self.index.labels.receipts)
 

@@ -15,17 +15,21 @@ import orjson
 from cronsim import CronSim, CronSimError
 from pydantic import TypeAdapter, ValidationError
 
-from blackbox.entry import Entry
+from blackbox.entry import Entry, HeaderValues
+from blackbox.request import Headers
 
-SHORTEST_MS = 1000
+HEADER = "blackbox-follows"
+"""The last header of a request that blackbox wrote for the next time; no delivered message has it."""
+
 _EVERY, _CRON = "every", "cron"
 _DURATION = TypeAdapter(timedelta)
 
 
-def every(given: object) -> str:
+def every(given: object, longest_s: int) -> str:
     """Each so many seconds, or each ISO 8601 duration without months and years.
 
-    Raises ValueError, with what is wanted, for anything else, and for less than a second.
+    Raises ValueError, with what is wanted, for anything else, for less than a second, and for more
+    than `longest_s`.
     """
     if (
         type(given) is str
@@ -36,9 +40,11 @@ def every(given: object) -> str:
             given = _DURATION.validate_python(given).total_seconds()
         except ValidationError:
             given = None
-    if type(given) not in (int, float) or not given * 1000 >= SHORTEST_MS:  # type: ignore[operator]
-        raise ValueError('give seconds, 1 at least, or a duration such as "PT90S" or "P1D"')
-    return f"{_EVERY} {round(given * 1000)}"  # type: ignore[operator]
+    if not isinstance(given, int | float) or type(given) is bool or not 1 <= given <= longest_s:
+        raise ValueError(
+            f'give seconds, 1 to {longest_s} (BLACKBOX_MAX_COUNTDOWN_S), or a duration such as "PT90S"'
+        )
+    return f"{_EVERY} {round(given * 1000)}"
 
 
 def cron(expression: object, zone: object) -> str:
@@ -74,6 +80,16 @@ def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
         return due_ms + step_ms * max(1, (now_ms - due_ms) // step_ms + 1)
     zone, _, expression = rest.partition(" ")
     return _next_match(expression, zone, max(due_ms, now_ms) // 1000) * 1000
+
+
+def marked(headers: HeaderValues, source: str) -> list[tuple[str, bytes | str | None]]:
+    """The headers of the record that asks for the next time: of which record it is the successor."""
+    return [*headers, (HEADER, source)]
+
+
+def without_mark(headers: Headers) -> Headers:
+    """The headers as the caller wrote them."""
+    return headers[:-1] if headers and headers[-1][0] == HEADER else headers
 
 
 def asked_again(entry: Entry, now_ms: int) -> bytes:

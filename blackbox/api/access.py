@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.exceptions import HTTPException
@@ -26,6 +27,8 @@ class Access:
 
     def read(self, request: Request) -> None:
         """Raises HTTPException 401 unless this caller may look."""
+        if self.operate_token is self.read_token is None:
+            self._at_home(request)
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
@@ -39,9 +42,19 @@ class Access:
             raise HTTPException(
                 403, f"nothing can be changed at {', '.join(self.hosts)} without BLACKBOX_API_TOKEN"
             )
-        elif not is_loopback(request.url.hostname or ""):  # a page that had its name moved here
+        else:
+            self._at_home(request)
+
+    def _at_home(self, request: Request) -> None:
+        """On loopback, no page of another site: one that had its name moved here, or one that posts."""
+        if not all(map(is_loopback, self.hosts)):
+            return
+        origin = request.headers.get("Origin")
+        names = [request.url.hostname or "", *([urlsplit(origin).hostname or ""] if origin else [])]
+        if not all(map(is_loopback, names)):
             raise HTTPException(
-                403, "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, by this name"
+                403,
+                "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",
             )
 
 

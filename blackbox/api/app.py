@@ -38,15 +38,15 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
     )
 
     @app.api_route("/livez", methods=READS, include_in_schema=False)
-    def live() -> JSONResponse:
+    async def live() -> JSONResponse:
         return _probe("live", service.is_live(), "stuck", service.stuck())
 
     @app.api_route("/readyz", methods=READS, include_in_schema=False)
-    def ready() -> JSONResponse:
+    async def ready() -> JSONResponse:
         return _probe("ready", service.is_ready(), "not_open", service.not_open())
 
     @app.api_route("/metrics", methods=READS, include_in_schema=False)
-    def scrape(accept: Annotated[str, Header()] = "") -> Response:
+    async def scrape(accept: Annotated[str, Header()] = "") -> Response:
         encode, content_type = choose_encoder(accept)
         return Response(encode(metrics.registry), headers={"Content-Type": content_type})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -88,7 +89,8 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
         found = control.each(settings.schedule_topics)
-        return StreamingResponse(_array(found), media_type="application/json")
+        first = list(islice(found, 1))  # what is away is said before the answer begins
+        return StreamingResponse(_array(chain(first, found)), media_type="application/json")
 
     return router
 

@@ -10,7 +10,8 @@ from threading import Lock
 from typing import Literal, TypeVar
 
 from blackbox.cancel import HEADER
-from blackbox.client.asking import Asker
+from blackbox.client.asking import Asker, NotSent
+from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka
 from blackbox.control.fate import Fate, Registry
 from blackbox.control.letters import Letter, PutAway, letters, put_away
@@ -28,6 +29,10 @@ COUNTED = 1_000
 """Entries of each shard, the soonest ones, that are counted by caller and target."""
 
 WRITTEN = "countdown"
+
+CLIENTS_MOST_BYTES = 1_000_000
+HEADROOM_BYTES = 2_000
+"""For key, headers and what Kafka adds, of the largest record that a client sends."""
 
 Outcome = Literal["cancelled", "too-late", "asked", "unknown"]
 WAITING = ("pending", "unread")
@@ -86,6 +91,8 @@ class Control:
         self._writing = Lock()
         self._made: Registry | None = None
         self._askers: dict[str, Asker] = {}
+        own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
+        self._most_bytes = int(own) - HEADROOM_BYTES
 
     def find(self, text: str) -> Fate | None:
         """The request of this id, or the pending one made under this caller id; None: there is none."""
@@ -121,6 +128,8 @@ class Control:
         now_ms = time.time_ns() // 1_000_000
         asked = [
             self._formats[topic].parse(Record(0, now_ms, None, value, []), now_ms)
+            if len(value) <= self._most_bytes
+            else Invalid(Reason.TOO_LARGE, f"{len(value)} bytes; {self._most_bytes} at most")
             for value in values
         ]
         refused = [
@@ -147,9 +156,10 @@ class Control:
         registry = self._registry()
         fate = registry.fate(*place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while fate.state in WAITING:
+        while fate.state in WAITING and fate.reason is None:
             shard, offset = place if fate.carried is None else _at(fate.carried)
-            cancel = self._write_cancel(shard, offset, fate)
+            name = text if text == fate.caller_id else None
+            cancel = self._write_cancel(shard, offset, fate, name)
             while (label := registry.inspector.labels(shard)) is None or label.requests <= cancel:
                 if time.monotonic() > deadline:
                     return Cancelled("asked", fate)
@@ -239,15 +249,20 @@ class Control:
             time.sleep(LOOK_S)
         return _holder(registry, text)
 
-    def _write_cancel(self, shard: Shard, offset: int, fate: Fate) -> int:
-        """The offset of the cancel."""
+    def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
+        """The offset of the cancel; by `name` it also ends the next time of what recurs."""
+        key: str | None = None
+        value: bytes | None = None
+        headers: list[tuple[str, bytes]] = []
         if shard.topic in self._settings.schedule_topics:  # a record without its key is compacted
-            key, headers = (fate.caller_id or "").encode(), []
+            key = fate.caller_id
+        elif name is not None and self._settings.topics[shard.topic] == WRITTEN:
+            key, value = name, cancel_value(name)
         else:
-            key, headers = None, [(HEADER, request_id(shard, offset).encode())]
+            headers = [(HEADER, request_id(shard, offset).encode())]
 
         def write(asker: Asker) -> int:
-            asked = asker.ask(None, key=key, headers=headers, partition=shard.partition)
+            asked = asker.ask(value, key=key, headers=headers, partition=shard.partition)
             return asked.place[1]
 
         return self._write(shard.topic, write)
@@ -265,7 +280,7 @@ class Control:
         for topic, contract in self._settings.topics.items():
             if contract == WRITTEN:
                 return topic
-        raise ValueError(
+        raise NotSent(
             f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format {WRITTEN}, "
             "the only one that requests are written in here"
         )

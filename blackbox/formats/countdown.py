@@ -23,12 +23,12 @@ from blackbox.formats.terms import (
     start_ms,
     too_far,
 )
-from blackbox.recurrence import cron, every, next_ms
+from blackbox.recurrence import cron, every, next_ms, without_mark
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
-MAX_RECURRING_BYTES = 256 << 10
-"""Each time the request is written anew, as JSON, which may take up to three times as much."""
+MAX_RECURRING_BYTES = 128 << 10
+"""Each time the request is written anew, as JSON, which may take up to six times as much."""
 
 _REASON_OF = {
     "topic": Reason.BAD_TOPIC,
@@ -134,7 +134,7 @@ class Countdown:
             )
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
-        recurs = _recurs(asked, message)
+        recurs = _recurs(asked, message, self._max_countdown_s)
         if recurs is not None and not self._may_recur:
             detail = "a request that recurs needs BLACKBOX_DELIVERY=exactly-once; ask for it once"
             raise RefusedError(Reason.BAD_RECURRENCE, detail)
@@ -144,7 +144,7 @@ class Countdown:
             message,
             due_ms,
             _key(asked.get("key"), asked.get("key_encoding")),
-            record.headers + _headers(asked.get("headers")),
+            without_mark(record.headers) + _headers(asked.get("headers")),
             caller_of(record.headers),
             None if asked.get("id") is None else caller_id_of(asked["id"]),
             _expires_ms(asked.get("expires_after"), due_ms),
@@ -369,7 +369,7 @@ def _header_value(name: str, held: Any) -> bytes:
     return held.encode()
 
 
-def _recurs(asked: dict[str, Any], message: bytes | None) -> str | None:
+def _recurs(asked: dict[str, Any], message: bytes | None, longest_s: int) -> str | None:
     each, fields, zone = asked.get("every"), asked.get("cron"), asked.get("timezone")
     if each is None and fields is None:
         if zone is None:
@@ -389,7 +389,7 @@ def _recurs(asked: dict[str, Any], message: bytes | None) -> str | None:
             return cron(fields, zone)
         if zone is not None:
             raise ValueError("timezone is for cron alone; leave it out")
-        return every(each)
+        return every(each, longest_s)
     except ValueError as error:
         name = "every" if fields is None else "cron"
         raise RefusedError(Reason.BAD_RECURRENCE, f"{name} is {given}: {error}") from None

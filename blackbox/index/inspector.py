@@ -119,7 +119,7 @@ class Inspector:
         payloads = [("GET", keys.message(name)) for name, _ in scored]
         stored = self._together(keys, *payloads) if payloads else []
         return [
-            (int(name, 16), Pending(at_ms, None if payload is None else entries.decode(payload)))
+            (int(name, 16), Pending(at_ms, _readable(payload)))
             for (name, at_ms), payload in zip(scored, stored, strict=True)
         ]
 
@@ -173,6 +173,13 @@ class Inspector:
             return list(pipeline.execute())
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {reason(error)}") from error
+
+
+def _readable(payload: bytes | None) -> Entry | None:
+    try:
+        return entries.decode(payload or b"")
+    except ValueError:  # dispatch reads it again from Kafka
+        return None
 
 
 def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> Labels | None:

@@ -259,6 +259,11 @@ class ShardIndex(PackedIndex):
         with self._lock:
             return self._holders(caller_ids)
 
+    def named(self, ids: Sequence[str]) -> dict[str, Named]:
+        """The requests of these ids that are of this shard."""
+        with self._lock:
+            return self._named(ids)
+
     def close(self) -> None:
         """Give the connection up; safe to call twice."""
         with self._lock:

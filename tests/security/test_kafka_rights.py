@@ -358,6 +358,13 @@ def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
     town.allow(kafka_rights("show"))
     shown = town.run("show", "--json", sent.out.strip())
     assert (shown.code, shown.json["reason"]) == (0, "not-authorized"), shown
+    town.allow(kafka_rights("show", "letters"))
+    place = town.run("letters", "--json").json["place"]
+    assert town.run("letters", "--replay", str(place)).code == 0
+    town.allow(kafka_rights("send"))
+    pending = town.run("send", "--topic", "no.such", "--message", "x", "--countdown", "60")
+    town.allow(kafka_rights("show", "API and cancel"))
+    assert town.run("cancel", "--json", pending.out.strip()).json["outcome"] == "asked"
     town.allow(kafka_rights("load"))
     load_a_piece(town)
     for command, does in READ_BY_SPARK.items():

@@ -189,6 +189,39 @@ def test_with_tokens_nobody_does_anything_without_one(serve: Serve) -> None:
     assert service.get("/livez").status_code == 200
 
 
+def test_without_tokens_no_page_of_another_site_gets_anything(
+    world: World, service: httpx.Client
+) -> None:
+    request = asked(world, 3600)
+    for headers in ({"Host": "evil.example:8000"}, {"Origin": "https://evil.example"}):
+        for answer in (
+            service.get("/requests", headers=headers),
+            service.get("/schedules", headers=headers),
+            service.delete("/requests/x", headers=headers),
+            service.post("/requests", json=request, headers=headers),
+        ):
+            assert answer.status_code == 403, answer.text
+    at_home = {"Origin": str(service.base_url), "Host": f"localhost:{service.base_url.port}"}
+    assert service.post("/requests", json=request, headers=at_home).status_code == 201
+
+
+def test_beyond_loopback_nothing_is_changed_without_a_token(serve: Serve) -> None:
+    service = serve(http_host="0.0.0.0")
+    assert service.get("/requests").status_code == 200
+    told = service.delete("/requests/x")
+    assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True)
+
+
+def test_of_a_bulk_with_one_too_large_nothing_is_written(
+    world: World, service: httpx.Client
+) -> None:
+    wrong = bulk(service, [asked(world, 3600), asked(world, 3600, message="x" * 1_000_000)])
+    assert [one["reason"] for one in wrong.json()["refused"]] == ["too-large"]
+    id = ask(service, asked(world, 3600))
+    until("it is pending", lambda: state(service, id) == "pending")
+    assert service.get("/stats").json()["pending"] == 1
+
+
 def test_schedules_are_told_as_kafka_message_scheduler_tells_them(
     world: World, serve: Serve
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +16,14 @@ from blackbox.dispatch import (
     Dispatched,
 )
 from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused
+from blackbox.endings import Endings
 from blackbox.entry import Entry
+from blackbox.formats import make_format
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing
-from blackbox.plan import Labels
+from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
@@ -743,3 +745,59 @@ def test_what_a_full_redis_does_not_put_off_is_tried_again_at_the_next_look(
 
     assert held(client).due == [(NOW_MS, 0)]
     assert did.retried == 0
+
+
+# what follows the end of a request
+
+
+class Log:
+    """The request topic above the label, with what is not committed."""
+
+    def __init__(self, *records: Record) -> None:
+        self._records = records
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]:
+        yield Batch(start, end, [r for r in self._records if start <= r.offset < end])
+
+
+COUNTDOWN = make_format("countdown", max_countdown_s=1000, own_topics=lambda topic: False)
+RECURS = to(caller_id="a", recurs="every 60000")
+
+
+def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(RECURS, to("bills"))
+
+    make(endings=Endings(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert writer.calls[-5:] == [
+        "send orders@0", "send bills@1", "send TB@0", "flush", "commit",
+    ]  # fmt: skip
+    [again] = [outgoing for outgoing in writer.committed if outgoing.topic == "TB"]
+    assert f'"at":{NOW_MS + 60_000}'.encode() in (again.value or b"")
+    [receipt] = writer.receipts
+    assert list(receipt.delivered) == ["orders/0", "bills/0"]
+
+
+def test_also_when_it_became_a_dead_letter(make: Make, pend: Pend, writer: FakeWriter) -> None:
+    pend(RECURS._replace(expires_ms=NOW_MS - 1))
+
+    make(endings=Endings(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == [LETTERS, "TB"]
+
+
+def test_a_batch_of_which_one_is_cancelled_meanwhile_is_taken_back_and_that_one_put_off(
+    make: Make, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(RECURS, to("bills"))
+    writer._ends["TB/3"] = 5
+    cancel = Record(4, NOW_MS, b"a", b'{"id": "a", "cancel": true}', [])
+
+    with pytest.raises(Refused, match="TB/3@4 asks for it anew or cancels it"):
+        make(endings=Endings(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
+
+    assert writer.calls[-2:] == ["flush", "abort"]
+    assert writer.committed == []
+    assert held(client).due == [(NOW_MS, 1), (NOW_MS + 1000, 0)]

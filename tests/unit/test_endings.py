@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import orjson
+import pytest
+
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.formats import make_format
 from blackbox.plan import Batch
 from blackbox.receipt import Places
-from blackbox.request import Headers, Reason, Record, Shard
+from blackbox.request import Headers, Reason, Record, Request, Shard, request_id
 
 SHARD = Shard("schedules", 2)
 CONTRACT = make_format(
@@ -82,6 +85,69 @@ def test_other_ids_and_tombstones_that_were_taken_back_do_not() -> None:
 def test_its_own_record_does_not_when_the_label_is_an_older_one() -> None:
     log = Log(*FILLER[:3], (b"video-1", b"on", []), (b"x", b"", []), (b"video-1", None, OWN))
     assert overtaken(log, label=0, tombstones=AT_5) == []
+
+
+COUNTDOWN = make_format("countdown", max_countdown_s=1000, own_topics=lambda topic: False)
+RECURS = Entry("orders", b"hi", 90_000, None, [("h", b"1")], caller_id="a", recurs="every 60000")
+ASKED = b'{"topic": "orders", "message": "new", "countdown": 5, "id": "a"}'
+FOLLOWS: Headers = [("blackbox-follows", b"schedules/2@3")]
+
+
+def recurring(log: Log) -> list[int]:
+    some = Endings(SHARD, COUNTDOWN, log)
+    return list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]}))
+
+
+def test_what_recurs_asks_for_its_next_time_in_its_own_partition() -> None:
+    once = RECURS._replace(recurs=None)
+    [again] = Endings(SHARD, COUNTDOWN, Log()).requests({3: RECURS, 4: once}, 100_000)
+    assert (again.topic, again.partition, again.key) == ("schedules", 2, b"a")
+    assert orjson.loads(again.value or b"")["at"] == 150_000
+    assert again.headers == [("h", b"1"), ("blackbox-follows", "schedules/2@3")]
+    headers = [("h", b"1"), *FOLLOWS]
+    asked = COUNTDOWN.parse(Record(9, 100_000, b"a", again.value, headers), 100_000)
+    assert isinstance(asked, Request)
+    assert (asked.due_ms, asked.headers) == (150_000, [("h", b"1")])
+
+
+def test_a_series_that_cannot_go_on_ends_and_stops_nothing() -> None:
+    broken = RECURS._replace(recurs="cron Nowhere/Else * * * * *")
+    assert list(Endings(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "is_overtaken"),
+    [
+        (ASKED, [], True),
+        (b'{"id": "a", "cancel": true}', [], True),
+        (None, [("blackbox-cancel", request_id(SHARD, 3).encode())], True),
+        (None, [("blackbox-cancel", request_id(SHARD, 2).encode())], False),
+        (ASKED.replace(b'"a"', b'"b"'), [], False),
+        (ASKED, FOLLOWS, False),
+        (b"{", [], False),
+    ],
+)
+def test_a_cancel_or_a_later_request_overtakes_the_next_time(
+    value: bytes | None, headers: Headers, is_overtaken: bool
+) -> None:
+    log = Log(*FILLER, (b"a", value, headers), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
+    assert recurring(log) == ([3] if is_overtaken else [])
+
+
+def test_what_lies_above_the_label_is_read_once() -> None:
+    log = Log(*FILLER, (b"a", ASKED, []), (b"x", b"", []), (b"a", ASKED, FOLLOWS), (b"x", b"", []))
+    reads: list[tuple[int, int]] = []
+
+    class Counted(Log):
+        def requests(self, start: int, end: int) -> Iterator[Batch]:
+            reads.append((start, end))
+            return log.requests(start, end)
+
+    some = Endings(SHARD, COUNTDOWN, Counted())
+    assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]})) == [3]
+    assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 7)]})) == [3]
+    assert list(some.overtaken(8, {3: RECURS}, {"schedules/2": [(3, 8)]})) == []
+    assert reads == [(4, 7)]
 
 
 def test_kafka_is_not_asked_when_nothing_lies_in_between() -> None:

@@ -198,7 +198,8 @@ def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
     if by_id.isEmpty():
         return ended
     requests_only = asked.where(col("kind") == lit("request")).select(PLACE)
-    cancelled = by_id.join(requests_only, PLACE).withColumn("ended_as", lit("cancel"))
+    cancelled = by_id.where(col("ended_by") > col("offset")).join(requests_only, PLACE)
+    cancelled = cancelled.withColumn("ended_as", lit("cancel"))
     first = struct("ended_by", "ended_as")
     both = ended.unionByName(cancelled).groupBy(PLACE).agg(smallest(first).alias("first"))
     return both.select(*PLACE, "first.ended_by", "first.ended_as")
