@@ -102,8 +102,9 @@ class _Sorted:
 class Dispatch:
     """Delivers what is due in one shard.
 
-    `endings` are what is written with the outcomes of some requests. `reread` makes an entry of a request's record again; `retries` is how often an unavailable
-    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
+    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
+    `endings` are what is written with the outcomes of some requests.
     """
 
     shard: Shard
