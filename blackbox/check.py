@@ -300,7 +300,9 @@ def about_journals(
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield CREATE_TIME.found(topic=topic, type=requests.timestamp_type)
     if receipts is not None:
-        kept_ms = needed_ms if requests is None else _longer([needed_ms, requests.retention_ms])
+        kept_ms = needed_ms
+        if requests is not None and (is_schedule or not _is_compacted(requests)):
+            kept_ms = _longer([needed_ms, requests.retention_ms])
         yield from _about_journal(receipts_topic(topic), receipts, SHORT_RECEIPTS, kept_ms)
 
 

@@ -463,5 +463,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
+        SCHEDULES, "run with schedules that creates its topics", RECURRING, "API and cancel", "letters",
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

@@ -407,6 +407,15 @@ def test_retention_must_cover_the_longest_countdown_and_receipts_their_requests(
     assert [finding.text.partition(":")[0] for finding in found] == too_short
 
 
+def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> None:
+    compacted = journal(-1)._replace(cleanup_policy="compact", timestamp_type="CreateTime")
+    told = {"TB": compacted, "TB.receipts": journal(-1)}
+    assert list(check.about_journals("TB", told, NEEDED_MS, is_schedule=True)) == []
+    told["TB.receipts"] = journal(NEEDED_MS)
+    [found] = check.about_journals("TB", told, NEEDED_MS, is_schedule=True)
+    assert "TB.receipts: retention.ms" in found.text
+
+
 def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
     rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("operations"), re.MULTILINE)
     assert rows == [
