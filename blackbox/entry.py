@@ -54,7 +54,7 @@ def encode(entry: Entry | Request) -> bytes:
                 "caller": caller,
             }
             line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-            if b"\\" not in line:  # nor an escaped NUL, which takes longer to look for
+            if _BACKSLASH not in line:  # nor an escaped NUL, which takes ten times as long to find
                 return line + (message or b"")
     return _encode_unusual(*entry)
 
@@ -67,7 +67,7 @@ def _line(head: dict[str, Any], headers: HeaderValues) -> bytes:
     return line
 
 
-_NUL = b"\\u0000"
+_NUL, _BACKSLASH = b"\\u0000", ord("\\")
 
 
 def _encode_unusual(
