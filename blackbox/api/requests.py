@@ -22,11 +22,10 @@ from blackbox.api.answers import (
     ShardState,
 )
 from blackbox.control.control import Control, Refused
-from blackbox.control.pending import Place, Wanted
+from blackbox.control.pending import LAST_MS, Place, Wanted
 
 MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
-LAST_MS = 1 << 53
 PROFILE_STEPS = 60
 
 FAILURES: dict[int | str, dict[str, Any]] = {

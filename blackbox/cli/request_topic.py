@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from blackbox.cli.failures import BadUsage
+from blackbox.control.control import WRITTEN
 from blackbox.settings import Settings
-
-WRITTEN = "countdown"
-"""The format of what the commands write."""
 
 
 def chosen(asked: str | None, settings: Settings) -> str:

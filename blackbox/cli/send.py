@@ -11,10 +11,11 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
-from blackbox.cli.request_topic import WRITTEN, chosen
+from blackbox.cli.request_topic import chosen
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.connect import kafka
+from blackbox.control.control import WRITTEN
 from blackbox.formats import make_format
 from blackbox.journal.topics import is_own_topic
 from blackbox.request import Invalid, Record

@@ -29,6 +29,7 @@ COUNTED = 1_000
 """Entries of each shard, the soonest ones, that are counted by caller and target."""
 
 WRITTEN = "countdown"
+"""The format of the requests that people write here and by commands."""
 
 CLIENTS_MOST_BYTES = 1_000_000
 HEADROOM_BYTES = 2_000
@@ -133,7 +134,9 @@ class Control:
             for value in values
         ]
         refused = [
-            Refused(number, *_why(one)) for number, one in enumerate(asked) if not _is_request(one)
+            Refused(number, *_why(one))
+            for number, one in enumerate(asked)
+            if not isinstance(one, Request)
         ]
         if refused:
             return refused
@@ -292,10 +295,6 @@ def _holder(registry: Registry, caller_id: str) -> tuple[Shard, int] | None:
         if offset is not None:
             return shard, offset
     return None
-
-
-def _is_request(asked: object) -> bool:
-    return isinstance(asked, Request)
 
 
 def _why(asked: object) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.outgoing import LETTER_HEADERS
 from blackbox.request import Headers, Record, Shard
 
-MOST_AT_ONCE = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Letter:
