@@ -262,10 +262,8 @@ class Dispatch:
         self, batch: _Sorted, offset: int, entry: Entry, refusal: Refusal, now_ms: int
     ) -> None:
         reason, detail = refusal
-        if entry.reason is not None:
-            batch.deferred[offset] = now_ms + LONGEST_RETRY_MS, entry
-            return
-        if entry.attempts >= self.retries and reason != Reason.UNREACHABLE:
+        is_over = entry.attempts >= self.retries and reason != Reason.UNREACHABLE
+        if is_over and entry.reason is None:
             detail = f"{detail}, tried {entry.attempts + 1} times"
             batch.dead[offset] = _ended(entry, (reason, detail))
             return
@@ -450,7 +448,7 @@ def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
 
 def _ended(entry: Entry, refusal: Refusal) -> Entry:
     reason, detail = refusal
-    return entry._replace(reason=reason, detail=detail)
+    return entry._replace(reason=reason, detail=detail, attempts=0)
 
 
 def _is_record(entry: Entry) -> bool:

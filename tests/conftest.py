@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,26 @@ from tests.world import World
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+LOG_TOLD = 4000
+"""How much of a service's log, characters."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
         config.pluginmanager.register(Promises())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test of services that fails tells what they logged."""
+    report = yield
+    worlds = [argument for argument in item.funcargs.values() if isinstance(argument, World)]
+    for world in worlds if report.failed else ():
+        for log in sorted(world.folder.glob("service-*.log")):
+            report.sections.append((log.name, log.read_text()[-LOG_TOLD:]))
+    return report
 
 
 def missing(reason: str) -> None:

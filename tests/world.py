@@ -68,6 +68,10 @@ def until(
     raise AssertionError(f"not within {timeout_s} s: {what}")
 
 
+def _must_be_there(error: KafkaError | None, message: Message) -> None:
+    assert error is None, f"{message.topic()}/{message.partition()}: {error}"
+
+
 class Asked(NamedTuple):
     """A request as it was sent; `place` is its partition and offset in the request topic."""
 
@@ -335,7 +339,7 @@ class World:
         value: str | bytes | None,
         headers: Sequence[tuple[str, str | bytes | None]] = (),
         partition: int | None = None,
-        acknowledged: Callable[[KafkaError | None, Message], None] | None = None,
+        acknowledged: Callable[[KafkaError | None, Message], None] = _must_be_there,
         *,
         key: bytes | None = None,
     ) -> None:

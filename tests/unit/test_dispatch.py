@@ -360,10 +360,14 @@ def test_dead_letters_stay_pending_while_their_topic_cannot_take_them(
     did = dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1]
-    assert held(client).due == [(NOW_MS + LONGEST_RETRY_MS, 0)]
     assert (did.dead, did.retried) == ({}, 1)
+    now_ms = NOW_MS
+    for wait_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        assert held(client).due == [(now_ms + 1000 * wait_s, 0)]
+        now_ms += 1000 * wait_s
+        dispatch.tick(now_ms)
     targets.refusals.clear()
-    dispatch.tick(NOW_MS + LONGEST_RETRY_MS)
+    dispatch.tick(now_ms + LONGEST_RETRY_MS)
     assert told(letter(writer, 0)) == ("not-json", "no JSON")
 
 
