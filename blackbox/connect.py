@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from blackbox.formats import Format, make_format
+from blackbox.index.connection import pool
+from blackbox.index.shared import Shared
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.topics import OwnTopics, is_own_topic
+from blackbox.journal.topics import OwnTopics, Topics, is_own_topic
+from blackbox.request import Shard
+from blackbox.rules.admission import Admission
+from blackbox.rules.file import RulesFile
+from blackbox.rules.pace import Pace
+from blackbox.rules.rules import RulesError
 from blackbox.settings import Settings, SettingsError
 
 
@@ -26,6 +33,43 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
             "wanted: settings of librdkafka, one name=value a line"
         ) from None
     return access
+
+
+def shared(settings: Settings) -> Shared:
+    """What all shards share in Redis, over connections of its own."""
+    return Shared(pool(settings.redis_url.get_secret_value()))
+
+
+def rules(settings: Settings) -> RulesFile | None:
+    """What callers are allowed; None: everything. Raises SettingsError for a file that cannot be used."""
+    if settings.callers_file is None:
+        return None
+    try:
+        return RulesFile(settings.callers_file)
+    except RulesError as error:
+        raise SettingsError(str(error)) from None
+
+
+def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
+    """Who is let in; None: everybody. Raises as `rules`."""
+    file = rules(settings)
+    if file is None:
+        return None
+    admin = access.admin()
+
+    def shards() -> Iterator[Shard]:
+        for topic, count in Topics(admin).partitions(list(settings.topics)).items():
+            yield from (Shard(topic, partition) for partition in range(count))
+
+    return Admission(file, shared(settings), shards)
+
+
+def pace(settings: Settings) -> Pace | None:
+    """How fast targets are fed; None: as fast as can be. Raises as `rules`."""
+    file = rules(settings)
+    if file is None:
+        return None
+    return Pace(file, shared(settings))
 
 
 def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:

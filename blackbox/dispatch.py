@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,6 +65,13 @@ class Targets(Protocol):
     def limits(self, topics: Iterable[str]) -> Mapping[str, Limits]: ...
 
 
+class Pace(Protocol):
+    """How fast targets are fed."""
+
+    def limited(self) -> Collection[str]: ...
+    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+
+
 class Journal(Protocol):
     """Where the original records of requests are."""
 
@@ -104,7 +111,8 @@ class Dispatch:
 
     `reread` makes an entry of a request's record again; `retries` is how often an unavailable
     target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
-    `endings` are what is written with the outcomes of some requests.
+    `endings` are what is written with the outcomes of some requests. Without a `pace` every message
+    goes as soon as it can.
     """
 
     shard: Shard
@@ -117,6 +125,7 @@ class Dispatch:
     batch_limit: int = 1000
     retries: int = 5
     endings: Endings | None = None
+    pace: Pace | None = None
     _known: int = 0
     _ahead: tuple[Dispatched, _Sorted] | None = None
     _removed: int = 0
@@ -186,7 +195,24 @@ class Dispatch:
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
+        if self.pace is not None:
+            self._set_later(batch, self.pace, now_ms)
         return batch
+
+    def _set_later(self, batch: _Sorted, pace: Pace, now_ms: int) -> None:
+        """What a target is not to get yet; those that were due first go first."""
+        limited = pace.limited()
+        waiting: dict[str, list[int]] = {}
+        for offset, entry in batch.ready.items() if limited else ():
+            if entry.target in limited:
+                waiting.setdefault(entry.target, []).append(offset)
+        for target, offsets in waiting.items():
+            offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
+            times = pace.times(target, len(offsets), now_ms)
+            for offset, at_ms in zip(offsets, times, strict=True):
+                if at_ms > now_ms:
+                    del batch.ready[offset]
+                    batch.deferred[offset] = at_ms, None
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
         batch: dict[int, Entry] = {}

@@ -21,7 +21,7 @@ from blackbox.formats import Format
 from blackbox.outgoing import Outgoing, Refusal, deliveries
 from blackbox.plan import Batch
 from blackbox.receipt import Places
-from blackbox.recurrence import HEADER, asked_again, marked
+from blackbox.recurrence import asked_again, follows, marked
 from blackbox.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
 logger = logging.getLogger("blackbox.endings")
@@ -121,7 +121,7 @@ class Endings:
         if record.unreadable is None and cancels(record.headers):
             cancel = cancel_of(record)
             return offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
-        if record.headers and record.headers[-1][0] == HEADER:  # of ours, that was taken back
+        if follows(record.headers):  # of ours, that was taken back
             return None
         asked = self.contract.parse(record, record.timestamp_ms)
         if asked is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -11,8 +12,12 @@ from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.entry import Entry
 from blackbox.formats import Format
+from blackbox.formats.terms import start_ms
+from blackbox.outgoing import Refusal
 from blackbox.plan import Batch, Carried, Change, Cold, Plan, Touched, View, resolve
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.recurrence import follows
+from blackbox.request import NOT_ADMITTED, Cancel, Invalid, Reason, Record, Request, Shard
+from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
@@ -21,6 +26,8 @@ MOST_COLD_BYTES = 900_000
 class Index(Protocol):
     """What intake needs of a shard's index."""
 
+    @property
+    def shard(self) -> Shard: ...
     def store(
         self,
         start: int,
@@ -32,11 +39,19 @@ class Index(Protocol):
     ) -> Plan: ...
 
 
+class Admission(Protocol):
+    """What intake needs to know of what callers are allowed."""
+
+    def rules(self) -> Rules: ...
+    def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
-    `carried` came from the cold tier, and were accepted before.
+    `carried` came from the cold tier, and were accepted before. `refused` are those that were not
+    admitted, by reason and caller.
     """
 
     accepted: int
@@ -45,26 +60,44 @@ class Taken:
     replaced: int
     first_due_ms: int | None
     carried: int = 0
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Parsed(NamedTuple):
-    """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for."""
+    """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for.
+
+    `asked` are those of its requests that count against a quota.
+    """
 
     start: int
     end: int
     changes: Sequence[tuple[int, Change]]
+    asked: Sequence[Asked] = ()
 
 
 class Intake:
     """Applies batches of one shard's request records to its index, in journal order.
 
     Requests due further ahead than the horizon stay out of it; None: there is no cold tier.
+    Without an `admission` callers may do what they like.
     """
 
-    def __init__(self, contract: Format, index: Index, horizon_ms: int | None) -> None:
+    def __init__(
+        self,
+        contract: Format,
+        index: Index,
+        horizon_ms: int | None,
+        admission: Admission | None = None,
+    ) -> None:
         self._contract = contract
         self._index = index
         self._horizon_ms = horizon_ms
+        self._admission = admission
+        self._admitted_before = 0
+
+    def rebuild(self, end: int) -> None:
+        """The index was lost: requests below `end` were judged before, and are not judged by the rules of today."""
+        self._admitted_before = end
 
     def apply(self, batch: Batch, latest_ms: int) -> Taken:
         """Store one batch; the same batch again changes nothing.
@@ -78,20 +111,30 @@ class Intake:
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
         no room (nothing was stored), IndexLost when the outcome is unknown.
         """
-        return self.store(parse(self._contract, batch, latest_ms, self._horizon_ms), latest_ms)
+        is_new = self._admission is not None and batch.start >= self._admitted_before
+        rules = self._admission.rules() if self._admission is not None and is_new else None
+        parsed = parse(self._contract, batch, latest_ms, self._horizon_ms, rules)
+        return self.store(parsed, latest_ms)
 
     def store(
         self, parsed: Parsed, now_ms: int, meanwhile: Callable[[], None] | None = None
     ) -> Taken:
         """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch."""
-        start, end, changes = parsed
+        start, end, changes, asked = parsed
+        rules = None if self._admission is None else self._admission.rules()
+        if self._admission is not None and asked:
+            refused = self._admission.over_quota(self._index.shard, end, asked)
+            changes = _within_quota(changes, asked, refused)
         touched = touched_by(changes)
 
         def make_plan(view: View) -> Plan:
-            return resolve(changes, view)
+            plan = resolve(changes, view)
+            if rules is not None and rules.counted:
+                plan.counted = _counted(plan.puts, rules)
+            return plan
 
         plan = self._index.store(start, end, touched, make_plan, now_ms, meanwhile)
-        return _taken(plan)
+        return _taken(plan, rules)
 
     def names(self, batch: Batch, latest_ms: int) -> Touched:
         """The caller ids, and ids, whose pending request this batch replaces or cancels."""
@@ -111,10 +154,17 @@ class Intake:
         raise ValueError(f"the record at offset {record.offset} is no request to deliver: {change}")
 
 
-def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None) -> Parsed:
-    """Step 1: what a batch's records ask for; touches nothing."""
+def parse(
+    contract: Format,
+    batch: Batch,
+    latest_ms: int,
+    horizon_ms: int | None,
+    rules: Rules | None = None,
+) -> Parsed:
+    """Step 1: what a batch's records ask for; touches nothing. Without `rules` everything is allowed."""
     read = contract.parse
     changes: list[tuple[int, Change]] = []
+    counted: list[Asked] = []
     for record in batch.records:
         if carried(record.headers):
             changes.append((record.offset, _read_carried(contract, record, latest_ms)))
@@ -128,6 +178,15 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
             asked = read(record, latest_ms)
         if asked is None:
             continue
+        if rules is not None and type(asked) is Request and not follows(record.headers):
+            written_ms = start_ms(record, latest_ms)
+            refusal = rules.refusal(asked, written_ms)
+            if refusal is not None:
+                changes.append((record.offset, _not_admitted(record, asked, refusal, written_ms)))
+                continue
+            name, rule = rules.of(asked.caller)
+            if rule.has_quota:
+                counted.append(Asked(len(changes), name, record, asked, written_ms))
         if isinstance(asked, Invalid):
             due_ms = min(record.timestamp_ms, latest_ms)
             changes.append((record.offset, refused_entry(record, asked, due_ms)))
@@ -140,7 +199,7 @@ def parse(contract: Format, batch: Batch, latest_ms: int, horizon_ms: int | None
             changes.append((record.offset, Cold(asked.caller_id)))
         else:
             changes.append((record.offset, asked))
-    return Parsed(batch.start, batch.end, changes)
+    return Parsed(batch.start, batch.end, changes, counted)
 
 
 def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
@@ -190,13 +249,49 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
     )
 
 
-def _taken(plan: Plan) -> Taken:
+def _not_admitted(record: Record, asked: Request, refusal: Refusal, due_ms: int) -> Entry:
+    """The entry of a request that becomes a dead letter; it still replaces what its id was given to."""
+    reason, detail = refusal
+    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
+    return letter._replace(caller=asked.caller, caller_id=asked.caller_id)
+
+
+def _within_quota(
+    changes: Sequence[tuple[int, Change]], asked: Sequence[Asked], refused: Mapping[int, Refusal]
+) -> Sequence[tuple[int, Change]]:
+    if not refused:
+        return changes
+    judged = list(changes)
+    for place, _, record, request, written_ms in asked:
+        offset = record.offset
+        if offset in refused:
+            judged[place] = offset, _not_admitted(record, request, refused[offset], written_ms)
+    return judged
+
+
+def _counted(puts: Mapping[int, Request | Entry], rules: Rules) -> dict[str, list[tuple[int, int]]]:
+    counted: dict[str, list[tuple[int, int]]] = {caller: [] for caller in rules.counted}
+    for offset, put in puts.items():
+        name, _ = rules.of(put.caller)
+        if name in counted and not (isinstance(put, Entry) and put.reason):
+            counted[name].append((put.due_ms, offset))
+    return counted
+
+
+def _taken(plan: Plan, rules: Rules | None) -> Taken:
     puts = plan.puts.values()
-    invalid = sum(put.reason is not None for put in puts if type(put) is Entry)
+    bad = [put for put in puts if type(put) is Entry and put.reason is not None]
+    refused = Counter(
+        (put.reason or "", rules.of(put.caller)[0])
+        for put in bad
+        if rules is not None and put.reason in NOT_ADMITTED
+    )
+    invalid = len(bad) - refused.total()
     carried = sum(offset in plan.puts or offset in plan.frozen for offset in plan.carried)
     return Taken(
-        accepted=max(0, len(puts) - invalid + len(plan.frozen) - carried),
+        accepted=max(0, len(puts) - len(bad) + len(plan.frozen) - carried),
         invalid=invalid,
+        refused=refused,
         cancelled=plan.cancelled,
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),

@@ -99,6 +99,9 @@ class Metrics:
         self._delivered = self._counter("delivered", "Messages delivered", "topic")
         self._fired = self._counter("fired", "Messages delivered", "target")
         self._dead = self._counter("dead", "Dead letters written", "topic", "reason")
+        self._refused = self._counter(
+            "refused", "Requests not admitted, by the caller's rule", "caller", "reason"
+        )
         self._retried = self._counter("retried", "Deliveries put off", "topic")
         self._recoveries = self._counter(
             "recoveries", "Shards opened, at start and after doubts", "shard"
@@ -118,6 +121,10 @@ class Metrics:
         )
         self._open = self._gauge("shard_open", "1 when the shard is open here", "shard")
         self.skew = self._gauge("redis_clock_skew_seconds", "Redis' clock minus this host's")
+        self.rules_valid = self._gauge(
+            "callers_file_valid", "1 while the callers' rules can be read, or there are none"
+        )
+        self.rules_valid.set(1)
         self.paused = self._gauge(
             "intake_paused", "1 while Redis has no room and Kafka holds the requests"
         )
@@ -152,6 +159,8 @@ class Metrics:
         self._invalid.labels(shard.topic).inc(taken.invalid)
         self._cancelled.labels(shard.topic).inc(taken.cancelled)
         self._replaced.labels(shard.topic).inc(taken.replaced)
+        for (reason, caller), count in taken.refused.items():
+            self._refused.labels(caller, reason).inc(count)
 
     def dispatched(self, shard: Shard, did: Dispatched, at_ms: int) -> None:
         """`at_ms`: when the tick had ended, so that the messages could be read."""

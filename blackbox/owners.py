@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from blackbox.clock import Clock
-from blackbox.connect import formats
+from blackbox.connect import admission, formats, pace, shared
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
 from blackbox.index.connection import pool
@@ -22,6 +22,7 @@ from blackbox.metrics import Metrics
 from blackbox.owner import GATHER_S, Closable, Hold, Owner
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
+from blackbox.rules.open_targets import OpenTargets
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.owners")
@@ -59,8 +60,10 @@ class Owners:
         self._tell_opened = opened
         self._tell_closed = closed
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = Targets(access)
+        self._targets = OpenTargets(Targets(access), shared(settings))
         self._formats = formats(settings)
+        self.admission = admission(settings, access)
+        self._pace = pace(settings)
         self._owners: dict[Shard, Owner] = {}
         self._lock = Lock()
 
@@ -144,7 +147,8 @@ class Owners:
         journal = ShardJournal(shard, self._access)
         originals = ShardJournal(shard, self._access, ahead=1)
         contract = self._formats[shard.topic]
-        intake = Intake(contract, index, settings.horizon_ms_of(shard.topic))
+        horizon_ms = settings.horizon_ms_of(shard.topic)
+        intake = Intake(contract, index, horizon_ms, self.admission)
         closing: list[Closable] = [index, writer, journal, originals]
         uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
         closing.append(uncommitted)
@@ -164,6 +168,7 @@ class Owners:
             apply=owner.apply_while_opening,
             names=owner.names_while_opening,
             now_ms=self._clock.earliest_ms,
+            rebuilds=intake.rebuild,
         )
         dispatch = Dispatch(
             shard=shard,
@@ -176,5 +181,6 @@ class Owners:
             batch_limit=settings.batch_limit,
             retries=settings.retries,
             endings=Endings(shard, contract, uncommitted, history_topic),
+            pace=self._pace,
         )
         return Hold(index, intake, dispatch, recovery, journal, closing=tuple(closing))

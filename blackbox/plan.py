@@ -50,6 +50,14 @@ PutOff = tuple[int, Entry | None]
 """When to try a pending entry again, epoch ms, and its new form; None leaves it as it is."""
 
 
+class Second(NamedTuple):
+    """What is counted, such as a caller's requests, and in which second of which clock, unix time."""
+
+    kind: str
+    name: str
+    at_s: int
+
+
 class Touched(NamedTuple):
     """What a batch may touch of what is there already: caller ids, ids, requests of the cold tier."""
 
@@ -109,7 +117,8 @@ class Plan:
     """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id.
 
     `frozen` are requests new in the cold tier, `thawed` those that leave it. `carried` are those that
-    come from there, into the index or as another record.
+    come from there, into the index or as another record. `counted` are the puts, (due time, offset),
+    of the callers whose pending requests are counted.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -120,6 +129,7 @@ class Plan:
     cancelled: int = 0
     replaced: int = 0
     carried: set[int] = field(default_factory=set)
+    counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:

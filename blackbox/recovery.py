@@ -83,7 +83,8 @@ class Recovered:
 class Recovery:
     """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
 
-    `names` tells what the records of a batch ask for or cancel, by caller ids and ids.
+    `names` tells what the records of a batch ask for or cancel, by caller ids and ids. `rebuilds` is
+    told the end of the requests that were there when an index is begun anew.
     """
 
     shard: Shard
@@ -94,6 +95,7 @@ class Recovery:
     apply: Callable[[Batch], Taken]
     names: Callable[[Batch], Touched]
     now_ms: Callable[[], int]
+    rebuilds: Callable[[int], None]
 
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and after every doubt.
@@ -125,6 +127,7 @@ class Recovery:
         labels = self.index.load()
         if labels is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
+            self.rebuilds(requests.end)
             self.index.begin(Labels(requests.start, receipts.start))
             return self.index.labels, None
         self._check_ahead(labels, requests, receipts)

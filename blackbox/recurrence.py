@@ -87,9 +87,14 @@ def marked(headers: HeaderValues, source: str) -> list[tuple[str, bytes | str | 
     return [*headers, (HEADER, source)]
 
 
+def follows(headers: HeaderValues) -> bool:
+    """Whether a record asks for the next time of what recurs."""
+    return bool(headers) and headers[-1][0] == HEADER
+
+
 def without_mark(headers: Headers) -> Headers:
     """The headers as the caller wrote them."""
-    return headers[:-1] if headers and headers[-1][0] == HEADER else headers
+    return headers[:-1] if follows(headers) else headers
 
 
 def asked_again(entry: Entry, now_ms: int) -> bytes:

@@ -84,6 +84,8 @@ class Reason(StrEnum):
     UNREACHABLE = "unreachable"
     TOO_LARGE = "too-large"
     REFUSED = "refused"
+    FORBIDDEN = "forbidden"
+    QUOTA = "quota"
     EXPIRED = "expired"
     PAYLOAD_LOST = "payload-lost"
 
@@ -91,8 +93,13 @@ class Reason(StrEnum):
 MAY_COME_BACK = frozenset({Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE})
 """Reasons that lie with the target, which may take the message later."""
 
-UNDELIVERABLE = MAY_COME_BACK | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
-"""Reasons found while delivering a request that was valid when it was read."""
+NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})
+"""Reasons that lie with what the operator allows the caller."""
+
+UNDELIVERABLE = (
+    MAY_COME_BACK | NOT_ADMITTED | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
+)
+"""Reasons found with a request that reads well."""
 
 
 class Request(NamedTuple):

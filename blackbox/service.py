@@ -135,12 +135,15 @@ class Service:
             for failure in lost:
                 self._owners.doubt(failure.shard, failure)
             latest_ms = self._clock.latest_ms()
+            admission = self._owners.admission
+            rules = None if admission is None else admission.rules()
             return {
                 shard: parse(
                     self._formats[shard.topic],
                     batch,
                     latest_ms,
                     self._settings.horizon_ms_of(shard.topic),
+                    rules,
                 )
                 for shard, batch in batches.items()
             }

@@ -176,6 +176,9 @@ class Settings(BaseSettings):
         None,
         description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x",
     )
+    callers_file: Path | None = Field(
+        None, description="TOML file of what each caller is allowed; read again when it changes"
+    )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     api_token: SecretStr | None = Field(

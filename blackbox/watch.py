@@ -1,4 +1,4 @@
-"""What an engine watches of Redis once a second: its clock and its memory."""
+"""What an engine watches once a second: Redis' clock and memory, and the callers' rules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from blackbox.clock import Clock
+from blackbox.connect import rules
 from blackbox.doubt import Doubt
 from blackbox.index.server import NotTold, RedisServer
 from blackbox.metrics import Metrics
@@ -31,6 +32,7 @@ class Watch:
         pause: Callable[[], None],
         resume: Callable[[], None],
     ) -> None:
+        self._rules = rules(settings)
         self._redis = RedisServer(settings.redis_url.get_secret_value())
         self._metrics = metrics
         self._clock = clock
@@ -46,6 +48,9 @@ class Watch:
 
     def look(self) -> None:
         """One look; a Redis that does not answer is only logged."""
+        if self._rules is not None:
+            self._rules.rules()
+            self._metrics.rules_valid.set(self._rules.problem is None)
         try:
             self.observe_clock()
             used = self._memory_used()

@@ -20,6 +20,19 @@ class Failure(BaseModel):
     error: str
 
 
+class PausedTarget(BaseModel):
+    """A target that gets nothing."""
+
+    topic: str
+    since_ms: int = Field(description="epoch ms")
+
+
+class PausedTargets(BaseModel):
+    """All of them."""
+
+    paused: list[PausedTarget]
+
+
 class RefusedRequest(BaseModel):
     """One of the requests that cannot be taken; `number` counts from 0."""
 

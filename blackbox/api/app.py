@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 
-from blackbox.api import letters, requests, schedules
+from blackbox.api import letters, requests, schedules, targets
 from blackbox.api.access import Access
 from blackbox.api.health import Health
 from blackbox.client import NotSent
@@ -59,6 +59,7 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     access = Access(settings.hosts, *settings.api_tokens)
     app.include_router(requests.routes(control, access))
     app.include_router(letters.routes(control, access))
+    app.include_router(targets.routes(control, access))
     app.include_router(schedules.routes(service, control, access, settings))
 
     @app.get("/openapi.json", include_in_schema=False)

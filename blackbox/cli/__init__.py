@@ -22,6 +22,7 @@ from blackbox.cli.run import run
 from blackbox.cli.send import send
 from blackbox.cli.show import show
 from blackbox.cli.status import status
+from blackbox.cli.targets import pause, resume
 
 
 class PlainErrors(TyperGroup):
@@ -46,6 +47,8 @@ for command in (
     cancel,
     show,
     letters,
+    pause,
+    resume,
     status,
     check,
     load,

@@ -11,8 +11,9 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.failures import FAILED, ended
+from blackbox.cli.show import instant
 from blackbox.clock import Clock
-from blackbox.connect import kafka
+from blackbox.connect import kafka, shared
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
@@ -48,7 +49,7 @@ class ShardStatus:
 
 
 def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print what is pending, late and unread, by shard; reads only."""
+    """Print what is pending, late and unread, by shard, and which targets are paused; reads only."""
     settings = load()
     logs.silent()
     shards = list(_statuses(settings))
@@ -59,10 +60,14 @@ def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
             f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing",
             FAILED,
         )
+    paused = _paused(settings)
     if json:
-        typer.echo(orjson.dumps({"totals": _totals(shards), "shards": list(map(_row, shards))}))
+        told = {"totals": _totals(shards), "shards": list(map(_row, shards)), "paused": paused}
+        typer.echo(orjson.dumps(told))
     else:
         _print_table(shards)
+        for topic, since_ms in sorted(paused.items()):
+            typer.echo(f"paused since {instant(since_ms)}: {topic}")
 
 
 def _statuses(settings: Settings) -> Iterator[ShardStatus]:
@@ -78,6 +83,15 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
             has_receipts = partition < counts.get(receipts_topic(topic), 0)
             yield _status(Shard(topic, partition), access, inspector, clock, has_receipts)
     inspector.close()
+
+
+def _paused(settings: Settings) -> dict[str, int]:
+    """Target by epoch ms."""
+    asked = shared(settings)
+    try:
+        return asked.paused()
+    finally:
+        asked.close()
 
 
 def _status(

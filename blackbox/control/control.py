@@ -12,13 +12,23 @@ from typing import Literal, TypeVar
 from blackbox.cancel import HEADER
 from blackbox.client.asking import Asker, NotSent
 from blackbox.client.request import cancel_value
-from blackbox.connect import formats, kafka
+from blackbox.connect import formats, kafka, rules, shared
 from blackbox.control.fate import Fate, Registry
 from blackbox.control.letters import Letter, PutAway, letters, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.index.inspector import Standing
 from blackbox.logs import QUIET
-from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, locate, request_id
+from blackbox.request import (
+    Cancel,
+    Headers,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+    Shard,
+    locate,
+    request_id,
+)
 from blackbox.settings import Settings
 
 T = TypeVar("T")
@@ -88,6 +98,8 @@ class Control:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._formats = formats(settings)
+        self._rules = rules(settings)
+        self._shared = shared(settings)
         self._lock = Lock()
         self._writing = Lock()
         self._made: Registry | None = None
@@ -127,12 +139,8 @@ class Control:
         """Write these requests, of the format `countdown`; their ids, or why none was written."""
         topic = topic or self._written_topic()
         now_ms = time.time_ns() // 1_000_000
-        asked = [
-            self._formats[topic].parse(Record(0, now_ms, None, value, []), now_ms)
-            if len(value) <= self._most_bytes
-            else Invalid(Reason.TOO_LARGE, f"{len(value)} bytes; {self._most_bytes} at most")
-            for value in values
-        ]
+        headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
+        asked = [self._asked(topic, value, headers, now_ms) for value in values]
         refused = [
             Refused(number, *_why(one))
             for number, one in enumerate(asked)
@@ -140,7 +148,6 @@ class Control:
         ]
         if refused:
             return refused
-        headers = [("CALLER_SERVICE", caller.encode())] if caller else []
         keys = [one.caller_id if isinstance(one, Request) else None for one in asked]
 
         def write(asker: Asker) -> list[str]:
@@ -150,6 +157,19 @@ class Control:
             return [one.id for one in written]
 
         return self._write(topic, write)
+
+    def _asked(
+        self, topic: str, value: bytes, headers: Headers, now_ms: int
+    ) -> Request | Cancel | Invalid | None:
+        """What intake will read, but for quotas."""
+        if len(value) > self._most_bytes:
+            return Invalid(Reason.TOO_LARGE, f"{len(value)} bytes; {self._most_bytes} at most")
+        asked = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
+        if self._rules is not None and isinstance(asked, Request):
+            refusal = self._rules.rules().refusal(asked, now_ms)
+            if refusal is not None:
+                return Invalid(Reason(refusal[0]), refusal[1])
+        return asked
 
     def cancel(self, text: str) -> Cancelled:
         """Cancel the request of this id, or the pending one made under this caller id, and look."""
@@ -194,6 +214,20 @@ class Control:
                 again=again,
             )
 
+    def paused(self) -> dict[str, int]:
+        """The targets that get nothing now, and since when, epoch ms."""
+        return self._shared.paused()
+
+    def pause(self, topic: str) -> dict[str, int]:
+        """Deliver nothing to this target from a second on; all that are paused then."""
+        self._shared.pause(topic, time.time_ns() // 1_000_000)
+        return self._shared.paused()
+
+    def resume(self, topic: str) -> dict[str, int]:
+        """Deliver to it again, whether it was paused or not; all that are paused then."""
+        self._shared.resume(topic)
+        return self._shared.paused()
+
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         """How everything stands, and what will be due between these instants."""
         registry = self._registry()
@@ -222,6 +256,7 @@ class Control:
         with self._writing:
             for asker in self._askers.values():
                 asker.close()
+        self._shared.close()
         with self._lock:
             if self._made is not None:
                 self._made.close()

@@ -76,7 +76,13 @@ class Inspector:
         labels = _labels(shard, state[:2], receipts)
         cold = state[2]
         return Standing(
-            labels, pending, due_now, _score(first), _score(after), int(cold or 0), cold is not None
+            labels,
+            pending,
+            due_now,
+            first_score(first),
+            first_score(after),
+            int(cold or 0),
+            cold is not None,
         )
 
     def labels(self, shard: Shard) -> Labels | None:
@@ -115,12 +121,12 @@ class Inspector:
             keys,
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
-        scored = _scored(found)
-        payloads = [("GET", keys.message(name)) for name, _ in scored]
+        found_at = scored(found)
+        payloads = [("GET", keys.message(name)) for name, _ in found_at]
         stored = self._together(keys, *payloads) if payloads else []
         return [
             (int(name, 16), Pending(at_ms, _readable(payload)))
-            for (name, at_ms), payload in zip(scored, stored, strict=True)
+            for (name, at_ms), payload in zip(found_at, stored, strict=True)
         ]
 
     def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
@@ -154,7 +160,7 @@ class Inspector:
         """The labels, and the requests of the cold tier as they are then or a little later."""
         labels, keys = self.labels(shard), Keys(shard)
         (bitmaps,) = self._together(keys, ("HGETALL", keys.cold))
-        return labels, Bits({int(segment): bitmap for segment, bitmap in _pairs(bitmaps)})
+        return labels, Bits({int(segment): bitmap for segment, bitmap in pairs(bitmaps)})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
@@ -194,12 +200,12 @@ def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> 
     return None  # there is none, or it is being emptied between the two reads
 
 
-def _pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
+def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
     """Of a reply to HGETALL: flat as Redis sends it, a mapping as clients make it."""
     return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
 
 
-def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
+def scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
     """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
     if ranged and isinstance(ranged[0], (tuple, list)):
         return [(name, int(float(score))) for name, score in ranged]
@@ -208,6 +214,6 @@ def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
     ]
 
 
-def _score(ranged: list[Any]) -> int | None:
-    scored = _scored(ranged)
-    return scored[0][1] if scored else None
+def first_score(ranged: list[Any]) -> int | None:
+    found = scored(ranged)
+    return found[0][1] if found else None

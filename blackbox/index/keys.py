@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from blackbox.request import Shard
 
+PREFIX = "blackbox:"
+
 
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""
 
     def __init__(self, shard: Shard) -> None:
-        self.prefix = f"blackbox:{{{shard}}}:".encode()
+        self.prefix = f"{PREFIX}{{{shard}}}:".encode()
         self.due = self.prefix + b"due"
         self.ids = self.prefix + b"ids"
         self.state = self.prefix + b"state"
@@ -20,6 +22,10 @@ class Keys:
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member
+
+    def of(self, caller: str) -> bytes:
+        """Due times of a caller's pending requests, where they are counted."""
+        return self.prefix + b"of:" + caller.encode()
 
     def skip(self, segment: int) -> bytes:
         return self.prefix + b"skip:%d" % segment
@@ -37,8 +43,8 @@ def set_ex_template(keys: Keys) -> bytes:
     )
 
 
-def zadd(keys: Keys, scored: Sequence[tuple[int, int]], *, only_there: bool = False) -> bytes:
-    """A packed `ZADD <due> [XX] <score> <member> …` for (due time in epoch ms, offset)."""
+def zadd(key: bytes, scored: Sequence[tuple[int, int]], *, only_there: bool = False) -> bytes:
+    """A packed `ZADD <key> [XX] <score> <member> …` for (due time in epoch ms, offset)."""
     pairs = [
         b"$%d\r\n%b\r\n$16\r\n%016x\r\n" % (len(score), score, offset)
         for score, offset in ((b"%d" % due_ms, offset) for due_ms, offset in scored)
@@ -46,4 +52,4 @@ def zadd(keys: Keys, scored: Sequence[tuple[int, int]], *, only_there: bool = Fa
     option = b"$2\r\nXX\r\n" if only_there else b""
     start = b"*%d\r\n$4\r\nZADD\r\n$%d\r\n%b\r\n%b"
     count = 2 + bool(option) + 2 * len(pairs)
-    return start % (count, len(keys.due), keys.due, option) + b"".join(pairs)
+    return start % (count, len(key), key, option) + b"".join(pairs)

@@ -54,7 +54,7 @@ class PackedIndex:
         self, scored: Sequence[tuple[int, int]], *, only_there: bool = False
     ) -> Iterator[bytes]:
         for chunk in _chunks(scored):
-            yield zadd(self._keys, chunk, only_there=only_there)
+            yield zadd(self._keys.due, chunk, only_there=only_there)
 
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
@@ -319,10 +319,20 @@ class ShardIndex(PackedIndex):
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
         yield from self._hold(moved)
         yield from self._freeze(plan, view)
+        for caller, scored in plan.counted.items():
+            yield from self._count(self._keys.of(caller), scored, plan.removals)
         yield self._write_requests(end, b"largest", largest)
         used = range(view.labels.requests // SEGMENT, end // SEGMENT)
         for segments in _chunks(list(used)):
             yield pack("UNLINK", *(self._keys.skip(segment) for segment in segments))
+
+    def _count(
+        self, key: bytes, scored: Sequence[tuple[int, int]], ended: Sequence[int]
+    ) -> Iterator[bytes]:
+        for chunk in _chunks(scored):
+            yield zadd(key, chunk)
+        for offsets in _chunks(ended):
+            yield pack("ZREM", key, *map(member, offsets))
 
     def _freeze(self, plan: Plan, view: View) -> Iterator[bytes]:
         if not plan.frozen and not plan.thawed:

@@ -69,6 +69,7 @@ def used_by_the_service(town: World, server: GuardedRedis, tmp_path_factory: Any
         full_redis(town, admin)
         emptied_redis(town, admin)
         cold_tier(town)
+        callers_with_rules(town)
         asked_about(town)
         restored(server)
         notes_between_processes(server)
@@ -111,6 +112,26 @@ def full_redis(town: World, admin: redis.Redis) -> None:
     admin.config_set("maxmemory", 1)
     assert town.wait_delivered().is_exact
     admin.config_set("maxmemory", "1gb")
+
+
+def callers_with_rules(town: World) -> None:
+    """Quotas, a rate, a paused target."""
+    target = town.targets[0]
+    path = town.folder / "callers.toml"
+    path.write_text(
+        "[others]\nrequests_per_second = 9\nmost_pending = 9\n"
+        f"[targets.{target!r}]\nmessages_per_second = 1"
+    )
+    service = town.start_service(callers_file=path).wait_ready()
+    ask(town, {"topic": target, "message": "x", "countdown": 3600, "id": "unwanted"})
+    ask(town, {"id": "unwanted", "cancel": True})
+    for _ in range(20):
+        ask(town, {"topic": target, "message": "x", "countdown": 0})
+    until("some are refused", lambda: service.metric("blackbox_refused_total") > 0)
+    until("some wait", lambda: service.metric("blackbox_retried_total") > 0)
+    assert blackbox(town.environment(), "pause", target).code == 0
+    assert blackbox(town.environment(), "resume", target).code == 0
+    service.stop()
 
 
 def emptied_redis(town: World, admin: redis.Redis) -> None:

@@ -20,7 +20,8 @@ VERBS = {"intake", "dispatch", "endings", "recovery", "promotion"}
 
 MAY_IMPORT = {
     **dict.fromkeys(PURE, PURE),
-    **dict.fromkeys(VERBS, PURE | VERBS),
+    **dict.fromkeys(VERBS, PURE | VERBS | {"rules"}),
+    "rules": PURE | {"rules"},
     "index": PURE | {"index"},
     "journal": PURE | {"journal"},
     "embedded": {"embedded"},

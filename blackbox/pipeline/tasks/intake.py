@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
-from blackbox.connect import formats
+from blackbox.connect import admission, formats
 from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
@@ -35,7 +37,7 @@ CLOCK_S = 1.0
 
 SCHEMA = (
     "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
-    "first_due_ms long, carried long, label long, problem string, is_full boolean"
+    "first_due_ms long, carried long, refused string, label long, problem string, is_full boolean"
 )
 
 
@@ -55,8 +57,9 @@ class Stored(NamedTuple):
     def of(cls, row: Any) -> Stored:
         """From a row of the schema."""
         taken = Taken(
-            row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms, row.carried
-        )
+            row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms, row.carried,
+            {(reason, caller): count for reason, caller, count in orjson.loads(row.refused)},
+        )  # fmt: skip
         return cls(Shard(row.topic, row.partition), taken, row.label, row.problem, row.is_full)
 
 
@@ -82,6 +85,7 @@ class _Intakes:
         self._horizon_ms = {t: task.settings.horizon_ms_of(t) for t in task.settings.topics}
         self._soon_ms = task.settings.poll_interval_ms
         self._formats = formats(task.settings)
+        self._admission = admission(task.settings, task.access)
         url = task.settings.redis_url.get_secret_value()
         self._connections = pool(url)
         self._redis = RedisServer(url)
@@ -132,7 +136,8 @@ class _Intakes:
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
-            yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic])
+            rules = None if self._admission is None else self._admission.rules()
+            yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic], rules)
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
         shard = so_far.shard
@@ -196,7 +201,8 @@ class _Intakes:
         if held is None:
             index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
             contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
-            held = self._held[shard] = index, Intake(contract, index, horizon_ms)
+            intake = Intake(contract, index, horizon_ms, self._admission)
+            held = self._held[shard] = index, intake
         return held
 
     def _drop(self, shard: Shard) -> None:
@@ -233,7 +239,12 @@ def _sum(one: Taken, other: Taken) -> Taken:
         replaced=one.replaced + other.replaced,
         first_due_ms=min(first_ms, default=None),
         carried=one.carried + other.carried,
+        refused=Counter(one.refused) + Counter(other.refused),
     )
+
+
+def _told(refused: Mapping[tuple[str, str], int]) -> str:
+    return orjson.dumps([(*who, count) for who, count in refused.items()]).decode()
 
 
 def _as_rows(done: list[Stored]) -> pa.RecordBatch:
@@ -246,6 +257,7 @@ def _as_rows(done: list[Stored]) -> pa.RecordBatch:
         "replaced": pa.array([s.taken.replaced for s in done], pa.int64()),
         "first_due_ms": pa.array([s.taken.first_due_ms for s in done], pa.int64()),
         "carried": pa.array([s.taken.carried for s in done], pa.int64()),
+        "refused": pa.array([_told(s.taken.refused) for s in done], pa.string()),
         "label": pa.array([s.label for s in done], pa.int64()),
         "problem": pa.array([s.problem for s in done], pa.string()),
         "is_full": pa.array([s.is_full for s in done], pa.bool_()),

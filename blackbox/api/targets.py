@@ -1,0 +1,43 @@
+"""Targets over HTTP: which get nothing now, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from blackbox.api.access import Access
+from blackbox.api.answers import PausedTarget, PausedTargets
+from blackbox.api.requests import FAILURES
+from blackbox.control.control import Control
+
+Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+
+
+def routes(control: Control, access: Access) -> APIRouter:
+    """Paths under `/targets`."""
+    router = APIRouter(responses=FAILURES)
+    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+
+    @router.get("/targets/paused", dependencies=looks)
+    def paused() -> PausedTargets:
+        """The targets that get no messages until they are resumed."""
+        return _told(control.paused())
+
+    @router.post("/targets/{topic}/pause", dependencies=changes)
+    def pause(topic: Topic) -> PausedTargets:
+        """Deliver nothing to this target from a second on; what comes due for it waits."""
+        return _told(control.pause(topic))
+
+    @router.post("/targets/{topic}/resume", dependencies=changes)
+    def resume(topic: Topic) -> PausedTargets:
+        """Deliver to this target again; what waited follows within a minute."""
+        return _told(control.resume(topic))
+
+    return router
+
+
+def _told(paused: dict[str, int]) -> PausedTargets:
+    return PausedTargets(
+        paused=[PausedTarget(topic=t, since_ms=since_ms) for t, since_ms in sorted(paused.items())]
+    )

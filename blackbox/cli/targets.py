@@ -1,0 +1,40 @@
+"""`blackbox pause`, `blackbox resume`: a target gets nothing until it can take messages again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.cli.failures import BadUsage
+from blackbox.control.control import Control
+from blackbox.request import is_topic_name
+from blackbox.settings import load
+
+Topic = Annotated[str, typer.Argument(help="The target topic.")]
+
+
+def pause(topic: Topic) -> None:
+    """Deliver nothing to a target from a second on; what comes due for it waits."""
+    _change(topic, Control.pause)
+    typer.echo(f"{topic} is paused; `blackbox resume {topic}` lets it go on")
+
+
+def resume(topic: Topic) -> None:
+    """Deliver to a paused target again; what waited follows within a minute."""
+    _change(topic, Control.resume)
+    typer.echo(f"{topic} is not paused; what waited follows within a minute")
+
+
+def _change(topic: str, change: Callable[[Control, str], object]) -> None:
+    if not is_topic_name(topic):
+        raise BadUsage(f"{topic!r} is no name of a topic")
+    settings = load()
+    logs.silent()
+    control = Control(settings)
+    try:
+        change(control, topic)
+    finally:
+        control.close()

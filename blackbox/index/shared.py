@@ -1,0 +1,101 @@
+"""What all shards share in Redis: counts by the second, how much of a caller is pending, paused targets.
+
+Nothing here is needed to be right about a request: what is lost counts from nought again, and
+nothing is paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import redis
+
+from blackbox.doubt import IndexFull, IndexLost
+from blackbox.index.connection import Clients, Connections, reason
+from blackbox.index.inspector import first_score, pairs
+from blackbox.index.keys import PREFIX, Keys
+from blackbox.plan import Second
+from blackbox.request import Shard
+
+_PAUSED = f"{PREFIX}{{targets}}:paused".encode()
+_RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
+KEPT_S = 600
+"""A second's count is kept twice as long at most: shards may read records of one second minutes apart."""
+
+
+class Shared:
+    """Every method raises IndexLost when Redis does not answer, IndexFull when it has no room.
+
+    Safe from any thread.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._clients = Clients(connections)
+
+    def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
+        """Add these; returns how many each had before."""
+        before: dict[Second, int] = {}
+        for second, added in more.items():
+            key, old = _counts_of(second), _counts_of(second, back=2)
+            counted = ("HINCRBY", key, second.at_s, added)
+            total, _ = self._together(key, counted, ("UNLINK", old))
+            before[second] = int(total) - added
+        return before
+
+    def reserve(self, name: str, count: int, at_least: int) -> int:
+        """Take the next `count` numbers of a sequence that all share; the first of them.
+
+        It is `at_least` what is asked for: a sequence that fell behind goes on from there.
+        """
+        (end,) = self._together(_RESERVED, ("HINCRBY", _RESERVED, name, count))
+        if int(end) - count >= at_least:
+            return int(end) - count
+        self._together(_RESERVED, ("HSET", _RESERVED, name, at_least + count))
+        return at_least
+
+    def pending(self, caller: str, shards: Iterable[Shard]) -> int:
+        """How many requests of a caller, whose pending ones are counted, wait in these shards."""
+        return sum(self._pending(caller, Keys(shard)) for shard in shards)
+
+    def paused(self) -> dict[str, int]:
+        """The targets that get nothing now, and since when, epoch ms."""
+        (found,) = self._together(_PAUSED, ("HGETALL", _PAUSED))
+        return {topic.decode(): int(since_ms) for topic, since_ms in pairs(found)}
+
+    def pause(self, topic: str, now_ms: int) -> None:
+        """One that is paused already stays so since then."""
+        if topic not in self.paused():
+            self._together(_PAUSED, ("HSET", _PAUSED, topic, now_ms))
+
+    def resume(self, topic: str) -> None:
+        self._together(_PAUSED, ("HDEL", _PAUSED, topic))
+
+    def close(self) -> None:
+        self._clients.close()
+
+    def _pending(self, caller: str, keys: Keys) -> int:
+        theirs = keys.of(caller)
+        (first,) = self._together(keys.due, ("ZRANGE", keys.due, 0, 0, "WITHSCORES"))
+        oldest_ms = first_score(first)
+        ended = "+inf" if oldest_ms is None else f"({oldest_ms}"
+        _, count = self._together(
+            theirs, ("ZREMRANGEBYSCORE", theirs, "-inf", ended), ("ZCARD", theirs)
+        )
+        return int(count)
+
+    def _together(self, key: bytes, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
+        try:
+            pipeline = self._clients.of(key).pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+            return list(pipeline.execute())
+        except redis.exceptions.OutOfMemoryError as error:
+            raise IndexFull(f"Redis has no memory left: {error}") from error
+        except (redis.RedisError, OSError) as error:
+            raise IndexLost(f"Redis does not answer: {reason(error)}") from error
+
+
+def _counts_of(second: Second, *, back: int = 0) -> bytes:
+    part = second.at_s // KEPT_S - back
+    return f"{PREFIX}{{{second.kind}:{second.name}}}:{part}".encode()

@@ -1,0 +1,1 @@
+"""What an operator allows callers, and how fast targets are fed: `docs/callers.md` has the file."""

@@ -1,0 +1,102 @@
+"""Who is let in: what a caller's quotas leave of what it asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Protocol
+
+from blackbox.outgoing import Refusal
+from blackbox.plan import Second
+from blackbox.request import Reason, Shard
+from blackbox.rules.file import RulesFile
+from blackbox.rules.rules import OTHERS, Asked, Caller, Rules
+
+PENDING_KNOWN_FOR_S = 1.0
+
+
+class Counts(Protocol):
+    """What all shards know together."""
+
+    def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
+    def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
+
+
+class Admission:
+    """Judges what is read for the first time. Safe from any thread.
+
+    `shards` are those that a caller's pending requests are counted in.
+    """
+
+    def __init__(
+        self, file: RulesFile, counts: Counts, shards: Callable[[], Iterable[Shard]]
+    ) -> None:
+        self._file = file
+        self._counts = counts
+        self._shards = shards
+        self._pending: dict[str, tuple[float, int]] = {}
+        self._counted_to: dict[Shard, int] = {}
+        self._lock = Lock()
+
+    def rules(self) -> Rules:
+        """As they are now."""
+        return self._file.rules()
+
+    def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]:
+        """By offset, those below `end` that are too many. Raises IndexLost or IndexFull as the index does.
+
+        Counted are requests in the second they were written in: a backlog that is read at once
+        is no burst. What must be stored again is not counted again: then some may be let in that are
+        too many.
+        """
+        rules = self.rules()
+        refused: dict[int, Refusal] = {}
+        with self._lock:
+            new = self._new(shard, end, asked)
+            for caller, theirs in new.items():
+                rule = rules.others if caller == OTHERS else rules.of(caller)[1]
+                refused |= self._too_fast(caller, rule, theirs)
+                left = [one for one in theirs if one.record.offset not in refused]
+                refused |= self._too_many(caller, rule, left)
+        return refused
+
+    def _new(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[str, list[Asked]]:
+        """By caller, what was not counted before."""
+        before = self._counted_to.get(shard, 0)
+        self._counted_to[shard] = max(before, end)
+        found: defaultdict[str, list[Asked]] = defaultdict(list)
+        for one in asked:
+            if one.record.offset >= before:
+                found[one.caller].append(one)
+        return found
+
+    def _too_fast(self, caller: str, rule: Caller, asked: Sequence[Asked]) -> dict[int, Refusal]:
+        most = rule.requests_per_second
+        if most is None:
+            return {}
+        seconds: defaultdict[Second, list[int]] = defaultdict(list)
+        for one in asked:
+            seconds[Second("requests", caller, one.start_ms // 1000)].append(one.record.offset)
+        before = self._counts.count({second: len(found) for second, found in seconds.items()})
+        why = f"CALLER_SERVICE {caller!r} has asked {most} times in this second already"
+        return {
+            offset: (Reason.QUOTA, f"{why} (requests_per_second); ask again later")
+            for second, offsets in seconds.items()
+            for offset in offsets[max(0, most - before[second]) :]
+        }
+
+    def _too_many(self, caller: str, rule: Caller, asked: Sequence[Asked]) -> dict[int, Refusal]:
+        most = rule.most_pending
+        if most is None:
+            return {}
+        known_s, pending = self._pending.get(caller, (float("-inf"), 0))
+        if time.monotonic() - known_s > PENDING_KNOWN_FOR_S:
+            known_s, pending = time.monotonic(), self._counts.pending(caller, self._shards())
+        admitted = max(0, min(len(asked), most - pending))
+        self._pending[caller] = known_s, pending + admitted
+        why = f"CALLER_SERVICE {caller!r} has {most} requests pending (most_pending)"
+        return {
+            one.record.offset: (Reason.QUOTA, f"{why}; ask again later") for one in asked[admitted:]
+        }

@@ -1,0 +1,134 @@
+"""The rules themselves, as the file `BLACKBOX_CALLERS_FILE` says them.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blackbox.outgoing import Refusal
+from blackbox.request import Reason, Record, Request, is_topic_name
+
+OTHERS = "(others)"
+"""All callers that the file does not name, counted together: as many names as they like get them no more."""
+
+
+class RulesError(ValueError):
+    """The file cannot be used; the text has a line for each thing that is wrong."""
+
+
+class Caller(BaseModel):
+    """What a caller may ask for; what is not given is not limited.
+
+    `targets` are topic names, in which `*` and `?` stand for others. `requests_per_second` counts in each second of
+    the records' timestamps, `most_pending` what waits in Redis.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    admitted: bool = True
+    targets: Sequence[str] | None = None
+    requests_per_second: int | None = Field(None, ge=1)
+    most_pending: int | None = Field(None, ge=1)
+    longest_countdown_s: float | None = Field(None, ge=0)
+    largest_message_bytes: int | None = Field(None, ge=0)
+
+    @property
+    def has_quota(self) -> bool:
+        return self.requests_per_second is not None or self.most_pending is not None
+
+
+class Asked(NamedTuple):
+    """A request that counts against its caller's quotas, by its place in a batch; written at `start_ms`."""
+
+    place: int
+    caller: str
+    record: Record
+    request: Request
+    start_ms: int
+
+
+class Target(BaseModel):
+    """How a target is fed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    messages_per_second: int = Field(ge=1)
+
+
+class Rules(BaseModel):
+    """A whole file: callers by the name in CALLER_SERVICE, all others, targets by topic."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    callers: Mapping[str, Caller] = {}
+    others: Caller = Caller()
+    targets: Mapping[str, Target] = {}
+
+    @cached_property
+    def counted(self) -> list[str]:
+        """The names of those whose pending requests are counted."""
+        named = {**self.callers, OTHERS: self.others}
+        return [name for name, rule in named.items() if rule.most_pending is not None]
+
+    def of(self, caller: str | None) -> tuple[str, Caller]:
+        """A caller's rules, and the name that it is counted under."""
+        found = self.callers.get(caller or "")
+        return (OTHERS, self.others) if found is None else (caller or "", found)
+
+    def refusal(self, request: Request, start_ms: int) -> Refusal | None:
+        """Why this request, written at `start_ms`, is not admitted, whatever else was asked for."""
+        name, rule = self.of(request.caller)
+        wrong = _wrong(request, start_ms, rule)
+        if wrong is None:
+            return None
+        who = (
+            f"{request.caller!r}, as one that the rules do not name,"
+            if name == OTHERS
+            else repr(name)
+        )
+        return Reason.FORBIDDEN, f"CALLER_SERVICE {who} {wrong}"
+
+
+def parse(text: str) -> Rules:
+    """Read a file. Raises RulesError with what is wrong and where."""
+    try:
+        found = Rules.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise RulesError(f"no TOML: {error}") from None
+    except ValidationError as error:
+        raise RulesError("\n".join(_explained(dict(fault)) for fault in error.errors())) from None
+    for topic in found.targets:
+        if not is_topic_name(topic):
+            raise RulesError(f"targets.{topic!r}: no name of a topic")
+    return found
+
+
+def _wrong(request: Request, start_ms: int, rule: Caller) -> str | None:
+    target, message, due_ms = request.target, request.message or b"", request.due_ms
+    if not rule.admitted:
+        return "is not admitted"
+    if rule.targets is not None and not any(fnmatchcase(target, one) for one in rule.targets):
+        return f"may not send to {target!r}; allowed: {', '.join(rule.targets) or 'none'}"
+    if rule.longest_countdown_s is not None and due_ms - start_ms > rule.longest_countdown_s * 1000:
+        asked_s = (due_ms - start_ms) / 1000
+        return f"asks for a countdown of {asked_s:g} s; allowed: {rule.longest_countdown_s:g}"
+    if rule.largest_message_bytes is not None and len(message) > rule.largest_message_bytes:
+        return f"sends a message of {len(message)} bytes; allowed: {rule.largest_message_bytes}"
+    return None
+
+
+def _explained(fault: Mapping[str, object]) -> str:
+    location = fault["loc"]
+    assert isinstance(location, tuple)
+    where, given = ".".join(map(str, location)), fault.get("input")
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: there is no such rule"
+    return f"{where} = {given!r}: {fault['msg']}"

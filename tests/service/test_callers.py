@@ -1,0 +1,324 @@
+"""What callers may ask for: the rules of a file, on real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import redis
+from confluent_kafka import Message
+from confluent_kafka.admin import NewTopic
+
+from blackbox.embedded import EmbeddedRedis
+from tests.service.conftest import Serve
+from tests.service.test_cli import blackbox
+from tests.world import ServiceProcess, World, both_engines, both_engines_at_length, read_all, until
+
+pytestmark = pytest.mark.service
+
+AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
+QUIET, QUIET_S = 2000, 8
+NOISE_PER_S = 2000
+BUSY_MS = 250
+"""At the 99th percentile, on a machine that runs other tests as well."""
+
+TRIES = 3
+"""A machine that does something else for a second is no delay by a noisy caller."""
+
+RULES = """
+[callers.shop]
+targets = ["{orders}", "{mail}.*"]
+longest_countdown_s = 60
+largest_message_bytes = 100
+
+[callers.burst]
+requests_per_second = 5
+
+[callers.hoarder]
+most_pending = 10
+
+[callers.suspended]
+admitted = false
+
+[others]
+admitted = false
+"""
+
+
+def send(world: World, caller: str | None, **asked: object) -> None:
+    request = {"topic": world.targets[0], "message": "m", "countdown": 0} | asked
+    headers = [] if caller is None else [("CALLER_SERVICE", caller.encode())]
+    world.send_raw(json.dumps(request), headers, key=str(asked.get("id", "")).encode() or None)
+
+
+def rules(world: World, text: str = RULES) -> Path:
+    path = world.folder / "callers.toml"
+    path.write_text(text.format(orders=world.targets[0], mail=f"{world.name}.mail"))
+    return path
+
+
+def header(message: Message, name: str) -> str:
+    value = dict(message.headers() or []).get(name)
+    return value.decode() if isinstance(value, bytes) else ""
+
+
+def ended(service: ServiceProcess) -> float:
+    return service.metric("blackbox_delivered_total") + service.metric("blackbox_dead_total")
+
+
+def letters(world: World) -> Counter[tuple[str, str]]:
+    """Dead letters by reason, and by who they were refused to."""
+    found = read_all(world.kafka.bootstrap_servers, world.dead_letters)
+    return Counter((header(m, "blackbox-reason"), header(m, "CALLER_SERVICE")) for m in found)
+
+
+@both_engines
+def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) -> None:
+    mail = f"{world.name}.mail.eu"
+    world.create(NewTopic(mail, 1))
+    service = world.start_service(callers_file=rules(world)).wait_ready()
+
+    send(world, "shop", message="to orders")
+    send(world, "shop", message="to mail", topic=mail)
+    send(world, "shop", message="elsewhere", topic=world.targets[1])
+    send(world, "shop", message="far", countdown=61)
+    send(world, "shop", message="x" * 101)
+    send(world, "suspended")
+    send(world, "nobody-knows-me")
+    send(world, None)
+    world.flush()
+    until("all are judged", lambda: ended(service) == 8)
+
+    refused = letters(world)
+    assert refused[("forbidden", "shop")] == 3
+    assert refused[("forbidden", "suspended")] == 1
+    assert refused[("forbidden", "nobody-knows-me")] == refused[("forbidden", "")] == 1
+    brokers = world.kafka.bootstrap_servers
+    assert [m.value() for m in read_all(brokers, world.targets[0])] == [b"to orders"]
+    assert [m.value() for m in read_all(brokers, mail)] == [b"to mail"]
+    assert service.metric('blackbox_refused_total{caller="shop",reason="forbidden"}') == 3
+    assert service.metric('blackbox_refused_total{caller="(others)",reason="forbidden"}') == 2
+
+
+@both_engines_at_length
+def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World) -> None:
+    service = world.start_service(callers_file=rules(world)).wait_ready()
+    for number in range(50):
+        send(world, "burst", message=f"burst {number}")
+    world.flush()
+    until("all are judged", lambda: ended(service) == 50)
+
+    asked = read_all(world.kafka.bootstrap_servers, world.requests)
+    seconds = Counter(m.timestamp()[1] // 1000 for m in asked)
+    admitted = sum(min(5, count) for count in seconds.values())
+    assert len(read_all(world.kafka.bootstrap_servers, world.targets[0])) == admitted
+    assert letters(world) == {("quota", "burst"): 50 - admitted}
+    letter = read_all(world.kafka.bootstrap_servers, world.dead_letters)[0]
+    assert header(letter, "blackbox-detail") == (
+        "CALLER_SERVICE 'burst' has asked 5 times in this second already (requests_per_second); "
+        "ask again later"
+    )
+
+
+def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> None:
+    service = world.start_service(callers_file=rules(world)).wait_ready()
+    for number in range(10):
+        send(world, "hoarder", countdown=3600, id=f"later-{number}")
+    world.flush()
+    until("all are pending", lambda: service.metric("blackbox_pending") == 10)
+    for _ in range(30):
+        send(world, "hoarder")
+    world.flush()
+    until("they were too many", lambda: letters(world) == {("quota", "hoarder"): 30})
+    assert service.metric('blackbox_refused_total{caller="hoarder",reason="quota"}') == 30
+
+    for number in range(4):
+        id = f"later-{number}"
+        world.send_raw(json.dumps({"id": id, "cancel": True}), key=id.encode())
+    world.flush()
+    until("four were cancelled", lambda: service.metric("blackbox_cancelled_total") == 4)
+
+    def is_admitted() -> bool:
+        send(world, "hoarder")
+        world.flush()
+        return service.metric("blackbox_delivered_total") > 0
+
+    until("there is room again", is_admitted, every_s=0.3)
+
+
+def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(world: World) -> None:
+    path = rules(world, '[callers.shop]\ntargets = ["nowhere"]')
+    service = world.start_service(callers_file=path).wait_ready()
+    send(world, "shop")
+    world.flush()
+    until("it is refused", lambda: letters(world) == {("forbidden", "shop"): 1})
+
+    path.write_text('[callers.shop]\ntargets = "nowhere"')
+    until("it is told", lambda: "callers.shop.targets = 'nowhere'" in service.log.read_text())
+    until("it shows", lambda: service.metric("blackbox_callers_file_valid") == 0)
+    send(world, "shop")
+    world.flush()
+    until("it is refused still", lambda: letters(world) == {("forbidden", "shop"): 2})
+
+    path.write_text("")
+    until("it is read", lambda: service.metric("blackbox_callers_file_valid") == 1)
+    send(world, "shop")
+    world.flush()
+    until("it is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
+
+
+def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
+    fragile_world: World, own_redis: EmbeddedRedis
+) -> None:
+    world = fragile_world
+    path = rules(world, "")
+    service = world.start_service(callers_file=path).wait_ready()
+    send(world, "shop", message="patience", countdown=8)
+    world.flush()
+    until("it is pending", lambda: service.metric("blackbox_pending") == 1)
+    path.write_text("[others]\nadmitted = false")
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.flushall()
+    until("it is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
+    assert letters(world) == {}
+
+
+def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
+    path = rules(world, "[others]\nadmitted = false")
+    service = world.start_service(callers_file=path).wait_ready()
+    send(world, "shop", id="each-minute", every=60, countdown=None)
+    world.flush()
+    until("it is refused", lambda: letters(world) == {("forbidden", "shop"): 1})
+    assert len(read_all(world.kafka.bootstrap_servers, world.requests)) == 1
+    assert service.metric("blackbox_pending") == 0
+
+
+def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> None:
+    world.contract = "scheduler"
+    path = rules(world, "[others]\nadmitted = false")
+    world.start_service(callers_file=path, history_topic=f"{world.name}.history").wait_ready()
+    terms = [("scheduler-epoch", b"0"), ("scheduler-target-topic", world.targets[0].encode())]
+    world.send_raw(b"value", terms, key=b"schedule-1")
+    world.flush()
+    until("it is refused", lambda: letters(world) == {("forbidden", ""): 1})
+    records = read_all(world.kafka.bootstrap_servers, world.requests)
+    assert [(m.key(), m.value()) for m in records] == [
+        (b"schedule-1", b"value"),
+        (b"schedule-1", None),
+    ]
+
+
+def test_the_api_says_at_once_what_a_caller_may_not_do(world: World, serve: Serve) -> None:
+    client = serve(callers_file=rules(world))
+    asked = {"topic": world.targets[1], "message": "m", "countdown": 0}
+
+    answer = client.post("/requests", json=asked, headers={"CALLER_SERVICE": "shop"})
+
+    assert answer.status_code == 422
+    told = f"CALLER_SERVICE 'shop' may not send to '{world.targets[1]}'; allowed: "
+    assert told in answer.json()["error"]
+
+
+def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
+    path = rules(world, "[callers.shop]\nrequests_per_minute = 5")
+    service = world.start_service(callers_file=path)
+    assert service.process.wait(30) == 2
+    assert service.log.read_text().strip() == (
+        f"error: BLACKBOX_CALLERS_FILE={path}: callers.shop.requests_per_minute: there is no such rule"
+    )
+
+
+def test_a_noisy_caller_does_not_delay_a_quiet_one(world: World) -> None:
+    noise = f"{world.name}.noise"
+    world.create(NewTopic(noise, 4))
+    path = rules(world, "[callers.noisy]\nrequests_per_second = 50")
+    service = world.start_service(callers_file=path).wait_ready()
+    world.ask(500, from_s=1, within_s=2)
+    world.wait_delivered()
+
+    for _ in range(TRIES):
+        alone, beside = late_ms_of_the_quiet(world, noise)
+        refused = service.metric("blackbox_refused_total")
+        print(f"p99 of the quiet one alone {alone} ms, beside {refused:.0f} refused {beside} ms")
+        if beside <= 1.2 * alone:
+            break
+    assert beside <= (1.2 * alone if AT_LENGTH else BUSY_MS)
+    assert refused > NOISE_PER_S
+
+
+def late_ms_of_the_quiet(world: World, target: str) -> tuple[int, int]:
+    """The 99th percentiles in every other second, when nobody else asks, and in those between."""
+    before, over = len(world.asked), Event()
+    noisy = Thread(target=make_noise, args=(world, target, over))
+    noisy.start()
+    world.ask(QUIET, from_s=1, within_s=1 + QUIET_S)
+    verdict = world.wait_delivered()
+    over.set()
+    noisy.join()
+    assert verdict.is_exact, verdict
+    bodies = {asked.body for asked in list(world.asked.values())[before:]}
+    late: tuple[list[int], list[int]] = [], []
+    for message in world.received():
+        if (message.value() or b"").decode() in bodies:
+            due_ms = int(header(message, "blackbox-due-ms"))
+            late[due_ms // 1000 % 2].append(message.timestamp()[1] - due_ms)
+    alone, beside = (sorted(each)[int(len(each) * 0.99)] for each in late)
+    return alone, beside
+
+
+def make_noise(world: World, target: str, over: Event) -> None:
+    """In every odd second."""
+    while not over.wait(0.05):
+        for _ in range(NOISE_PER_S // 20 if int(time.time()) % 2 else 0):
+            send(world, "noisy", topic=target, message="noise")
+
+
+@both_engines_at_length
+def test_a_backlog_reaches_a_target_no_faster_than_its_rate(world: World) -> None:
+    slow, fast = world.targets[:2]
+    path = rules(world, f'[targets."{slow}"]\nmessages_per_second = 40')
+    for number in range(200):
+        send(world, "shop", topic=slow, message=f"{number}")
+    send(world, "shop", topic=fast)
+    world.flush()
+    service = world.start_service(callers_file=path).wait_ready()
+    until("all are delivered", lambda: service.metric("blackbox_delivered_total") == 201)
+
+    came = sorted(m.timestamp()[1] for m in read_all(world.kafka.bootstrap_servers, slow))
+    assert len(came) == 200
+    assert max(Counter(ms // 1000 for ms in came).values()) <= 80
+    assert came[-1] - came[0] >= 3000
+    [other] = read_all(world.kafka.bootstrap_servers, fast)
+    assert other.timestamp()[1] < came[-1] - 1000
+
+
+def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: Serve) -> None:
+    paused, other = world.targets[:2]
+    client, brokers = serve(), world.kafka.bootstrap_servers
+    told = client.post(f"/targets/{paused}/pause").json()["paused"]
+    assert paused in [one["topic"] for one in told]
+    assert f": {paused}" in blackbox(world.environment(), "status").out
+    sent = 0
+
+    def is_held_back() -> bool:
+        nonlocal sent
+        send(world, "shop", topic=paused)
+        world.flush()
+        sent += 1
+        return world.services[0].metric("blackbox_retried_total") > 0
+
+    until("one is held back", is_held_back, every_s=0.2)
+    send(world, "shop", topic=other)
+    world.flush()
+    until("others are not", lambda: len(read_all(brokers, other)) == 1)
+    assert len(read_all(brokers, paused)) < sent
+
+    assert blackbox(world.environment(), "resume", paused).code == 0
+    until("what waited follows", lambda: len(read_all(brokers, paused)) == sent)
+    assert paused not in blackbox(world.environment(), "status").out
+    assert letters(world) == {}
