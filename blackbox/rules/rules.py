@@ -119,7 +119,7 @@ def _wrong(request: Request, start_ms: int, rule: Caller) -> str | None:
         return f"may not send to {target!r}; allowed: {', '.join(rule.targets) or 'none'}"
     if rule.longest_countdown_s is not None and due_ms - start_ms > rule.longest_countdown_s * 1000:
         asked_s = (due_ms - start_ms) / 1000
-        return f"asks for a countdown of {asked_s:g} s; allowed: {rule.longest_countdown_s:g}"
+        return f"asks for a countdown of {asked_s} s; allowed: {rule.longest_countdown_s:g}"
     if rule.largest_message_bytes is not None and len(message) > rule.largest_message_bytes:
         return f"sends a message of {len(message)} bytes; allowed: {rule.largest_message_bytes}"
     return None

@@ -41,6 +41,7 @@ STANDALONE = ["--values", REQUIRED, "--set", "config.sparkMaster=spark://spark:7
 OTHER_DEFAULTS = {
     "kafka_bootstrap_servers": "",
     "kafka_config": "",
+    "callers_file": "",
     "redis_url": "",
     "timer_output_topic": "",
     "metrics_addr": "",
@@ -212,6 +213,16 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
     path = documents["ConfigMap"]["data"]["BLACKBOX_KAFKA_CONFIG"]
     assert path == f"{mount['mountPath']}/client.properties"
     assert "Secret" not in documents
+
+
+def test_the_callers_rules_come_from_a_config_map_and_follow_it(helm: Helm) -> None:
+    documents = render(helm, "--values", EVERY_OPTION)
+    pod = pod_of(documents)
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "callers"]
+    assert {"name": "callers", "configMap": {"name": "blackbox-callers"}} in pod["volumes"]
+    assert "subPath" not in mount
+    path = documents["ConfigMap"]["data"]["BLACKBOX_CALLERS_FILE"]
+    assert path == f"{mount['mountPath']}/rules.toml"
 
 
 @pytest.mark.parametrize("engine", [[], PROCESS, STANDALONE])
@@ -495,6 +506,7 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "config.redisUrl="], "neither config.redisUrl nor redisUrlSecret.name"),
         (["--set", "redisUrlSecret.name=redis"], "both set; keep one"),
         (["--set", "kafkaConfigSecret.name=kafka,config.kafkaConfig=/x"], "both set; keep one"),
+        (["--set", "callersConfigMap.name=callers,config.callersFile=/x"], "both set; keep one"),
         (["--set", "redisUrlSecret.value=secret"], "'value' not allowed"),
         (
             ["--set", "config.sparkConfig=/x", "--set", r"sparkProperties.spark\.x=1"],

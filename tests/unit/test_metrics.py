@@ -254,7 +254,7 @@ def test_batches_and_hand_overs_of_spark_are_shown(metrics: Metrics) -> None:
 
 def used(metrics: Metrics) -> dict[str, set[str]]:
     """Every metric with its labels, after each was used once."""
-    metrics.taken(SHARD, Taken(1, 1, 1, 1, None))
+    metrics.taken(SHARD, Taken(1, 1, 1, 1, None, refused={("quota", "shop"): 1}))
     did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead={"empty": 1}, retried=1)
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))

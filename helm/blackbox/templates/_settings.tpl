@@ -1,4 +1,5 @@
 {{- define "blackbox.kafkaFolder" -}}/etc/blackbox/kafka{{- end -}}
+{{- define "blackbox.callersFolder" -}}/etc/blackbox/callers{{- end -}}
 
 {{/* One line per BLACKBOX_* variable that is set and is no secret; fails when one is missing or doubled. */}}
 {{- define "blackbox.settings" -}}
@@ -14,6 +15,9 @@
 {{- if and $config.kafkaConfig .Values.kafkaConfigSecret.name -}}
 {{- fail "config.kafkaConfig and kafkaConfigSecret.name are both set; keep one" -}}
 {{- end -}}
+{{- if and $config.callersFile .Values.callersConfigMap.name -}}
+{{- fail "config.callersFile and callersConfigMap.name are both set; keep one" -}}
+{{- end -}}
 {{- range $name, $value := $config -}}
 {{- $text := kindIs "float64" $value | ternary (int64 $value | toString) (toString $value) -}}
 {{- if $text }}
@@ -22,6 +26,9 @@ BLACKBOX_{{ $name | snakecase | upper }}: {{ $text | quote }}
 {{- end -}}
 {{- if .Values.kafkaConfigSecret.name }}
 BLACKBOX_KAFKA_CONFIG: {{ printf "%s/%s" (include "blackbox.kafkaFolder" .) .Values.kafkaConfigSecret.key | quote }}
+{{- end -}}
+{{- if .Values.callersConfigMap.name }}
+BLACKBOX_CALLERS_FILE: {{ printf "%s/%s" (include "blackbox.callersFolder" .) .Values.callersConfigMap.key | quote }}
 {{- end -}}
 {{- if include "blackbox.hasSparkFile" . }}
 BLACKBOX_SPARK_CONFIG: {{ printf "%s/spark.properties" (include "blackbox.sparkFolder" .) | quote }}

@@ -94,6 +94,11 @@
   mountPath: {{ include "blackbox.kafkaFolder" . }}
   readOnly: true
 {{- end }}
+{{- if .Values.callersConfigMap.name }}
+- name: callers
+  mountPath: {{ include "blackbox.callersFolder" . }}
+  readOnly: true
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -108,6 +113,11 @@
 - name: kafka-config
   secret:
     secretName: {{ .Values.kafkaConfigSecret.name }}
+{{- end }}
+{{- if .Values.callersConfigMap.name }}
+- name: callers
+  configMap:
+    name: {{ .Values.callersConfigMap.name }}
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}

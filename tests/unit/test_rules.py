@@ -1,0 +1,179 @@
+"""Callers' rules: what a file may say, and what it allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blackbox.plan import Second
+from blackbox.request import Reason, Record, Request, Shard
+from blackbox.rules.admission import Admission
+from blackbox.rules.file import RulesFile
+from blackbox.rules.pace import Pace
+from blackbox.rules.rules import OTHERS, Asked, RulesError, parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
+EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+SHARD = Shard("TB", 0)
+NOW_MS = 1_800_000_000_500
+
+
+def request(caller: str | None = "shop", **other: Any) -> Request:
+    usual = Request("orders", b"m", NOW_MS + 1000, None, [], caller, None, None)
+    return usual._replace(**other)
+
+
+def asked(offset: int, caller: str = "shop", at_ms: int = NOW_MS) -> Asked:
+    record = Record(offset, at_ms, None, b"{}", [])
+    return Asked(offset, caller, record, request(caller), at_ms)
+
+
+class Counted:
+    """Counts as Redis keeps them, in memory."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Second, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.waiting = 0
+
+    def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
+        before = {second: self.counts.get(second, 0) for second in more}
+        for second, added in more.items():
+            self.counts[second] = before[second] + added
+        return before
+
+    def reserve(self, name: str, count: int, at_least: int) -> int:
+        first = max(self.reserved.get(name, 0), at_least)
+        self.reserved[name] = first + count
+        return first
+
+    def pending(self, caller: str, shards: object) -> int:
+        return self.waiting
+
+
+@pytest.fixture
+def counted() -> Counted:
+    return Counted()
+
+
+def admission(tmp_path: Path, counted: Counted, text: str) -> Admission:
+    path = tmp_path / "callers.toml"
+    path.write_text(text)
+    return Admission(RulesFile(path), counted, lambda: [SHARD])
+
+
+def test_the_example_of_the_page_can_be_used() -> None:
+    rules = parse(EXAMPLE)
+
+    assert rules.refusal(request(target="mail.eu"), NOW_MS) is None
+    assert rules.of("nobody") == (OTHERS, rules.others)
+    assert rules.counted == ["shop"]
+
+
+ALLOWED = [
+    {"target": "mail.eu"},
+    {"due_ms": NOW_MS + 86_400_000},
+    {"message": b"x" * 65536},
+    {"message": None},
+]
+REFUSED = [
+    ({"target": "mail"}, "'shop' may not send to 'mail'; allowed: orders, mail.*"),
+    (
+        {"due_ms": NOW_MS + 86_400_001},
+        "'shop' asks for a countdown of 86400.001 s; allowed: 86400",
+    ),
+    ({"message": b"x" * 65537}, "'shop' sends a message of 65537 bytes; allowed: 65536"),
+    ({"caller": "old-shop"}, "'old-shop' is not admitted"),
+    ({"caller": "x"}, "'x', as one that the rules do not name, is not admitted"),
+    ({"caller": None}, "None, as one that the rules do not name, is not admitted"),
+]
+
+
+@pytest.mark.parametrize("other", ALLOWED)
+def test_a_request_within_the_rules_is_let_in(other: dict[str, Any]) -> None:
+    assert parse(EXAMPLE).refusal(request(**other), NOW_MS) is None
+
+
+@pytest.mark.parametrize(("other", "told"), REFUSED)
+def test_a_request_beyond_a_rule_is_told_the_value_and_the_rule(
+    other: dict[str, Any], told: str
+) -> None:
+    expected = (Reason.FORBIDDEN, f"CALLER_SERVICE {told}")
+    assert parse(EXAMPLE).refusal(request(**other), NOW_MS) == expected
+
+
+def test_an_empty_file_allows_everything() -> None:
+    assert parse("").refusal(request(None), NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[callers.shop", "no TOML"),
+        ("[callers.shop]\nrate = 5", "callers.shop.rate: there is no such rule"),
+        ("[caller.shop]", "caller: there is no such rule"),
+        ("[callers.shop]\nmost_pending = 0", "callers.shop.most_pending = 0: "),
+        ("[targets.'a b']\nmessages_per_second = 1", "targets.'a b': no name of a topic"),
+        ("[targets.a]", "targets.a.messages_per_second"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_what_and_where(text: str, told: str) -> None:
+    with pytest.raises(RulesError, match=re.escape(told)):
+        parse(text)
+
+
+def test_a_file_that_is_gone_is_told_with_its_variable(tmp_path: Path) -> None:
+    with pytest.raises(RulesError, match=r"BLACKBOX_CALLERS_FILE=.*nothing\.toml: No such file"):
+        RulesFile(tmp_path / "nothing.toml")
+
+
+def test_each_second_of_the_records_has_its_own_quota(tmp_path: Path, counted: Counted) -> None:
+    judge = admission(tmp_path, counted, "[callers.shop]\nrequests_per_second = 2")
+    batch = [asked(0), asked(1), asked(2), asked(3, at_ms=NOW_MS + 1000)]
+
+    assert list(judge.over_quota(SHARD, 4, batch)) == [2]
+    assert list(judge.over_quota(Shard("TB", 1), 1, [asked(0)])) == [0]
+
+
+def test_what_is_stored_again_is_not_counted_again(tmp_path: Path, counted: Counted) -> None:
+    judge = admission(tmp_path, counted, "[callers.shop]\nrequests_per_second = 2")
+    batch = [asked(0), asked(1)]
+
+    assert judge.over_quota(SHARD, 2, batch) == {}
+    assert judge.over_quota(SHARD, 2, batch) == {}
+    assert list(judge.over_quota(SHARD, 3, [asked(2)])) == [2]
+
+
+def test_callers_without_a_name_of_their_own_are_counted_together(
+    tmp_path: Path, counted: Counted
+) -> None:
+    judge = admission(tmp_path, counted, "[others]\nrequests_per_second = 1")
+
+    assert list(judge.over_quota(SHARD, 2, [asked(0, OTHERS), asked(1, OTHERS)])) == [1]
+
+
+def test_what_is_pending_and_what_was_let_in_since_is_not_exceeded(
+    tmp_path: Path, counted: Counted
+) -> None:
+    judge = admission(tmp_path, counted, "[callers.shop]\nmost_pending = 5")
+    counted.waiting = 3
+
+    assert list(judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])) == [2]
+    assert list(judge.over_quota(SHARD, 4, [asked(3)])) == [3]
+
+
+def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: Counted) -> None:
+    path = tmp_path / "callers.toml"
+    path.write_text("[targets.orders]\nmessages_per_second = 2")
+    pace = Pace(RulesFile(path), counted)
+    next_ms = NOW_MS - NOW_MS % 1000 + 1000
+
+    assert pace.times("orders", 5, NOW_MS) == [
+        NOW_MS, NOW_MS, next_ms, next_ms + 500, next_ms + 1000,
+    ]  # fmt: skip
+    assert pace.times("orders", 1, NOW_MS) == [next_ms + 1500]
+    assert pace.times("mail", 2, NOW_MS) == [NOW_MS, NOW_MS]
