@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blackbox.client import AsyncClient, Client, Later, NotSent
+    from blackbox.client import AsyncClient, Client, Exhausted, Later, NotSent, Retry
 
-__all__ = ["AsyncClient", "Client", "Later", "NotSent"]
+__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "Retry"]
 
 
 def __getattr__(name: str) -> Any:

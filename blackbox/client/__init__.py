@@ -2,5 +2,6 @@
 
 from blackbox.client.asking import NotSent
 from blackbox.client.client import AsyncClient, Client, Later
+from blackbox.client.retry import Exhausted, Retry
 
-__all__ = ["AsyncClient", "Client", "Later", "NotSent"]
+__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "Retry"]

@@ -1,0 +1,141 @@
+"""A message that could not be worked on, written as a schedule so that it is delivered again later."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypedDict, cast
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from blackbox.formats.scheduler import EPOCH, TARGET_KEY, TARGET_TOPIC
+from blackbox.request import Headers, Shard
+
+ATTEMPT = "retry-attempt"
+ORIGINAL_TIMESTAMP = "retry-original-timestamp"
+SCHEDULE_ID = "scheduler-key"
+_OF_A_DELIVERY = ("scheduler-", "blackbox-")
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+
+
+class Exhausted(Exception):
+    """A message has had all its attempts; the text says which message and how many."""
+
+
+class Schedule(TypedDict):
+    """A record of the format `scheduler`, as the arguments of a producer's `produce`."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Has messages delivered again, to the topic they came from, through the schedule topic `topic`.
+
+    Attempt n comes `shortest` * `factor`**n after the failure, between `shortest` and `longest`; the
+    first is n = 1. Raises ValueError for what cannot be.
+
+    producer.produce(**Retry("schedules").schedule(message))
+    """
+
+    topic: str
+    attempts: int = 50
+    shortest: timedelta = timedelta(seconds=5)
+    longest: timedelta = timedelta(hours=1)
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}; wanted: 1 or more")
+        if not timedelta() < self.shortest <= self.longest:
+            given = f"shortest is {self.shortest} and longest {self.longest}"
+            raise ValueError(f"{given}; wanted: more than 0, and the longest not the shorter")
+        if not 1 <= self.factor < math.inf:
+            raise ValueError(f"factor is {self.factor}; wanted: a number from 1 on")
+
+    def delay(self, attempt: int) -> timedelta:
+        """How long after the failure this attempt comes; 1 is the first."""
+        try:
+            longer_by: float = self.factor**attempt
+        except OverflowError:
+            return self.longest
+        if longer_by >= self.longest / self.shortest:
+            return self.longest
+        return self.shortest * longer_by
+
+    def schedule(self, message: Message, now_s: float | None = None) -> Schedule:
+        """What to write to the schedule topic for a message that failed now (unix seconds).
+
+        The same message as it was, with its attempts counted. Raises Exhausted after the last
+        attempt, ValueError for a message without a value, which would cancel the schedule.
+        """
+        shard, offset = _place(message)
+        value = message.value()
+        if value is None:
+            raise ValueError(f"{shard.source(offset)} has no value; a schedule needs one")
+        headers = cast(Headers, message.headers() or [])
+        attempt = (_number(headers, ATTEMPT) or 0) + 1
+        if attempt > self.attempts:
+            told = f"{shard.source(offset)} has had {attempt - 1} attempts of {self.attempts}"
+            raise Exhausted(f"{told}; write it to dead letters of your own")
+        now_s = time.time() if now_s is None else now_s
+        epoch_s = math.ceil(now_s + self.delay(attempt).total_seconds())
+        original_s = _number(headers, ORIGINAL_TIMESTAMP) if attempt > 1 else None
+        if original_s is None:
+            original_s = _written_s(message, now_s)
+        terms: Headers = [
+            (ATTEMPT, b"%d" % attempt),
+            (ORIGINAL_TIMESTAMP, b"%d" % original_s),
+            (EPOCH, b"%d" % epoch_s),
+            (TARGET_TOPIC, shard.topic.encode()),
+        ]
+        key = message.key()
+        if key is not None:
+            terms.append((TARGET_KEY, key))
+        schedule_id = _kept_id(headers, shard.topic, key) if attempt > 1 else None
+        return Schedule(
+            topic=self.topic,
+            key=schedule_id or shard.source(offset).encode(),
+            value=value,
+            headers=[*_own(headers), *terms],
+        )
+
+
+def _place(message: Message) -> tuple[Shard, int]:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    if message.error() is not None or topic is None or partition is None or offset is None:
+        raise ValueError(f"no message that a consumer read: {message.error() or 'it has no place'}")
+    return Shard(topic, partition), offset
+
+
+def _own(headers: Headers) -> Headers:
+    """The headers of the message itself: without those of this delivery and of earlier attempts."""
+    return [
+        (name, held)
+        for name, held in headers
+        if not name.startswith(_OF_A_DELIVERY) and name not in (ATTEMPT, ORIGINAL_TIMESTAMP)
+    ]
+
+
+def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
+    """The schedule of the attempts before, unless another message's headers were copied."""
+    first = dict(reversed(headers))
+    is_its_own = first.get(TARGET_TOPIC) == topic.encode() and first.get(TARGET_KEY) == key
+    return first.get(SCHEDULE_ID) if is_its_own else None
+
+
+def _number(headers: Headers, wanted: str) -> int | None:
+    """What the first header of this name that is not empty says; None when that is no number."""
+    held = next((held for name, held in headers if name == wanted and held), b"")
+    return int(held) if _NUMBER.fullmatch(held) else None
+
+
+def _written_s(message: Message, now_s: float) -> int:
+    kind, at_ms = message.timestamp()
+    return int(now_s) if kind == TIMESTAMP_NOT_AVAILABLE else at_ms // 1000
