@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from blackbox.formats import Format, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.topics import OwnTopics, Topics, is_own_topic
+from blackbox.journal.topics import OwnTopics, Topics
 from blackbox.request import Shard
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
@@ -79,6 +78,7 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
         list(settings.topics),
         settings.dead_letter_topic,
         settings.output_topics,
+        settings.oscillator_topic,
         compacted=settings.schedule_topics,
         retention_ms=settings.retention_ms,
     )
@@ -86,16 +86,11 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
 
 def formats(settings: Settings) -> dict[str, Format]:
     """How the records of each request topic read."""
-    is_ours = partial(
-        is_own_topic,
-        request_topics=list(settings.topics),
-        dead_letter_topic=settings.dead_letter_topic,
-    )
     return {
         topic: make_format(
             contract,
             max_countdown_s=settings.max_countdown_s,
-            own_topics=is_ours,
+            own_topics=settings.is_own_topic,
             may_recur=settings.delivery == "exactly-once",
             topic=topic,
             timer_output_topic=settings.timer_output(topic),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -120,6 +120,12 @@ class Metrics:
             "journal_position", "Next offset to be read", "shard", "journal"
         )
         self._open = self._gauge("shard_open", "1 when the shard is open here", "shard")
+        self._oscillated = self._counter(
+            "oscillator_written", "Seconds written to the oscillator topic", "topic"
+        )
+        self._oscillator_lag = self._gauge(
+            "oscillator_lag_seconds", "Seconds begun and not written, where they are", "topic"
+        )
         self.skew = self._gauge("redis_clock_skew_seconds", "Redis' clock minus this host's")
         self.rules_valid = self._gauge(
             "callers_file_valid", "1 while the callers' rules can be read, or there are none"
@@ -195,6 +201,17 @@ class Metrics:
         for gauge in (self._pending, self._overdue, self._open):
             gauge.remove_by_labels({"shard": str(shard)})
         self._position.remove_by_labels({"shard": str(shard)})
+
+    def oscillated(self, topic: str, seconds: int) -> None:
+        """So many seconds were written to the oscillator topic."""
+        self._oscillated.labels(topic).inc(seconds)
+
+    def oscillator_lag(self, topic: str, lag_s: Callable[[], float] | None) -> None:
+        """How far behind the topic is, asked whenever it is shown; None: others write it."""
+        if lag_s is not None:
+            self._oscillator_lag.labels(topic).set_function(lag_s)
+        else:
+            self._oscillator_lag.remove_by_labels({"topic": topic})
 
     def report(self) -> Report:
         """Everything counted and shown so far, for another process to `absorb`."""

@@ -17,6 +17,7 @@ from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
+from blackbox.oscillator import Oscillator
 from blackbox.owners import Owners
 from blackbox.promoter import Schedule, schedule
 from blackbox.request import Shard
@@ -63,6 +64,9 @@ class Service:
         self._promotion = Schedule(
             settings, self._kafka, self._clock, shards=self._owners.open_shards
         )
+        self._oscillator = Oscillator(
+            settings, self._kafka, metrics, self._clock, shards=self._membership.owned
+        )
         self._stopping = Event()
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
         self._scheduler = BackgroundScheduler(
@@ -89,15 +93,18 @@ class Service:
         self._scheduler.start()
         self._intake.start()
         self._membership.start()
+        self._oscillator.start()
 
     def stop(self) -> None:
         """Finish the ticks in flight, give every shard up, leave the group."""
         self._stopping.set()
         self._promotion.stop()
+        self._oscillator.stop()
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
         self._membership.close()
         self._reader.close()
+        self._oscillator.join()
 
     def is_live(self) -> bool:
         """Something due was delivered within the last minute, or nothing was due."""

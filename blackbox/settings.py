@@ -76,6 +76,17 @@ def _history_topic(name: str, info: ValidationInfo) -> str:
     return name
 
 
+def _oscillator_topic(name: str | None, info: ValidationInfo) -> str | None:
+    if not name:
+        return None
+    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+    others = {info.data.get("history_topic"), info.data.get("timer_output_topic")}
+    others |= {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
+    if _topic(name) in others or is_own_topic(name, topics, info.data.get("dead_letter_topic", "")):
+        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
+    return name
+
+
 def _delivery(promise: str, info: ValidationInfo) -> str:
     topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
     if promise != "exactly-once" and "scheduler" in topics.values():
@@ -133,6 +144,9 @@ class Settings(BaseSettings):
         None,
         validate_default=True,
         description="where expired timers are answered; without it <request topic>.expired",
+    )
+    oscillator_topic: Annotated[str | None, AfterValidator(_oscillator_topic)] = Field(
+        None, description="where a record for each second is written; without it nowhere"
     )
     group_id: str = Field(
         "blackbox",
@@ -226,6 +240,12 @@ class Settings(BaseSettings):
         timers = (topic for topic, contract in self.topics.items() if contract == "timer")
         history = {self.history_topic} if self.schedule_topics else set()
         return sorted({self.timer_output(topic) for topic in timers} | history)
+
+    def is_own_topic(self, name: str) -> bool:
+        """Whether a topic belongs to blackbox, so that no request may be delivered to it."""
+        return name == self.oscillator_topic or is_own_topic(
+            name, self.topics, self.dead_letter_topic
+        )
 
     @property
     def retention_ms(self) -> int:

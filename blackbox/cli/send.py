@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,7 +16,6 @@ from blackbox.client.request import request_value
 from blackbox.connect import kafka
 from blackbox.control.control import WRITTEN
 from blackbox.formats import make_format
-from blackbox.journal.topics import is_own_topic
 from blackbox.request import Invalid, Record
 from blackbox.settings import Settings, load
 
@@ -99,12 +97,9 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
-    own = partial(
-        is_own_topic,
-        request_topics=list(settings.topics),
-        dead_letter_topic=settings.dead_letter_topic,
+    contract = make_format(
+        WRITTEN, max_countdown_s=settings.max_countdown_s, own_topics=settings.is_own_topic
     )
-    contract = make_format(WRITTEN, max_countdown_s=settings.max_countdown_s, own_topics=own)
     now_ms = time.time_ns() // 1_000_000
     asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):

@@ -151,6 +151,7 @@ class OwnTopics:
         request_topics: Sequence[str],
         dead_letter_topic: str,
         output_topics: Sequence[str] = (),
+        oscillator_topic: str | None = None,
         *,
         compacted: Collection[str] = (),
         retention_ms: int,
@@ -160,6 +161,7 @@ class OwnTopics:
         self._request_topics = request_topics
         self._dead_letter_topic = dead_letter_topic
         self._output_topics = output_topics
+        self._oscillator_topics = [] if oscillator_topic is None else [oscillator_topic]
         self._compacted = compacted
         self._retention_ms = retention_ms
 
@@ -179,6 +181,7 @@ class OwnTopics:
         counts = self._topics.partitions(self._request_topics, to="Read")
         counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
         counts |= self._topics.partitions(self._output_topics, to="Write")
+        counts |= self._topics.partitions(self._oscillator_topics, to="Read and Write")
         ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
         for topic in self._request_topics:
             if topic not in counts:
@@ -189,6 +192,9 @@ class OwnTopics:
         for topic in self._output_topics:
             if topic not in counts:
                 self._create(topic, partitions, {})
+        for topic in self._oscillator_topics:
+            if topic not in counts:
+                self._create(topic, 1, {})
         for topic in self._request_topics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 

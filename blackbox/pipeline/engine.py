@@ -20,6 +20,7 @@ from blackbox.index.inspector import Inspector
 from blackbox.journal.membership import Membership
 from blackbox.journal.topics import GROW_S
 from blackbox.metrics import Metrics
+from blackbox.oscillator import Oscillator
 from blackbox.pipeline.dispatch_windows import DispatchWindows
 from blackbox.pipeline.intake_stream import IntakeStream
 from blackbox.pipeline.session import start_session
@@ -79,6 +80,9 @@ class SparkEngine:
         self._promotion = Schedule(
             settings, self._kafka, self._clock, shards=self._membership.owned
         )
+        self._oscillator = Oscillator(
+            settings, self._kafka, metrics, self._clock, shards=self._membership.owned
+        )
         self._scheduler = BackgroundScheduler(
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
@@ -114,11 +118,14 @@ class SparkEngine:
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
         self._membership.start()
+        if self._only != "intake":
+            self._oscillator.start()
 
     def stop(self) -> None:
         """Finish the ticks and the batch in flight, leave the group, end Spark."""
         self._is_stopping = True
         self._promotion.stop()
+        self._oscillator.stop()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
         if self._stream is not None:
@@ -131,6 +138,7 @@ class SparkEngine:
         if self._session is not None:
             with suppress(Py4JError, OSError):  # its JVM may be what ended
                 self._session.stop()
+        self._oscillator.join()
 
     def is_live(self) -> bool:
         """Something due was delivered within the last minute, or nothing was due."""

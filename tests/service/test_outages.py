@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from blackbox.embedded import EmbeddedStack
+from tests.service.test_oscillator import topic, wait_written
 from tests.world import World, both_engines, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
@@ -39,7 +41,7 @@ def kill_redis(world: World) -> Callable[[], None]:
 def test_a_server_killed_under_load_and_started_again(
     own_world: World, kill: Callable[[World], Callable[[], None]]
 ) -> None:
-    service = own_world.start_service().wait_ready()
+    service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     own_world.ask(3000, within_s=4)
     until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 500)
     start_again = kill(own_world)
@@ -48,6 +50,7 @@ def test_a_server_killed_under_load_and_started_again(
     verdict = own_world.wait_delivered(timeout_s=90)
     assert verdict.is_exact, verdict
     until("it is ready again", lambda: service.get("/readyz")[0] == 200)
+    wait_written(own_world, int(time.time()))
 
 
 def freeze_kafka(world: World) -> Callable[[], None]:
@@ -58,7 +61,7 @@ def freeze_kafka(world: World) -> Callable[[], None]:
 
 @both_engines
 def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World) -> None:
-    service = own_world.start_service().wait_ready()
+    service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     own_world.ask(1000, within_s=3)
     until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 100)
     thaw = freeze_kafka(own_world)

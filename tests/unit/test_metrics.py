@@ -252,6 +252,17 @@ def test_batches_and_hand_overs_of_spark_are_shown(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_window_handover_seconds_bucket", le="0.05") == 1
 
 
+def test_the_lag_of_the_oscillator_is_told_by_who_writes_it(metrics: Metrics) -> None:
+    lag_s = 3.0
+    metrics.oscillator_lag("seconds", lambda: lag_s)
+    assert value(metrics, "blackbox_oscillator_lag_seconds", topic="seconds") == 3
+    lag_s = 4.0
+    assert value(metrics, "blackbox_oscillator_lag_seconds", topic="seconds") == 4
+    for _ in range(2):
+        metrics.oscillator_lag("seconds", None)
+        assert value(metrics, "blackbox_oscillator_lag_seconds", topic="seconds") is None
+
+
 def used(metrics: Metrics) -> dict[str, set[str]]:
     """Every metric with its labels, after each was used once."""
     metrics.taken(SHARD, Taken(1, 1, 1, 1, None, refused={("quota", "shop"): 1}))
@@ -260,6 +271,8 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     metrics.recovered(SHARD, Recovered(1, 1, 1))
     metrics.positions(SHARD, Labels(1, 1))
     metrics.opened(SHARD, True)
+    metrics.oscillated("seconds", 1)
+    metrics.oscillator_lag("seconds", lambda: 1.0)
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

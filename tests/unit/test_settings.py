@@ -42,6 +42,8 @@ GOOD = [
     ("BLACKBOX_HISTORY_TOPIC", "schedules.history", "schedules.history"),
     ("BLACKBOX_SCHEDULER_GRACE_S", "0", 0),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "timer.expired", "timer.expired"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "oscillator", "oscillator"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "", None),
     ("BLACKBOX_GROUP_ID", "team-a.blackbox_1", "team-a.blackbox_1"),
     ("BLACKBOX_ENGINE", "process", "process"),
     ("BLACKBOX_ENGINE", "spark", "spark"),
@@ -94,6 +96,11 @@ BAD = [
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB.receipts", "is a topic of blackbox's own"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "blackbox.dead-letters", "is a topic of blackbox's own"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "a b", "wanted: a topic name of 1 to 249"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "TB", "'TB' is a topic of blackbox's own; name another"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "TB.receipts", "is a topic of blackbox's own"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "blackbox.dead-letters", "is a topic of blackbox's own"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "history", "is a topic of blackbox's own"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "a b", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "..", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "x" * 250, "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_GROUP_ID", "team a", "should match pattern"),
@@ -210,6 +217,23 @@ def test_timers_are_not_answered_into_a_request_topic(environment: pytest.Monkey
         SettingsError, match=r"TIMER_OUTPUT_TOPIC=None: 'TB\.expired' is a topic of"
     ):
         load()
+
+
+def test_nothing_is_delivered_to_a_topic_of_blackbox() -> None:
+    found = load(request_topics="a:countdown,b:timer", oscillator_topic="seconds")
+    own = ["a", "b", "a.receipts", "b.receipts", "blackbox.dead-letters", "seconds"]
+    assert [name for name in [*own, "b.expired", "orders"] if found.is_own_topic(name)] == own
+    assert not load().is_own_topic("seconds")
+
+
+@pytest.mark.parametrize("output", [None, "answers"])
+def test_seconds_are_not_written_where_timers_are_answered(output: str | None) -> None:
+    with pytest.raises(SettingsError, match="is a topic of blackbox's own; name another"):
+        load(
+            request_topics="TB:timer",
+            timer_output_topic=output,
+            oscillator_topic=output or "TB.expired",
+        )
 
 
 def test_every_bad_variable_is_named_at_once(environment: pytest.MonkeyPatch) -> None:

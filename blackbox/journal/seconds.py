@@ -1,0 +1,67 @@
+"""The oscillator topic: a record for each second that has begun, written by one producer at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaException
+
+from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.transactions import Transactions
+from blackbox.request import Shard
+
+PARTITION = 0
+VALUE = b"1"
+TAIL = 100
+"""Records at the end that are looked at first; ten times as many while none of them is a second."""
+
+_SECOND = re.compile(rb"[0-9]{1,12}")
+
+
+class Seconds:
+    """Writes seconds in transactions, under an id of its own; unusable after its first doubt.
+
+    Every method raises a Doubt when Kafka does not answer or another writer opened it. Not safe
+    for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str) -> None:
+        self._shard = Shard(topic, PARTITION)
+        self._access = access
+        name = f"{access.group_id}-oscillator"
+        self._transactions = Transactions(access, name, f"{topic}: seconds")
+
+    def open(self) -> int | None:
+        """Fence every earlier writer, then read the last second written; None in an empty topic."""
+        self._transactions.open()
+        journal = ShardJournal(self._shard, self._access, ahead=1)
+        try:
+            start, end = journal.request_bounds()
+            first, tail = end, TAIL
+            while first > start:
+                last, first, tail = first, max(start, first - tail), tail * 10
+                records = (r for batch in journal.requests(first, last) for r in batch.records)
+                if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
+                    return int(found[-1])
+            return None
+        finally:
+            journal.close()
+
+    def write(self, seconds: Iterable[int]) -> None:
+        """All of them, in this order, or none; each with itself as its timestamp."""
+        topic, _ = self._shard
+        self._transactions.begin()
+        try:
+            for second in seconds:
+                self._transactions.producer.produce(
+                    topic, VALUE, b"%d" % second, PARTITION, timestamp=second * 1000
+                )
+        except (KafkaException, BufferError) as error:
+            raise doubt(KafkaException(*error.args), f"{topic}: cannot produce") from None
+        self._transactions.commit(f"Write on topic {topic}")
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction stays for the next writer to settle."""
+        self._transactions.close()

@@ -1,0 +1,134 @@
+"""The oscillator topic on real servers: every second once, in order, whatever happens to its writers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from blackbox.connect import kafka
+from blackbox.doubt import Fenced
+from blackbox.journal.seconds import Seconds
+from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
+
+pytestmark = pytest.mark.service
+
+LONG_S = 25_000
+
+
+def topic(world: World) -> str:
+    return f"{world.name}.seconds"
+
+
+def start(world: World) -> ServiceProcess:
+    return world.start_service(oscillator_topic=topic(world)).wait_ready()
+
+
+def written(world: World) -> list[int]:
+    """The seconds that can be read; each must have the one value, and be its record's timestamp."""
+    records = read_all(world.kafka.bootstrap_servers, topic(world))
+    assert {record.partition() for record in records} <= {0}
+    assert {record.value() for record in records} <= {b"1"}
+    seconds = [int(record.key() or b"") for record in records]
+    assert [record.timestamp()[1] for record in records] == [1000 * second for second in seconds]
+    return seconds
+
+
+def wait_written(world: World, upto: int) -> list[int]:
+    """Until this second is written: all of them, which are without gap or repetition."""
+
+    def reaches() -> list[int]:
+        found = written(world)
+        return found if found and found[-1] >= upto else []
+
+    seconds = until(f"the second {upto} is written", reaches, every_s=0.2)
+    assert seconds == list(range(seconds[0], seconds[-1] + 1))
+    return seconds
+
+
+def writes(service: ServiceProcess) -> bool:
+    return "blackbox_oscillator_lag_seconds{" in service.get("/metrics")[1]
+
+
+def who_writes(services: list[ServiceProcess]) -> list[ServiceProcess]:
+    """Until one of them does; that one, then the others."""
+
+    def one() -> list[ServiceProcess]:
+        writing = [service for service in services if writes(service)]
+        rest = [service for service in services if service not in writing]
+        return [*writing, *rest] if len(writing) == 1 else []
+
+    return until("one of them writes", one)
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
+    world: World,
+) -> None:
+    services = [start(world) for _ in range(2)]
+    writer, other = who_writes(services)
+    wait_written(world, now() + 1)
+    writer.freeze()
+    until("the other one writes", lambda: writes(other))
+    wait_written(world, now() + 1)
+    writer.thaw()
+    until("the first one knows", lambda: not writes(writer))
+    wait_written(world, now() + 2)
+    writer, other = who_writes(services)
+    writer.kill()
+    until("the other one writes", lambda: writes(other))
+    seconds = wait_written(world, now() + 2)
+    assert seconds[-1] <= now()
+
+
+def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
+    world: World,
+) -> None:
+    world.create(NewTopic(topic(world), 3))
+    first = now() - LONG_S
+    long_ago = Seconds(kafka(world.settings()), topic(world))
+    assert long_ago.open() is None
+    long_ago.write([first])
+    service = start(world)
+    with pytest.raises(Fenced):
+        long_ago.write([first + 1])
+    long_ago.close()
+    assert wait_written(world, now())[0] == first
+    assert service.metric("blackbox_oscillator_written_total") >= LONG_S
+    until("it is up to date", lambda: service.metric("blackbox_oscillator_lag_seconds") <= 1)
+    assert service.stop() == 0
+    last = written(world)[-1]
+    until("seconds have passed", lambda: now() > last + 2)
+    start(world)
+    assert wait_written(world, now())[0] == first
+
+
+@both_engines_at_length
+def test_seconds_begin_with_the_current_one_on_a_topic_that_is_made_with_one_partition(
+    world: World,
+) -> None:
+    before = now()
+    start(world)
+    assert wait_written(world, now() + 1)[0] >= before
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    assert len(admin.list_topics(topic(world)).topics[topic(world)].partitions) == 1
+
+
+def test_the_last_second_is_found_behind_records_of_others(world: World) -> None:
+    world.create(NewTopic(topic(world), 1))
+    seconds = Seconds(kafka(world.settings()), topic(world))
+    assert seconds.open() is None
+    seconds.write(range(100, 300))
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for key in [b"soon", None] * 600:
+        producer.produce(topic(world), b"1", key)
+    producer.flush()
+    seconds.close()
+    again = Seconds(kafka(world.settings()), topic(world))
+    assert again.open() == 299
+    again.close()
