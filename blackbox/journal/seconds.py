@@ -51,17 +51,23 @@ class Seconds:
 
     def write(self, seconds: Iterable[int]) -> None:
         """All of them, in this order, or none; each with itself as its timestamp."""
-        topic, _ = self._shard
         self._transactions.begin()
-        try:
-            for second in seconds:
-                self._transactions.producer.produce(
-                    topic, VALUE, b"%d" % second, PARTITION, timestamp=second * 1000
-                )
-        except (KafkaException, BufferError) as error:
-            raise doubt(KafkaException(*error.args), f"{topic}: cannot produce") from None
-        self._transactions.commit(f"Write on topic {topic}")
+        for second in seconds:
+            self._send(second)
+        self._transactions.commit(f"Write on topic {self._shard.topic}")
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next writer to settle."""
         self._transactions.close()
+
+    def _send(self, second: int) -> None:
+        topic, _ = self._shard
+        producer = self._transactions.producer
+        while True:
+            try:
+                producer.produce(topic, VALUE, b"%d" % second, PARTITION, timestamp=second * 1000)
+                return
+            except BufferError:
+                producer.poll(0.1)
+            except KafkaException as error:
+                raise doubt(error, f"{topic}: cannot produce") from None

@@ -321,6 +321,28 @@ def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Ri
     assert town.kafka.read(town.target) == []
 
 
+OSCILLATOR = "run with an oscillator"
+OSCILLATOR_CREATES = "run with an oscillator that creates its topic"
+
+
+def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run", OSCILLATOR, OSCILLATOR_CREATES))
+    town.start(oscillator_topic=town.prefix + "oscillator").wait_ready()
+    until("it writes", lambda: len(town.kafka.read(town.prefix + "oscillator")) > 1)
+
+
+@each(OSCILLATOR, OSCILLATOR_CREATES)
+def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing: Right) -> None:
+    town.create_all()
+    if missing.command == OSCILLATOR:
+        town.create(town.prefix + "oscillator")
+        town.kafka.send(town.prefix + "oscillator", "1", key="1")
+    town.allow(without(missing, "run", OSCILLATOR, OSCILLATOR_CREATES))
+    town.start(oscillator_topic=town.prefix + "oscillator")
+    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+
+
 RECURRING = "run with recurring requests"
 
 
@@ -463,6 +485,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        SCHEDULES, "run with schedules that creates its topics", RECURRING, "API and cancel", "letters",
+        OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, "API and cancel", "letters",
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()
