@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.connect import kafka
-from blackbox.doubt import Fenced
+from blackbox.doubt import Fenced, JournalLost
 from blackbox.journal.seconds import Seconds
 from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
 
@@ -86,13 +86,22 @@ def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
     assert seconds[-1] <= now()
 
 
+def opened(world: World) -> Seconds | None:
+    seconds = Seconds(kafka(world.settings()), topic(world))
+    try:
+        assert seconds.open() is None
+    except JournalLost:
+        seconds.close()
+        return None
+    return seconds
+
+
 def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
     world: World,
 ) -> None:
     world.create(NewTopic(topic(world), 3))
     first = now() - LONG_S
-    long_ago = Seconds(kafka(world.settings()), topic(world))
-    assert long_ago.open() is None
+    long_ago = until("the topic has its leader", lambda: opened(world))
     long_ago.write([first])
     service = start(world)
     with pytest.raises(Fenced):
