@@ -38,6 +38,7 @@ class Index(Protocol):
     @property
     def removed(self) -> int: ...
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
+    def depart(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
     def settle(
         self,
         removals: Mapping[int, str | None],
@@ -134,7 +135,8 @@ class Dispatch:
         """Deliver one batch of what is due at `now_ms`.
 
         1. read labels and due members that belong together, then the payloads; of a full
-           batch's successor already while Kafka is busy with the batch;
+           batch's successor already while Kafka is busy with the batch; then say in Redis what is
+           about to be delivered, without what was cancelled or replaced since;
         2. one transaction: messages and dead letters, flushed, then the receipt that names where
            each went; commit;
         3. one MULTI under WATCH: remove what the receipt names, and set the label `receipts`.
@@ -299,6 +301,9 @@ class Dispatch:
     def _deliver(
         self, batch: _Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
+        if not self._depart(batch):
+            self._defer(batch.deferred, did, now_ms)
+            return
         places: Places = {}
         letters: Places = {}
         ready, dead = batch.ready, dict(batch.dead)
@@ -327,6 +332,17 @@ class Dispatch:
         _count_put_off(did, batch.deferred)
         if failed:
             self._put_off(sent, failed, did, now_ms)
+
+    def _depart(self, batch: _Sorted) -> bool:
+        """Leave out what was cancelled or replaced since it was read; whether there is something left."""
+        offsets = [*batch.ready, *batch.dead]
+        try:
+            for offset in self.index.depart(offsets, self._removed):
+                batch.ready.pop(offset, None)
+                batch.dead.pop(offset, None)
+        except IndexFull:
+            pass  # nothing new comes in, and so no cancel either
+        return bool(batch.ready or batch.dead)
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
         originals = self._originals(o for o, entry in dead.items() if not _is_record(entry))

@@ -183,7 +183,7 @@ class Control:
             shard, offset = place if fate.carried is None else _at(fate.carried)
             name = text if text == fate.caller_id else None
             cancel = self._write_cancel(shard, offset, fate, name)
-            while (label := registry.inspector.labels(shard)) is None or label.requests <= cancel:
+            while not _is_taken_in(registry, shard, cancel, offset):
                 if time.monotonic() > deadline:
                     return Cancelled("asked", fate)
                 time.sleep(LOOK_S)
@@ -330,6 +330,13 @@ def _holder(registry: Registry, caller_id: str) -> tuple[Shard, int] | None:
         if offset is not None:
             return shard, offset
     return None
+
+
+def _is_taken_in(registry: Registry, shard: Shard, cancel: int, offset: int) -> bool:
+    """Whether a cancel has been read, and no delivery of its request is under way any more."""
+    label = registry.inspector.labels(shard)
+    is_read = label is not None and label.requests > cancel
+    return is_read and not registry.inspector.is_leaving(shard, offset)
 
 
 def _why(asked: object) -> tuple[str, str]:

@@ -23,6 +23,8 @@ from blackbox.request import Cancel, Record, Request, Shard, request_id
 from blackbox.settings import Settings
 
 COUNTED_FOR_S = 5.0
+VISIBLE_WITHIN_S = 5.0
+LOOK_S = 0.02
 CLOCKS_APART_MS = 60_000
 """How far a receipt's time may lie before the due time it answers: the clocks' difference."""
 
@@ -146,7 +148,8 @@ class Registry:
                 return _fate(shard, offset, "pending", **told)
             if self._inspector.is_cold(shard, offset):
                 return _fate(shard, offset, "pending", **(known | {"is_cold": True}))
-            outcome = self._outcome(journal, shard, offset, known.get("due_ms"))  # 2
+            label = standing.labels.receipts if standing.labels is not None else 0
+            outcome = self._outcome(journal, shard, offset, known.get("due_ms"), label)  # 2
             if outcome is not None:
                 return _fate(shard, offset, **(known | outcome))
             is_request = record is not None and known.get("state") not in NO_REQUEST
@@ -197,11 +200,11 @@ class Registry:
         return {"due_ms": record.timestamp_ms, "reason": asked.reason, "detail": asked.detail}
 
     def _outcome(
-        self, journal: ShardJournal, shard: Shard, offset: int, due_ms: int | None
+        self, journal: ShardJournal, shard: Shard, offset: int, due_ms: int | None, label: int
     ) -> dict[str, Any] | None:
         if shard.partition >= self._partitions.get(receipts_topic(shard.topic), 0):
             return None
-        start, end = journal.receipt_bounds()
+        start, end = _bounds_up_to(journal, label)
         if due_ms is not None:
             start = _first_since(journal, start, end, due_ms - CLOCKS_APART_MS)
         for _, receipt in settled(journal.receipts(start, end)):
@@ -228,6 +231,16 @@ class Registry:
             for name in ("reason", "detail")
         }
         return {"place": place} | {name: text for name, text in told.items() if text is not None}
+
+
+def _bounds_up_to(journal: ShardJournal, label: int) -> tuple[int, int]:
+    """Of the receipts, once what the index knows can be read: a commit is told before readers see it."""
+    deadline = time.monotonic() + VISIBLE_WITHIN_S
+    while True:
+        start, end = journal.receipt_bounds()
+        if end >= label or time.monotonic() > deadline:
+            return start, end
+        time.sleep(LOOK_S)
 
 
 def _carried_to(journal: ShardJournal, offset: int) -> int | None:

@@ -93,6 +93,13 @@ class Inspector:
         )
         return _labels(shard, state, receipts)
 
+    def is_leaving(self, shard: Shard, offset: int) -> bool:
+        """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
+        keys = Keys(shard)
+        (leaving,) = self._together(keys, ("GET", keys.leaving))
+        names = leaving or b""
+        return member(offset) in (names[at : at + 16] for at in range(0, len(names), 16))
+
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
         keys = Keys(shard)

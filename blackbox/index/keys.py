@@ -19,6 +19,7 @@ class Keys:
         self.state = self.prefix + b"state"
         self.receipts = self.prefix + b"receipts"
         self.cold = self.prefix + b"cold"
+        self.leaving = self.prefix + b"leaving"
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member

@@ -2,7 +2,7 @@
 
 Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
 `skip` marks the removals already read whose request is not in the index yet, `cold` the requests
-that are due beyond the horizon and so are no entries. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+that are due beyond the horizon and so are no entries, `leaving` those whose delivery is under way. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
 
 Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
@@ -66,7 +66,9 @@ class PackedIndex:
     def _empty(self) -> bytes:
         """Without the payloads: those that are asked for again are written again, others expire."""
         keys = self._keys
-        return pack("UNLINK", keys.due, keys.ids, keys.cold, keys.state, keys.receipts)
+        return pack(
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.leaving, keys.state, keys.receipts
+        )
 
     def _read_labels(self, *more: bytes) -> list[bytes]:
         return [
@@ -202,6 +204,21 @@ class ShardIndex(PackedIndex):
                 oldest_ms=int(float(first[1])) if first else None,
                 pending=pending,
             )
+
+    def depart(self, offsets: Sequence[int], removed: int) -> set[int]:
+        """Say that these are about to be delivered; those that are not pending any more are not to be.
+
+        `removed` is what it was when they were read. From here until they are settled, what is
+        cancelled comes too late. Raises IndexFull, LabelsMoved like the others.
+        """
+        names = [member(offset) for offset in offsets]
+        with self._lock:
+            commands = [pack("SET", self._keys.leaving, b"".join(names)), *self._read_labels()]
+            self._check(self._labels(*self._session.run(commands, 3)[1:]))
+            if self.removed == removed:
+                return set()
+            scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+        return {o for o, score in zip(offsets, scores, strict=True) if score is None}
 
     def settle(
         self,
@@ -361,6 +378,7 @@ class ShardIndex(PackedIndex):
             if offset >= found.requests:
                 segment, bit = divmod(offset, SEGMENT)
                 yield pack("SETBIT", self._keys.skip(segment), bit, 1)
+        yield pack("UNLINK", self._keys.leaving)
         yield self._write_receipts(receipts)
 
     def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import redis
 
 from blackbox import entry as entries
 from blackbox.dispatch import (
@@ -19,10 +20,11 @@ from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, R
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.formats import make_format
+from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
-from blackbox.outgoing import Outgoing
+from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
@@ -135,6 +137,53 @@ def test_messages_are_flushed_before_the_receipt_and_removed_after_the_commit(
     assert writer.calls == [
         "begin", "send orders@0", "send bills@2", f"send {LETTERS}@1", "flush", "commit", "settle",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_is_cancelled_after_it_was_read_is_not_delivered(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
+    connections: redis.ConnectionPool, monkeypatch: pytest.MonkeyPatch, here: bool,
+) -> None:  # fmt: skip
+    pend(to(caller_id="a"), to(caller_id="b"))
+    other = index if here else ShardIndex(SHARD, connections, grace_s=3600)
+    unavailable = targets.unavailable
+
+    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+        other.load()
+        store(other, 2, 3, {2: Cancel("a")})
+        monkeypatch.setattr(targets, "unavailable", unavailable)
+        return unavailable(topics)
+
+    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+
+    dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [1]
+    assert writer.receipts[0].delivered == {"orders/0": [(1, 0)]}
+
+
+def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pend(to(), to(), to(due_ms=NOW_MS + 1))
+    inspector = Inspector(connections)
+    seen: list[list[bool]] = []
+
+    def look(call: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*given: Any) -> Any:
+            seen.append([inspector.is_leaving(SHARD, offset) for offset in range(3)])
+            return call(*given)
+
+        return looked
+
+    for step in ("begin", "flush", "commit"):
+        monkeypatch.setattr(writer, step, look(getattr(writer, step)))
+
+    dispatch.tick(NOW_MS)
+
+    assert seen == [[True, True, False]] * 3
+    assert not inspector.is_leaving(SHARD, 0)
 
 
 def test_a_tick_delivers_what_is_due_and_says_so(
