@@ -8,7 +8,7 @@ PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
 
-.PHONY: help install demo test faults fuzz chaos soak mutations check format bench engines jobs helm constraints advisories sbom protos clean
+.PHONY: help install demo test faults fuzz chaos soak mutations screenshots check format bench engines jobs helm constraints advisories sbom protos clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ mutations: install  ## Bugs put into copies of the product: the tests must find 
 
 chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.md (about 25 minutes)
 	$(BIN)/python -m tests.chaos --write docs/chaos.md
+
+screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)
+	$(BIN)/python -m tests.screenshots docs/page
 
 check: install  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -147,6 +147,7 @@ class LetterState(BaseModel):
     detail: str
     source: str = Field(description="the request's record")
     caller: str | None = None
+    target: str | None = Field(None, description="of a request that can be understood")
     key: str | None = None
     key_encoding: str | None = None
     value: str | None = None
@@ -155,11 +156,12 @@ class LetterState(BaseModel):
     became: str | None = Field(None, description="replayed, discarded; without it it is open")
 
     @classmethod
-    def of(cls, letter: Letter) -> LetterState:
+    def of(cls, letter: Letter, target: str | None) -> LetterState:
         key, key_encoding = _shown(letter.key)
         value, value_encoding = _shown(letter.value)
         return cls(
             **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
+            target=target,
             key=key,
             key_encoding=key_encoding,
             value=value,

@@ -1,4 +1,4 @@
-"""The routes: is it alive, is it ready, what did it do; and the API."""
+"""The routes: is it alive, is it ready, what did it do; the API, and the page for people."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 
-from blackbox.api import letters, requests, schedules, targets
+from blackbox.api import letters, pages, requests, schedules, targets
 from blackbox.api.access import Access
 from blackbox.api.health import Health
+from blackbox.api.pages import READS
 from blackbox.client import NotSent
 from blackbox.control.control import Control
 from blackbox.doubt import Doubt
@@ -22,7 +23,6 @@ from blackbox.metrics import Metrics
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
-READS = ["GET", "HEAD"]
 NOT_STORED = {"Cache-Control": "no-store"}
 
 
@@ -54,13 +54,14 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
 
 def make_app(service: Health, metrics: Metrics, control: Control, settings: Settings) -> FastAPI:
-    """Probes, metrics and the API, which `/openapi.json` describes."""
+    """Probes, metrics, the API, which `/openapi.json` describes, and the page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
     app.include_router(requests.routes(control, access))
     app.include_router(letters.routes(control, access))
     app.include_router(targets.routes(control, access))
     app.include_router(schedules.routes(service, control, access, settings))
+    app.include_router(pages.routes())
 
     @app.get("/openapi.json", include_in_schema=False)
     def openapi() -> JSONResponse:

@@ -203,6 +203,15 @@ class Control:
             is_open=is_open,
         )
 
+    def target_of(self, letter: Letter) -> str | None:
+        """Where its message was to go; None when its request cannot be understood."""
+        topic = letter.source.rpartition("/")[0]
+        if topic not in self._formats:
+            return None
+        record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
+        asked = self._formats[topic].parse(record, letter.at_ms)
+        return asked.target if isinstance(asked, Request) else None
+
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
         """Discard or replay dead letters as `control.letters.put_away` has it."""
         with self._writing:

@@ -1,0 +1,66 @@
+// What stops the reader: a question, a token, facts. And what only tells.
+
+import { byId, element, say } from "./dom.js";
+
+/** Ask before something is done; whether it may be. */
+export async function confirmed(title, text, action) {
+  byId("confirm-title").textContent = title;
+  byId("confirm-text").textContent = text;
+  const yes = byId("confirm-yes");
+  yes.textContent = action;
+  return opened(byId("confirm"), (close) => { yes.onclick = () => close(true); }).then(Boolean);
+}
+
+/** A token, or null: not now. */
+export async function askForToken(why) {
+  say(byId("token-why"), `${why}.`);
+  const dialog = byId("token");
+  const form = dialog.querySelector("form");
+  form.reset();
+  return opened(dialog, (close) => {
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      const given = form.elements.token.value.trim();
+      form.reset();
+      close(given || null);
+    };
+  });
+}
+
+/** Show `facts`, pairs of a name and a text or an element, with `actions`, buttons. */
+export function showFacts(title, facts, actions = []) {
+  const dialog = byId("details");
+  byId("details-title").textContent = title;
+  dialog.querySelector("dl").replaceChildren(
+    ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]),
+  );
+  const place = dialog.querySelector(".actions");
+  place.replaceChildren(place.querySelector(".dismiss"), ...actions);
+  return opened(dialog, () => {});
+}
+
+/** Open it; what it was closed with, null when it was dismissed. */
+export function opened(dialog, wire) {
+  return new Promise((resolve) => {
+    let answer = null;
+    const close = (given) => {
+      answer = given;
+      dialog.close();
+    };
+    dialog.querySelector(".dismiss").onclick = () => close(null);
+    dialog.onclose = () => resolve(answer);
+    wire(close);
+    dialog.showModal();
+  });
+}
+
+/** Tell what became of something; `show` leads to it. */
+export function tell(text, { isBad = false, show = null } = {}) {
+  const told = byId("told");
+  told.classList.toggle("bad", isBad);
+  told.querySelector("p").textContent = text;
+  byId("told-show").hidden = show === null;
+  byId("told-show").onclick = show;
+  byId("told-close").onclick = () => { told.hidden = true; };
+  told.hidden = false;
+}

@@ -1,0 +1,102 @@
+// Dead letters: why, whose, where to; replayed or put away.
+
+import { Failure, call } from "./api.js";
+import { confirmed, showFacts, tell } from "./dialogs.js";
+import { button, byId, cell, element, once, refill, row, say } from "./dom.js";
+import { away, count, counted, instant, moment } from "./words.js";
+
+const MOST = 200;
+const LABELS = ["since", "reason", "to topic", "caller", "request", ""];
+
+let shown = [];
+
+export function start() {
+  byId("reason").addEventListener("change", () => look({ isForced: true }));
+  byId("all-letters").addEventListener("change", () => look({ isForced: true }));
+  byId("replay-all").addEventListener("click", once(() => putAway("replay", open())));
+  byId("discard-all").addEventListener("click", once(() => putAway("discard", open())));
+}
+
+const open = () => shown.filter((letter) => !letter.became);
+
+/** Unless `isForced`, in silence. */
+export async function look({ isForced = false } = {}) {
+  const isAll = byId("all-letters").checked;
+  try {
+    const { letters } = await call("GET", `dead-letters?limit=${MOST}&is_open=${!isAll}`, { isQuiet: !isForced });
+    say(byId("letters-error"), null);
+    reasons(letters);
+    const reason = byId("reason").value;
+    shown = letters.filter((letter) => !reason || letter.reason === reason);
+    figure(letters);
+    refill(byId("letters"), shown.map(told), { isForced });
+    byId("no-letters").hidden = shown.length > 0;
+    for (const id of ["replay-all", "discard-all"]) byId(id).hidden = open().length < 2;
+  } catch (error) {
+    if (!(error instanceof Failure) || !isForced) throw error;
+    say(byId("letters-error"), error.message);
+  }
+}
+
+function figure(letters) {
+  const number = letters.filter((letter) => !letter.became).length;
+  byId("dead").textContent = letters.length === MOST ? `${count(number)}+` : count(number);
+  byId("dead").parentElement.classList.toggle("dead", number > 0);
+}
+
+function reasons(letters) {
+  const select = byId("reason");
+  const found = new Set(letters.map((letter) => letter.reason));
+  if (select.value) found.add(select.value);
+  const names = ["", ...[...found].sort()];
+  if (names.join() === [...select.options].map((one) => one.value).join()) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => element("option", { value: name }, name || "any")));
+  select.value = chosen;
+}
+
+function told(letter) {
+  const actions = letter.became ? [letter.became] : [
+    button("Replay", "", () => putAway("replay", [letter])),
+    button("Discard", "danger", () => putAway("discard", [letter])),
+  ];
+  return row(LABELS,
+    cell("when", element("span", {}, away(letter.at_ms)), " ", element("small", {}, moment(letter.at_ms))),
+    element("td", {}, element("span", {}, element("b", { class: "dead" }, letter.reason), element("small", {}, letter.detail))),
+    letter.target,
+    letter.caller,
+    cell("id", button(letter.source, "name id", () => details(letter))),
+    cell("actions", ...actions),
+  );
+}
+
+function details(letter) {
+  const facts = [
+    ["reason", letter.reason], ["detail", letter.detail], ["since", instant(letter.at_ms)],
+    ["caller", letter.caller], ["to topic", letter.target], ["became", letter.became],
+    ["written at", letter.source], ["dead letter at", letter.place],
+    [letter.key_encoding ? "key, base64" : "key", letter.key],
+    [`record, ${counted(letter.value_bytes, "byte")}${letter.value_encoding ? ", base64" : ""}`, letter.value && element("pre", {}, letter.value)],
+  ];
+  showFacts("Dead letter", facts.filter(([, value]) => value));
+}
+
+async function putAway(how, letters) {
+  const many = letters.length === 1 ? "this dead letter" : counted(letters.length, "dead letter");
+  const about = letters.length === 1 ? `${letters[0].reason}, of ${letters[0].caller ?? "nobody"}, to ${letters[0].target ?? "an unknown topic"}` : "All that are shown and open";
+  const [title, text, action] = how === "replay"
+    ? [`Replay ${many}?`, `${about}. The request is written again as it was; a countdown begins anew.`, "Replay"]
+    : [`Discard ${many}?`, `${about}. Nothing is delivered; it stays in Kafka, marked.`, "Discard"];
+  if (!(await confirmed(title, text, action))) return;
+  try {
+    const body = JSON.stringify({ places: letters.map((letter) => letter.place) });
+    const headers = { "Content-Type": "application/json" };
+    const { done, left } = await call("POST", `dead-letters/${how}`, { body, headers });
+    const became = `${counted(done.length, "dead letter")} ${how === "replay" ? "replayed" : "discarded"}`;
+    const why = Object.entries(left).map(([place, reason]) => `${place}: ${reason}`);
+    tell([`${became}.`, ...why].join(" "), { isBad: why.length > 0 });
+  } catch (error) {
+    tell(`${how === "replay" ? "Not replayed" : "Not discarded"}: ${error.message}`, { isBad: true });
+  }
+  await look({ isForced: true });
+}
