@@ -26,7 +26,7 @@ FROZEN_S = 14.0
 """From the moment on from which one of the two services does nothing."""
 
 WIDTHS = {1440: 1000, 390: 844}
-COLOURS = 96
+COLOURS = 160
 HOUR_S = 3600.0
 
 

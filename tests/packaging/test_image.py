@@ -253,6 +253,8 @@ def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
     for command in [each.text for each in stages()[0] if each.name == "RUN"]:
         run(command.replace(HOME_IN_IMAGE, str(home)), sources, environment, timeout_s=500)
     assert "Usage" in run(f"{home}/bin/blackbox --help", tmp_path, environment)
+    page = {path.name for path in home.glob("lib/*/site-packages/blackbox/api/page/*")}
+    assert page == {path.name for path in (ROOT / "blackbox/api/page").iterdir()}
     installed = {
         each.name.partition("-")[0] for each in home.glob("lib/*/site-packages/*.dist-info")
     }

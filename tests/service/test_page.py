@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect
 
+import blackbox
 from blackbox.embedded import EmbeddedStack
 from tests.browser import DEADLINE_MS, NoChromium, chromium
 from tests.conftest import missing
@@ -19,6 +21,7 @@ from tests.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
 
+PAGE = Path(blackbox.__file__).parent / "api" / "page"
 HOSTILE = "<img src=x onerror=alert(1)>"
 LOOK, CHANGE = "l" * 16, "c" * 16
 NO_ANSWER = re.compile(r"Failed to load resource: (net::|the server responded with a status of 4)")
@@ -435,7 +438,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(
         search(page, id="i" * 200)
         expect(requests(page)).to_have_count(1)
         expect(letters(page, "unknown-topic").first).to_be_visible()
-    widest = "Math.max(...[document.documentElement, ...document.querySelectorAll('.card')].map((one) => one.scrollWidth - one.clientWidth))"
+    widest = "Math.max(...[document.documentElement, ...document.querySelectorAll('.card, .figures div')].map((one) => one.scrollWidth - one.clientWidth))"
     assert page.evaluate(widest) == 0
 
 
@@ -513,8 +516,11 @@ def test_the_description_of_the_api_has_every_operation_and_leads_back(
 def test_files_are_guarded_cached_by_their_content_and_nothing_else_is_served(
     api: httpx.Client,
 ) -> None:
-    files = {"/", "/docs"} | set(re.findall(r"page/[\w.]+", api.get("/").text))
-    for path in sorted(files):
+    files = {f"/page/{path.name}" for path in PAGE.iterdir()} - {
+        "/page/index.html",
+        "/page/docs.html",
+    }
+    for path in sorted(files | {"/", "/docs"}):
         answer = api.get(path)
         assert answer.status_code == 200
         assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
@@ -527,6 +533,12 @@ def test_files_are_guarded_cached_by_their_content_and_nothing_else_is_served(
     assert api.get("/page/page.js").headers["content-type"] == "text/javascript; charset=utf-8"
     for path in ("/page/", "/page/../pages.py", "/page/%2e%2e/pages.py", "/page/nothing.js"):
         assert api.get(path).status_code == 404
+
+
+def test_no_script_of_the_page_writes_html_or_keeps_anything() -> None:
+    forbidden = r"(?:inner|outer|Adjacent)HTML|document\.write|\beval\b|Function\(|Storage|cookie"
+    for script in PAGE.glob("*.js"):
+        assert re.findall(forbidden, script.read_text()) == [], script.name
 
 
 def test_a_service_that_stops_is_told_and_one_that_answers_again_too(

@@ -69,8 +69,7 @@ async function send(method, path, { body, headers }) {
   let answer;
   try {
     answer = await fetch(path, { method, body, headers, cache: "no-store", signal: AbortSignal.timeout(LONGEST_MS) });
-  } catch (error) {
-    if (error instanceof TypeError && /header|ByteString/i.test(error.message)) throw new Failure(error.message, 0);
+  } catch {
     heard(false);
     throw new Silence("the service does not answer", 0);
   }

@@ -2,8 +2,6 @@
 
 import { byId, cell, element, row, say } from "./dom.js";
 
-const LABELS = ["", "type", ""];
-
 async function show() {
   const answer = await fetch("openapi.json");
   if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -16,39 +14,52 @@ async function show() {
 }
 
 function about(method, path, { description, parameters = [], requestBody, responses }) {
-  const title = element("h2", {}, element("b", {}, method.toUpperCase()), path);
-  const asked = parameters.map((one) => fields(one.name, one.schema, one.required, one.in));
+  const asked = parameters.map((one) => field(one.name, one.schema, one.required, one.in));
   const [body] = Object.entries(requestBody?.content ?? {});
-  const written = body ? [[fields("the body", body[1].schema, true, body[0]), ...properties(body[1].schema)]] : [];
-  const answers = Object.entries(responses).map(([status, one]) =>
-    row(LABELS, cell("id", status), type(one.content?.["application/json"]?.schema), one.description));
+  const written = body ? [field("body", body[1].schema, true, body[0]), ...fields(body[1].schema)] : [];
+  const good = Object.entries(responses).filter(([status]) => status < 300);
+  const bad = Object.keys(responses).filter((status) => status >= 300);
+  const answers = good.map(([status, one]) => row([], cell("id", status), schemaOf(one), "the answer"));
+  if (bad.length) answers.push(row([], cell("id", bad.join(" ")), schemaOf(responses[bad[0]]), "what was wrong, and what to do"));
   return element("section", { class: "card operation" },
-    title,
+    element("h2", {}, element("b", {}, method.toUpperCase()), path),
     element("p", { class: "soft" }, description ?? ""),
-    ...table("asked", [...asked, ...written.flat()]),
-    ...table("answered", answers),
+    table([...asked, ...written, ...answers]),
   );
 }
 
+const schemaOf = (answer) => type(answer.content?.["application/json"]?.schema);
+
 function model(name, schema) {
   return element("section", { class: "card model", id: name },
-    element("h2", {}, name), element("p", { class: "soft" }, schema.description ?? ""), ...table("fields", properties(schema)));
+    element("h2", {}, name), element("p", { class: "soft" }, schema.description ?? ""), table(fields(schema)));
 }
 
-function properties(schema) {
-  return Object.entries(schema.properties ?? {}).map(([name, one]) => fields(name, one, schema.required?.includes(name)));
+function fields(schema) {
+  return Object.entries(schema.properties ?? {}).map(([name, one]) => field(name, one, schema.required?.includes(name)));
 }
 
-function fields(name, schema, isRequired, where = null) {
-  const words = [where === "query" || where === "path" ? null : where, isRequired ? "required" : null, schema.description, limits(schema)];
-  return row(LABELS, cell("id", name), type(schema), words.filter(Boolean).join("; "));
+function field(name, schema, isRequired, where = null) {
+  const place = where === "query" || where === "path" ? null : where;
+  const words = [place, isRequired ? "required" : null, schema.description, limits(schema)];
+  return row([], cell("id", name), type(schema), words.filter(Boolean).join("; "));
 }
 
 function limits(schema) {
-  const known = { minimum: "from", maximum: "to", minLength: "characters, from", maxLength: "characters, to", maxItems: "items, to", pattern: "like", default: "by default" };
-  const flat = Object.assign({}, ...(schema.anyOf ?? []), schema);
-  return Object.entries(known).filter(([name]) => flat[name] !== undefined && flat[name] !== null)
-    .map(([name, word]) => `${word} ${flat[name]}`).join(" ");
+  const all = Object.assign({}, ...(schema.anyOf ?? []), schema);
+  const length = range(all.minLength, all.maxLength);
+  const words = [
+    range(all.minimum, all.maximum),
+    length && `${length} characters`,
+    all.pattern && `like ${all.pattern}`,
+    all.default !== undefined && all.default !== null && `by default ${all.default}`,
+  ];
+  return words.filter(Boolean).join(", ");
+}
+
+function range(least, most) {
+  if (most === undefined) return least === undefined ? null : `from ${least}`;
+  return least === undefined ? `up to ${most}` : `${least} to ${most}`;
 }
 
 function type(schema = {}) {
@@ -65,9 +76,8 @@ function type(schema = {}) {
   return [schema.type ?? "any"].flat().join(" or ");
 }
 
-function table(title, rows) {
-  if (!rows.length) return [];
-  return [element("h3", {}, title), element("div", { class: "scroll" }, element("table", { class: "list fields-of" }, element("tbody", {}, ...rows)))];
+function table(rows) {
+  return element("div", { class: "scroll" }, element("table", { class: "described" }, element("tbody", {}, ...rows)));
 }
 
 show().catch((error) => say(byId("trouble"), `The API’s description cannot be had: ${error.message}. Load the page again in a moment.`));

@@ -61,7 +61,7 @@ function told(letter) {
     button("Discard", "danger", () => putAway("discard", [letter])),
   ];
   return row(LABELS,
-    cell("when", element("span", {}, away(letter.at_ms)), " ", element("small", {}, moment(letter.at_ms))),
+    cell("when", element("span", {}, away(letter.at_ms), " ", element("small", {}, moment(letter.at_ms)))),
     element("td", {}, element("span", {}, element("b", { class: "dead" }, letter.reason), element("small", {}, letter.detail))),
     letter.target,
     letter.caller,

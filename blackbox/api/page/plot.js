@@ -2,7 +2,7 @@
 
 import { drawn } from "./dom.js";
 
-const LEFT = 46;
+const LEFT = 58;
 const BELOW = 22;
 const ABOVE = 8;
 const PAST = 64;
@@ -155,7 +155,7 @@ function roundStep(step, least) {
 function labelsX(marks, from, to, height) {
   let free = from;
   return marks.flatMap(([share, text]) => {
-    const half = text.length * 3.4;
+    const half = text.length * 4;
     const x = Math.min(from + share * (to - from), to - half);
     if (x - half < free) return [];
     free = x + half + 14;

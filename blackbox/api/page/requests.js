@@ -104,7 +104,7 @@ function show(page, isForced) {
 
 function told(request) {
   return row(LABELS,
-    cell("when", ...due(request)),
+    cell("when", due(request)),
     cell("", state(request)),
     request.target,
     request.caller,
@@ -114,10 +114,10 @@ function told(request) {
 }
 
 function due(request) {
-  if (request.due_ms === undefined) return ["–"];
+  if (request.due_ms === undefined) return "–";
   const isLate = request.state === "pending" && request.due_ms < Date.now() - LATE_MS;
   const words = element(isLate ? "b" : "span", { class: isLate ? "late" : null }, away(request.due_ms));
-  return [words, " ", element("small", {}, moment(request.due_ms))];
+  return element("span", {}, words, " ", element("small", {}, moment(request.due_ms)));
 }
 
 function state(request) {

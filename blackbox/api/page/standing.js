@@ -34,7 +34,7 @@ function figures(stats) {
   byId("pending").textContent = count(stats.pending + stats.cold);
   byId("due-now").textContent = count(stats.due_now);
   byId("overdue").textContent = stats.due_now ? took(stats.oldest_overdue_ms) : "–";
-  byId("next-due").textContent = nexts.length ? away(Math.min(...nexts), 0) : "–";
+  byId("next-due").textContent = nexts.length ? took(Math.min(...nexts)) : "–";
   for (const id of ["due-now", "overdue"]) byId(id).parentElement.classList.toggle("late", stats.oldest_overdue_ms > 1000);
 }
 
