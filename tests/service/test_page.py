@@ -271,6 +271,7 @@ def test_many_are_listed_page_by_page_and_by_when_they_are_due(
     expect(requests(page)).to_have_count(10)
     bar = page.locator("#due-plot .plot")
     bar.click(position={"x": 60, "y": 60})
+    expect(page.locator("#due-plot output")).to_have_text(re.compile(r"^\d+ past due$"))
     expect(page.locator("#window")).to_contain_text("past due")
     press(page, "any time")
     expect(page.locator("#window")).to_be_hidden()
@@ -438,7 +439,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(
         search(page, id="i" * 200)
         expect(requests(page)).to_have_count(1)
         expect(letters(page, "unknown-topic").first).to_be_visible()
-    widest = "Math.max(...[document.documentElement, ...document.querySelectorAll('.card, .figures div')].map((one) => one.scrollWidth - one.clientWidth))"
+    widest = "Math.max(...[document.documentElement, ...document.querySelectorAll('.card, .scroll, .figures div')].map((one) => one.scrollWidth - one.clientWidth))"
     assert page.evaluate(widest) == 0
 
 
