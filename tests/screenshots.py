@@ -26,7 +26,7 @@ FROZEN_S = 14.0
 """From the moment on from which one of the two services does nothing."""
 
 WIDTHS = {1440: 1000, 390: 844}
-COLOURS = 160
+COLOURS = 200
 HOUR_S = 3600.0
 
 
@@ -118,7 +118,9 @@ def _shoot(page: Page, scheme: Any, path: Path) -> None:
     page.emulate_media(color_scheme=scheme)
     page.wait_for_timeout(700)
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-    taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    taken.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
     print(path, path.stat().st_size // 1000, "kB")
 
 

@@ -57,7 +57,7 @@ letters.start();
 send.start();
 const stats = watch("stats", 3000, () => standing.look({ search: requests.searchFor }));
 byId("span").addEventListener("change", stats);
-const dead = watch("letters", 10_000, letters.look);
+const dead = watch("letters", 5000, letters.look);
 const watches = [
   stats,
   dead,

@@ -155,7 +155,7 @@ function roundStep(step, least) {
 function labelsX(marks, from, to, height) {
   let free = from;
   return marks.flatMap(([share, text]) => {
-    const half = text.length * 3.6;
+    const half = text.length * 4;
     const x = Math.min(from + share * (to - from), to - half);
     if (x - half < free) return [];
     free = x + half + 6;
