@@ -316,22 +316,22 @@ def test_a_dead_letter_tells_why_and_is_replayed_and_delivered(
     press(found, "Replay")
     question = page.get_by_role("dialog", name="Replay this dead letter?")
     press(question, "No, leave it")
-    assert dead_now(api, letter["place"]) is None
+    assert became(api, letter["place"]) is None
     press(found, "Replay")
     press(question, "Replay")
     expect(page.locator("#told")).to_contain_text("1 dead letter replayed.")
     expect(found).to_have_count(0)
-    until("it is delivered", lambda: world_fired(api, topic) == 1)
+    until("it is delivered", lambda: fired(api, topic) == 1)
 
 
-def dead_now(api: httpx.Client, place: str) -> str | None:
+def became(api: httpx.Client, place: str) -> str | None:
     found = api.get("/dead-letters", params={"is_open": False}).json()["letters"]
     [letter] = [one for one in found if one["place"] == place]
-    became: str | None = letter.get("became")
-    return became
+    fate: str | None = letter.get("became")
+    return fate
 
 
-def world_fired(api: httpx.Client, topic: str) -> float:
+def fired(api: httpx.Client, topic: str) -> float:
     lines = [line for line in api.get("/metrics").text.splitlines() if f'target="{topic}"' in line]
     return sum(float(line.rpartition(" ")[2]) for line in lines if "_total" in line)
 
@@ -361,7 +361,7 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
     press(page, "Discard all shown")
     press(page.get_by_role("dialog", name=re.compile(r"Discard \d+ dead letters\?")), "Discard")
     expect(page.get_by_text("nothing waits for a decision")).to_be_visible()
-    assert [dead_now(api, place) for place in placed] == ["discarded", "discarded"]
+    assert [became(api, place) for place in placed] == ["discarded", "discarded"]
 
 
 def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> None:
