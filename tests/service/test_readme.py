@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from blackbox.formats import NAMES
 from tests.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
@@ -49,7 +51,9 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     commands = COMMAND.findall(README)
     assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
     named = [command.split()[1] for command in commands if command.startswith("blackbox")]
-    assert named == ["check", "run", "send", "status", "show", "cancel", "letters", "audit"]
+    assert named == [
+        "check", "run", "send", "status", "show", "cancel", "letters", "pause", "resume", "audit",
+    ]  # fmt: skip
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
@@ -58,6 +62,8 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
     assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))
     assert bash(world, of["letters"]) == ""
+    assert "is paused" in bash(world, of["pause"].replace("reminders", world.targets[1]))
+    assert "is not paused" in bash(world, of["resume"].replace("reminders", world.targets[1]))
     assert "clean: every request is accounted for" in bash(world, of["audit"])
 
 
@@ -83,3 +89,38 @@ def test_the_http_example_asks_finds_cancels_and_counts(
     until("it is pending", lambda: '"state":"pending"' in bash(world, find))
     assert '"pending":1' in bash(world, count)
     assert '"outcome":"cancelled"' in bash(world, cancel)
+
+
+def test_the_recurring_examples_are_taken(world: World, service: ServiceProcess) -> None:
+    lines = fenced("json").replace("reminders", world.targets[0]).splitlines()
+    for line in lines:
+        world.send_raw(line, key=str(json.loads(line)["id"]).encode())
+    world.flush()
+    until("both are pending", lambda: service.metric("blackbox_pending") == len(lines) == 2)
+    for line in lines:
+        assert "cancelled" in bash(world, f"blackbox cancel {json.loads(line)['id']}")
+    assert service.metric("blackbox_invalid_total") == 0
+
+
+def test_the_formats_are_all_there_are_and_run_side_by_side(world: World) -> None:
+    [topics] = re.findall(r"BLACKBOX_REQUEST_TOPICS=(\S+)", README)
+    assert {contract for _, _, contract in map(parts, topics.split(","))} == {*NAMES}
+    own = ",".join(f"{world.name}.{topic}" for topic in topics.split(","))
+    service = world.start_service(request_topics=own, history_topic=f"{world.name}.history")
+    service.wait_ready()
+
+
+def parts(pair: str) -> tuple[str, str, str]:
+    return pair.partition(":")
+
+
+def test_the_callers_rules_let_in_who_is_named(world: World) -> None:
+    path = world.folder / "callers.toml"
+    path.write_text(fenced("toml").replace("reminders", world.targets[0]))
+    service = world.start_service(callers_file=path).wait_ready()
+    for caller in (b"billing", b"shipping"):
+        request = {"topic": world.targets[0], "message": "m", "countdown": 0}
+        world.send_raw(json.dumps(request), [("CALLER_SERVICE", caller)])
+    world.flush()
+    until("one is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
+    until("one is refused", lambda: service.metric("blackbox_refused_total") == 1)
