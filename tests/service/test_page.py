@@ -361,6 +361,31 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
     assert [became(api, place) for place in placed] == ["discarded", "discarded"]
 
 
+def test_a_topic_is_paused_and_resumed_when_that_is_confirmed(
+    world: World, page: Page, api: httpx.Client
+) -> None:
+    target = world.targets[1]
+    id = ask(api, world, "patient", topic=target)
+    place = page.locator("#targets tr").filter(has_text=target)
+    press(place, "Pause")
+    press(page.get_by_role("dialog", name=f"Pause {target}?"), "No, leave it")
+    assert target not in paused(api)
+    press(place, "Pause")
+    press(page.get_by_role("dialog", name=f"Pause {target}?"), "Pause")
+    expect(page.locator("#told")).to_contain_text(f"{target} is paused.")
+    expect(place).to_contain_text("paused")
+    assert target in paused(api)
+    press(place, "Resume")
+    press(page.get_by_role("dialog", name=f"Resume {target}?"), "Resume")
+    expect(page.locator("#told")).to_contain_text(f"{target} goes on.")
+    assert target not in paused(api)
+    api.delete(f"/requests/{id}")
+
+
+def paused(api: httpx.Client) -> list[str]:
+    return [one["topic"] for one in api.get("/targets/paused").json()["paused"]]
+
+
 def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> None:
     ask(api, world, HOSTILE, id=HOSTILE, countdown=60)
     ask(api, world, HOSTILE, topic=f"{world.name}.no", key=HOSTILE, countdown=0)

@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { byId, cell, element, refill, row } from "./dom.js";
 import { shardsHere } from "./metrics.js";
 import { Plot, bars } from "./plot.js";
+import * as targets from "./targets.js";
 import { away, between, count, counted, mark, took } from "./words.js";
 
 const HOUR_MS = 3_600_000;
@@ -23,10 +24,10 @@ export async function look({ search }) {
   figures(stats);
   profile(stats);
   shards(stats);
-  names("callers", stats.callers, (name) => search("caller", name));
-  names("targets", stats.targets, (name) => search("target", name));
+  callers(stats.callers, (name) => search("caller", name));
   const rest = stats.counted < stats.pending ? `of the soonest ${count(stats.counted)}` : "";
   for (const place of document.querySelectorAll(".counted")) place.textContent = rest;
+  await targets.look({ counts: stats.targets, search: (name) => search("target", name) });
 }
 
 function figures(stats) {
@@ -83,9 +84,9 @@ function ownership(name) {
   return shardsHere.get(name) ? "open" : element("b", { class: "dead" }, "closed");
 }
 
-function names(id, counts, search) {
+function callers(counts, search) {
   const most = Object.entries(counts).sort((one, other) => other[1] - one[1]);
-  refill(byId(id), most.map(([name, number]) => row([],
+  refill(byId("callers"), most.map(([name, number]) => row([],
     name ? element("button", { type: "button", class: "name", click: () => search(name) }, name) : element("span", { class: "soft" }, "without a name"),
     cell("n", count(number)),
   )), { isForced: false });

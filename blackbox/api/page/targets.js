@@ -1,0 +1,41 @@
+// Where messages go: how much is pending for each topic, and which get nothing for now.
+
+import { Failure, call } from "./api.js";
+import { confirmed, tell } from "./dialogs.js";
+import { button, byId, cell, element, refill, row } from "./dom.js";
+import { away, count } from "./words.js";
+
+/** `counts` by topic; `search(name)` lists what goes to one. */
+export async function look({ counts, search, isForced = false }) {
+  const { paused } = await call("GET", "targets/paused", { isQuiet: true });
+  const since = new Map(paused.map((one) => [one.topic, one.since_ms]));
+  const names = [...new Set([...since.keys(), ...Object.keys(counts)])];
+  names.sort((one, other) => since.has(other) - since.has(one) || (counts[other] ?? 0) - (counts[one] ?? 0));
+  const change = async (how, name) => {
+    if (await changed(how, name)) await look({ counts, search, isForced: true });
+  };
+  refill(byId("targets"), names.map((name) => row([],
+    element("td", {},
+      name ? element("button", { type: "button", class: "name", click: () => search(name) }, name) : element("span", { class: "soft" }, "without a name"),
+      since.has(name) ? element("small", { class: "late" }, `paused ${away(since.get(name))}`) : null),
+    cell("n", count(counts[name] ?? 0)),
+    cell("actions", !name ? "" : since.has(name)
+      ? button("Resume", "", () => change("resume", name))
+      : button("Pause", "danger", () => change("pause", name))),
+  )), { isForced });
+}
+
+async function changed(how, name) {
+  const [text, action] = how === "pause"
+    ? ["Nothing is delivered there from a second on; what comes due waits.", "Pause"]
+    : ["What waited follows within a minute.", "Resume"];
+  if (!(await confirmed(`${action} ${name}?`, text, action))) return false;
+  try {
+    await call("POST", `targets/${encodeURIComponent(name)}/${how}`);
+    tell(`${name} ${how === "pause" ? "is paused" : "goes on"}.`);
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    tell(`${name}: ${error.message}`, { isBad: true });
+  }
+  return true;
+}
