@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import orjson
 
+from blackbox.cancel import as_request, replaces
 from blackbox.request import MAX_OFFSET, Headers, Record
 
 HEADER = "blackbox-carried"
@@ -73,6 +74,10 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
 
 
 def as_asked(record: Record) -> Record:
-    """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`."""
+    """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`.
+
+    Without what it replaced: it did so when it was read at first.
+    """
     carry = carry_of(record)
-    return record._replace(timestamp_ms=carry.timestamp_ms, headers=record.headers[:-1])
+    asked = record._replace(timestamp_ms=carry.timestamp_ms, headers=record.headers[:-1])
+    return as_request(asked) if replaces(asked.headers) else asked

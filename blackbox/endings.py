@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from blackbox.cancel import cancel_of, cancels
+from blackbox.cancel import cancel_of, cancels, replaces
 from blackbox.entry import Entry
 from blackbox.formats import Format
 from blackbox.outgoing import Outgoing, Refusal, deliveries
@@ -118,7 +118,7 @@ class Endings:
 
     def _meant(self, record: Record) -> int | str | None:
         """The request that a record may replace or cancel: its offset, or its caller id."""
-        if record.unreadable is None and cancels(record.headers):
+        if record.unreadable is None and (cancels(record.headers) or replaces(record.headers)):
             cancel = cancel_of(record)
             return offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
         if follows(record.headers):  # of ours, that was taken back

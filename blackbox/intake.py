@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from blackbox.cancel import cancel_of, cancels
+from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.entry import Entry
 from blackbox.formats import Format
 from blackbox.formats.terms import start_ms
 from blackbox.outgoing import Refusal
-from blackbox.plan import Batch, Carried, Change, Cold, Plan, Touched, View, resolve
+from blackbox.plan import (
+    Batch,
+    Carried,
+    Change,
+    Cold,
+    Plan,
+    Replacement,
+    Touched,
+    View,
+    resolve,
+)
 from blackbox.recurrence import follows
 from blackbox.request import NOT_ADMITTED, Cancel, Invalid, Reason, Record, Request, Shard
 from blackbox.rules.rules import Asked, Rules
@@ -137,15 +147,20 @@ class Intake:
         return _taken(plan, rules)
 
     def names(self, batch: Batch, latest_ms: int) -> Touched:
-        """The caller ids, and ids, whose pending request this batch replaces or cancels."""
+        """The caller ids, and ids, whose pending request this batch replaces or cancels.
+
+        Without those that are replaced by id: what replaces them only does while they are pending.
+        """
         changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
-        return touched_by([(o, change) for o, change in changes if type(change) is not Carried])
+        return touched_by(
+            [(o, change) for o, change in changes if type(change) not in (Carried, Replacement)]
+        )
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
         one = Batch(record.offset, record.offset + 1, [record])
         [(_, change)] = parse(self._contract, one, record.timestamp_ms, None).changes
-        if isinstance(change, Carried):
+        if isinstance(change, Carried | Replacement):
             change = change.asked
         if isinstance(change, Request):
             return Entry(*change)
@@ -170,10 +185,14 @@ def parse(
             changes.append((record.offset, _read_carried(contract, record, latest_ms)))
             continue
         asked: Request | Cancel | Invalid | None
+        ended: Cancel | Invalid | None = None
         if record.unreadable is not None:
             asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
         elif cancels(record.headers):
             asked = cancel_of(record)
+        elif replaces(record.headers):
+            ended = cancel_of(record)
+            asked = ended if isinstance(ended, Invalid) else read(as_request(record), latest_ms)
         else:
             asked = read(record, latest_ms)
         if asked is None:
@@ -187,19 +206,31 @@ def parse(
             name, rule = rules.of(asked.caller)
             if rule.has_quota:
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
+        change: Change
         if isinstance(asked, Invalid):
-            due_ms = min(record.timestamp_ms, latest_ms)
-            changes.append((record.offset, refused_entry(record, asked, due_ms)))
+            change = refused_entry(record, asked, min(record.timestamp_ms, latest_ms))
         elif (
             horizon_ms is not None
             and type(asked) is Request
             and is_cold(asked.due_ms, record.timestamp_ms, horizon_ms)
             and len(record.value or b"") <= MOST_COLD_BYTES
         ):
-            changes.append((record.offset, Cold(asked.caller_id)))
+            change = Cold(asked.caller_id)
         else:
-            changes.append((record.offset, asked))
+            change = asked
+        if isinstance(ended, Cancel) and isinstance(change, Request | Cold):
+            change = _replacement(record, ended.id or "", change, latest_ms)
+        changes.append((record.offset, change))
     return Parsed(batch.start, batch.end, changes, counted)
+
+
+def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
+    detail = (
+        f"the request {id} that it was to replace is not pending: it was delivered, or has ended"
+    )
+    letter = Invalid(Reason.TOO_LATE, detail)
+    too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))
+    return Replacement(id, asked.caller_id, asked, too_late)
 
 
 def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
@@ -210,10 +241,21 @@ def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
     """What the index must say before it can be planned what these change."""
     caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
-    cold = [(offset, change) for offset, change in changes if type(change) in (Cold, Carried)]
+    cold = [(offset, change) for offset, change in changes if _may_be_cold(change)]
     previous = [change.previous for _, change in cold if isinstance(change, Carried)]
-    ids = {c.id for _, c in changes if type(c) is Cancel and c.id is not None}
-    return Touched(sorted(caller_ids), [*previous, *(offset for offset, _ in cold)], sorted(ids))
+    cancelled = {c.id for _, c in changes if type(c) is Cancel and c.id is not None}
+    replaced = {c.id for _, c in changes if type(c) is Replacement}
+    return Touched(
+        sorted(caller_ids),
+        [*previous, *(offset for offset, _ in cold)],
+        sorted(cancelled | replaced),
+        sorted(replaced),
+    )
+
+
+def _may_be_cold(change: Change) -> bool:
+    asked = change.asked if type(change) is Replacement else change
+    return type(asked) in (Cold, Carried)
 
 
 def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:

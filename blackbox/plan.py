@@ -59,11 +59,15 @@ class Second(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """What a batch may touch of what is there already: caller ids, ids, requests of the cold tier."""
+    """What a batch may touch of what is there already: caller ids, requests of the cold tier, ids.
+
+    `replaced` are those of the ids whose request is replaced, and so must not be leaving.
+    """
 
     caller_ids: Sequence[str]
     cold: Sequence[int]
     ids: Sequence[str] = ()
+    replaced: Sequence[str] = ()
 
 
 class Named(NamedTuple):
@@ -108,8 +112,18 @@ class Carried(NamedTuple):
     asked: Entry | Cold
 
 
-Change = Request | Entry | Cancel | Cold | Carried
-"""A valid request, one that can only become a dead letter, a cancel, or a matter of the cold tier."""
+class Replacement(NamedTuple):
+    """A request that takes the place of the one of this `id`, or becomes a dead letter if that has ended."""
+
+    id: str
+    caller_id: str | None
+    asked: Request | Cold
+    too_late: Entry
+
+
+Change = Request | Entry | Cancel | Cold | Carried | Replacement
+"""A valid request, one that can only become a dead letter, a cancel, one that replaces another, or a
+matter of the cold tier."""
 
 
 @dataclass(slots=True)
@@ -145,8 +159,12 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             continue
         caller_id = change.caller_id
         if type(change) is Cancel and change.id is not None:
-            _cancel_by_id(plan, view, change.id)
+            plan.cancelled += _end_named(plan, view, change.id)
             continue
+        if type(change) is Replacement:
+            is_in_time = _end_named(plan, view, change.id)
+            plan.replaced += is_in_time
+            change = change.asked if is_in_time else change.too_late
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
                 continue
@@ -159,8 +177,8 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             plan.frozen.add(offset)
         else:
             puts[offset] = change  # type: ignore[assignment]
-        if caller_id is not None:
-            plan.holders[caller_id] = offset
+        if change.caller_id is not None:
+            plan.holders[change.caller_id] = offset
     return plan
 
 
@@ -176,24 +194,24 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
         plan.replaced += 1
 
 
-def _cancel_by_id(plan: Plan, view: View, id: str) -> None:
-    """What can only become a dead letter stays, to become one."""
+def _end_named(plan: Plan, view: View, id: str) -> bool:
+    """Whether the request of this id was pending; what can only become a dead letter stays, to become one."""
     if id not in view.named:
-        return
+        return False
     offset, is_pending, caller_id = view.named[id]
     new = plan.puts.get(offset)
     if new is not None:
         if isinstance(new, Entry) and new.reason is not None:
-            return
+            return False
         caller_id = new.caller_id
         del plan.puts[offset]
     elif is_pending and offset not in plan.removals:
         plan.removals.append(offset)
     elif not _thaw(plan, view, offset):
-        return
+        return False
     if caller_id is not None and plan.holders.get(caller_id) == offset:
         plan.holders[caller_id] = None
-    plan.cancelled += 1
+    return True
 
 
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch
+from blackbox.plan import Batch, Replacement
 from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.promotion")
@@ -216,7 +216,7 @@ class Promotion:
         for _, change in parse(self.contract, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:
                 self._ended.add(change.caller_id)
-            if isinstance(change, Cancel) and change.id is not None:
+            if isinstance(change, Cancel | Replacement) and change.id is not None:
                 offset = offset_in(self.shard, change.id)
                 self._cancelled |= set() if offset is None else {offset}
 

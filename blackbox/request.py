@@ -84,6 +84,7 @@ class Reason(StrEnum):
     UNREACHABLE = "unreachable"
     TOO_LARGE = "too-large"
     REFUSED = "refused"
+    TOO_LATE = "too-late"
     FORBIDDEN = "forbidden"
     QUOTA = "quota"
     EXPIRED = "expired"
@@ -97,7 +98,9 @@ NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})
 """Reasons that lie with what the operator allows the caller."""
 
 UNDELIVERABLE = (
-    MAY_COME_BACK | NOT_ADMITTED | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
+    MAY_COME_BACK
+    | NOT_ADMITTED
+    | {Reason.TOO_LATE, Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
 )
 """Reasons found with a request that reads well."""
 

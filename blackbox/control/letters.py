@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blackbox.cancel import replaces
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import Again, Letterbox, Lying
 from blackbox.journal.shard_journal import ShardJournal
@@ -111,7 +112,7 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
     shard = Shard(topic, int(partition))
     is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
     if letter.value is not None or not is_shortened:
-        return Again(shard, letter.key, letter.value, letter.headers)
+        return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
     journal = ShardJournal(shard, access)
     try:
         record = journal.records([int(offset)]).get(int(offset))
@@ -121,7 +122,12 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
         raise ValueError(
             f"its value was left out, and Kafka does not keep {letter.source} any more"
         )
-    return Again(shard, record.key, record.value, record.headers)
+    return Again(shard, record.key, record.value, _without_condition(record.headers))
+
+
+def _without_condition(headers: Headers) -> Headers:
+    """Whatever it was to replace has ended by now."""
+    return headers[:-1] if replaces(headers) else headers
 
 
 def _of_blackbox(record: Record) -> list[Any]:

@@ -14,7 +14,7 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Clients, Connections, pool, reason
 from blackbox.index.keys import Keys
-from blackbox.index.shard_index import FORMAT
+from blackbox.index.shard_index import FORMAT, leaving
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 
@@ -96,9 +96,8 @@ class Inspector:
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
         keys = Keys(shard)
-        (leaving,) = self._together(keys, ("GET", keys.leaving))
-        names = leaving or b""
-        return member(offset) in (names[at : at + 16] for at in range(0, len(names), 16))
+        (names,) = self._together(keys, ("GET", keys.leaving))
+        return member(offset) in leaving(names)
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""

@@ -12,6 +12,7 @@ depends on it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from threading import RLock
@@ -29,6 +30,7 @@ from blackbox.request import Shard, member, offset_in
 FORMAT = b"2"
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
+LEAVING_LOOK_S = 0.01
 _CHUNK = 1000
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
@@ -111,6 +113,7 @@ class ShardIndex(PackedIndex):
         self._lock = RLock()
         self.labels = Labels(-1, -1)
         self.removed = 0
+        self._settled = -1
 
     def load(self) -> Labels | None:
         """Read the labels as they are and make them the ones last seen; None for an empty index."""
@@ -151,23 +154,30 @@ class ShardIndex(PackedIndex):
         In one MULTI: entries, removals, caller ids and marks of the cold tier, then the label
         `requests` = `end`, then used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
         Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
-        is busy with the batch.
+        is busy with the batch. What is to be replaced while its delivery is under way is waited for.
         """
-        with self._lock:
-            for attempt in range(MAX_CONTENTION):
+        for attempt in range(MAX_CONTENTION):
+            with self._lock:
                 view, largest = self._look(start, end, touched)
                 if view.labels.requests < start:
                     raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
                 if view.labels.requests >= end:
                     self._saw(view.labels.requests)
                     return Plan()
-                plan = make_plan(view)
+                self._settled = max(self._settled, view.labels.receipts)
+                if touched.replaced and view.labels.receipts < self._settled:
+                    what = f"receipts {self._settled} were settled, index at {view.labels}"
+                    raise LabelsMoved(f"{self.shard}: {what}")  # what is pending may be delivered
+                is_leaving = bool(touched.replaced) and self._is_leaving(touched.replaced)
+                plan = Plan() if is_leaving else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
-                if self._exec(commands, meanwhile if attempt == 0 else None):
+                if not is_leaving and self._exec(commands, meanwhile if attempt == 0 else None):
                     self.removed += len(plan.removals)  # before the label: dispatch looks at both
                     self.labels = self.labels._replace(requests=end)
                     return plan
-            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
+            if is_leaving:
+                time.sleep(LEAVING_LOOK_S)
+        raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
 
     def lost_before(self, first: int) -> None:
         """Of requests below `first` some were removed by retention before they were read."""
@@ -245,6 +255,7 @@ class ShardIndex(PackedIndex):
                 commands += self._defer_commands(pending, now_ms)
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
+                    self._settled = receipts
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
 
@@ -285,6 +296,14 @@ class ShardIndex(PackedIndex):
         """Give the connection up; safe to call twice."""
         with self._lock:
             self._session.close()
+
+    def _is_leaving(self, ids: Sequence[str]) -> bool:
+        """Whether one of these requests is being delivered, from now on watched as well."""
+        watch = pack("WATCH", self._keys.leaving)
+        _, names = self._session.run([watch, pack("GET", self._keys.leaving)], 2)
+        offsets = [offset_in(self.shard, id) for id in ids]
+        wanted = {member(offset) for offset in offsets if offset is not None}
+        return not wanted.isdisjoint(leaving(names))
 
     def _look(self, start: int, end: int, touched: Touched) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
@@ -490,6 +509,11 @@ class ShardIndex(PackedIndex):
         except IndexFull:
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script], 1)[0])
+
+
+def leaving(names: bytes | None) -> Iterator[bytes]:
+    """The members that `depart` named."""
+    return ((names or b"")[at : at + 16] for at in range(0, len(names or b""), 16))
 
 
 def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:

@@ -75,11 +75,11 @@ def fates(
 
     `asked` has the columns ASKED, `held` those of an index; `found` and `spans` come together.
     """
-    is_cancel = col("kind") == lit("cancel")
-    by_id = asked.where(is_cancel & col("carries").isNotNull()).select(
-        *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by")
-    )
-    asked = asked.withColumn("carries", when(~is_cancel, col("carries")))
+    by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
+        *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
+        col("kind").alias("ended_as"),
+    )  # fmt: skip
+    asked = asked.withColumn("carries", when(col("origin").isNotNull(), col("carries")))
     told = _told(outcomes)
     if spans is not None:
         told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
@@ -184,7 +184,7 @@ def _with_carried(
 
 
 def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
-    """What ends requests: the next record under their caller id, or a cancel of their id."""
+    """What ends requests: the next record under their caller id, or a cancel or replacement by their id."""
     later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
     named = asked.where(col("caller_id").isNotNull())
     following = named.select(
@@ -199,7 +199,6 @@ def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
         return ended
     requests_only = asked.where(col("kind") == lit("request")).select(PLACE)
     cancelled = by_id.where(col("ended_by") > col("offset")).join(requests_only, PLACE)
-    cancelled = cancelled.withColumn("ended_as", lit("cancel"))
     first = struct("ended_by", "ended_as")
     both = ended.unionByName(cancelled).groupBy(PLACE).agg(smallest(first).alias("first"))
     return both.select(*PLACE, "first.ended_by", "first.ended_as")

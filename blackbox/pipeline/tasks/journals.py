@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from blackbox import interpreter
-from blackbox.cancel import cancel_of, cancels
+from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats
 from blackbox.journal.access import KafkaAccess
@@ -30,7 +30,7 @@ REQUESTS = (
 """`kind` is request, cancel or invalid; an invalid one is due when it was written.
 
 A record that promotion wrote `carries` the one at this offset, and is the request of `origin`. A
-cancel by id has the offset of the request in `carries`.
+cancel by id, or a replacement, has the offset of the request in `carries` and no `origin`.
 """
 
 RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key: string, value: binary>>"
@@ -146,6 +146,11 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
         asked = cancel_of(record)
         if isinstance(asked, Cancel):
             carries = (offset_in(shard, asked.id or ""), None)
+    elif replaces(record.headers):
+        ended = cancel_of(record)
+        asked = ended if isinstance(ended, Invalid) else read(as_request(record), latest_ms)
+        if isinstance(ended, Cancel) and isinstance(asked, Request):
+            carries = (offset_in(shard, ended.id or ""), None)
     else:
         asked = read(record, latest_ms)
     if asked is None:

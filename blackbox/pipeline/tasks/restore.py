@@ -22,7 +22,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.pipeline.tasks.ended import Bitmaps, flags, numbers
-from blackbox.plan import Batch, Carried, Cold, Labels
+from blackbox.plan import Batch, Carried, Cold, Labels, Replacement
 from blackbox.request import Cancel, Reason, Record, Request, Shard
 from blackbox.settings import Settings
 
@@ -283,6 +283,8 @@ class _Filling:
                 raise BeyondRestore(
                     f"{shard.source(offset)} was carried from the cold tier; {COLD_TIER}"
                 )
+            if isinstance(change, Replacement):
+                raise BeyondRestore(f"{shard.source(offset)} replaces by id; {BY_ID}")
             if isinstance(change, Cancel) and change.id is not None:
                 raise BeyondRestore(f"{shard.source(offset)} cancels by id; {BY_ID}")
             changes.append((offset, change))
