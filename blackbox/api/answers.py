@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from blackbox.control.control import Cancelled
-from blackbox.control.fate import Fate
 from blackbox.control.letters import Letter
 from blackbox.control.pending import Found
+from blackbox.fate import Fate
 from blackbox.request import request_id
 
 

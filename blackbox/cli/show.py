@@ -13,7 +13,8 @@ import typer
 from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json
-from blackbox.control.fate import Fate, Registry
+from blackbox.control.fate import Registry
+from blackbox.fate import Fate
 from blackbox.logs import printable
 from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate
 from blackbox.settings import load

@@ -13,9 +13,10 @@ from blackbox.cancel import HEADER
 from blackbox.client.asking import Asker, NotSent
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
-from blackbox.control.fate import Fate, Registry
+from blackbox.control.fate import Registry
 from blackbox.control.letters import Letter, PutAway, letters, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
+from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
 from blackbox.logs import QUIET
 from blackbox.request import (

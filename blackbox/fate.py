@@ -1,0 +1,293 @@
+"""What became of a request, as far as the two journals of its shard tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+from blackbox.cancel import cancel_of, cancels
+from blackbox.cold import as_asked, carried, carry_of
+from blackbox.formats import Format
+from blackbox.intake import parse, touched_by
+from blackbox.plan import Batch, Carried, Cold, Labels, Named, View, resolve
+from blackbox.receipt import Places, Receipt, settled
+from blackbox.recurrence import follows
+from blackbox.request import Cancel, Record, Request, Shard, request_id
+
+CLOCKS_APART_MS = 60_000
+"""How far a receipt's time may lie before the time it answers: the clocks' difference."""
+
+State = Literal[
+    "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "tombstone",
+    "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record: `orders/3@88`."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A request and what became of it; what does not apply or is not known is None.
+
+    ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
+    unread  -- in Kafka, and not yet in the index
+    cancel  -- the record is no request, it cancels one
+    tombstone -- the record is no request, blackbox wrote it when a schedule had ended
+    unknown -- there is no such record
+
+    `is_cold`: it waits in Kafka, out of Redis. `carried` is the record that took its place.
+    """
+
+    id: str
+    source: str
+    state: State
+    caller: str | None = None
+    caller_id: str | None = None
+    target: str | None = None
+    due_ms: int | None = None
+    next_try_ms: int | None = None
+    attempts: int | None = None
+    at_ms: int | None = None
+    place: Place | None = None
+    reason: str | None = None
+    detail: str | None = None
+    is_cold: bool | None = None
+    carried: str | None = None
+
+    def told_of(self, shard: Shard, offset: int) -> Fate:
+        """The same, as that of the request whose place this one took."""
+        taken = self.carried or self.source
+        source = shard.source(offset)
+        return replace(self, id=request_id(shard, offset), source=source, carried=taken)
+
+
+class Asked(NamedTuple):
+    """What a request's own record says: its fate is `unread`, and `unknown` where there is none.
+
+    `written_ms` is when Kafka got it, None when that is not known.
+    """
+
+    offset: int
+    written_ms: int | None
+    fate: Fate
+
+
+class Bounds(Protocol):
+    """First offset kept, and the next offset to be committed."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Journal(Protocol):
+    """What a judge needs of the journals."""
+
+    def request_bounds(self) -> Bounds: ...
+    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+    def record(self, offset: int) -> Record | None: ...
+    def record_at(self, topic: str, partition: int, offset: int) -> Record | None: ...
+    def receipt_bounds(self) -> Bounds: ...
+    def first_receipt_since(self, at_ms: int) -> int | None: ...
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """Judges the requests of one shard. Raises a Doubt when Kafka does not answer.
+
+    `has_receipts`: whether the receipts have a partition for the shard yet.
+    """
+
+    shard: Shard
+    journal: Journal
+    contract: Format
+    now_ms: int
+    has_receipts: bool = True
+
+    def fate(self, offset: int) -> Fate:
+        """By the journals alone: pending is what no receipt and no later record has ended.
+
+        So a cancel or a replacement counts once it is written; one that a service has not read
+        when the message is due comes too late, and the fate is `delivered` then.
+
+        1. the end of the requests before the receipts: what ended by now has its receipt by then;
+        2. the receipts;
+        3. the records behind it: it may have been cancelled, replaced, or carried on.
+        """
+        asked = self.asked(offset)
+        if asked.fate.state != "unread":
+            return asked.fate
+        end = self.journal.request_bounds().end  # 1
+        return self._judged(asked, end)  # 2, 3
+
+    def asked(self, offset: int) -> Asked:
+        """What the request's own record says."""
+        record = self.journal.record(offset)
+        if record is None:
+            return Asked(offset, None, self._fate(offset, "unknown"))
+        written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
+        return Asked(offset, written_ms, self._read(record))
+
+    def outcome(self, asked: Asked) -> Fate | None:
+        """What a receipt says of it, without the words of a dead letter; None: no receipt names it.
+
+        Most are named soon after they were due, so that is looked at first.
+        """
+        if not self.has_receipts:
+            return None
+        bounds = self.journal.receipt_bounds()
+        end = bounds.end
+        written = self._first_since(asked.written_ms, bounds.start, end)
+        due = self._first_since(asked.fate.due_ms, written, end)
+        return self._outcome_in(asked, due, end, end) or self._outcome_in(asked, written, due, end)
+
+    def carried_to(self, offset: int) -> int | None:
+        """The record that a request of the cold tier has become."""
+        for batch in self.journal.requests(offset + 1, self.journal.request_bounds().end):
+            for record in batch.records:
+                if carried(record.headers):
+                    with suppress(ValueError):
+                        if carry_of(record).previous == offset:
+                            return record.offset
+        return None
+
+    def explained(self, fate: Fate) -> Fate:
+        """The same with the words of its dead letter, if that is still there."""
+        if fate.place is None or fate.state == "delivered":
+            return fate
+        place = fate.place
+        letter = self.journal.record_at(place.topic, place.partition, place.offset)
+        about = dict(letter.headers) if letter is not None else {}
+        told: dict[str, Any] = {
+            name: (about.get(f"blackbox-{name}") or b"").decode(errors="replace") or None
+            for name in ("reason", "detail")
+        }
+        return replace(fate, **{name: text for name, text in told.items() if text is not None})
+
+    def _fate(self, offset: int, state: State, **known: Any) -> Fate:
+        return Fate(request_id(self.shard, offset), self.shard.source(offset), state, **known)
+
+    def _read(self, record: Record) -> Fate:
+        offset = record.offset
+        if carried(record.headers):
+            with suppress(ValueError):  # a forged one
+                record = as_asked(record)
+        if cancels(record.headers):
+            named = cancel_of(record)
+            return self._fate(offset, "cancel", caller_id=getattr(named, "id", None))
+        asked = self.contract.parse(record, self.now_ms)
+        if asked is None:
+            return self._fate(offset, "tombstone")
+        if isinstance(asked, Cancel):
+            return self._fate(offset, "cancel", caller_id=asked.caller_id)
+        if isinstance(asked, Request):
+            return self._fate(
+                offset,
+                "unread",
+                caller=asked.caller,
+                caller_id=asked.caller_id,
+                target=asked.target,
+                due_ms=asked.due_ms,
+            )
+        told = {"reason": asked.reason, "detail": asked.detail}
+        return self._fate(offset, "unread", due_ms=record.timestamp_ms, **told)
+
+    def _first_since(self, at_ms: int | None, start: int, end: int) -> int:
+        if at_ms is None:
+            return start
+        found = self.journal.first_receipt_since(at_ms - CLOCKS_APART_MS)
+        return end if found is None else min(max(found, start), end)
+
+    def _outcome_in(self, asked: Asked, first: int, last: int, end: int) -> Fate | None:
+        """From the receipts `first` to `last` - 1; those behind them may void one of these."""
+        if first >= last:
+            return None
+        offset = asked.offset
+        for at, receipt in settled(self.journal.receipts(first, end)):
+            if at >= last:
+                return None
+            told = replace(asked.fate, at_ms=receipt.at_ms)
+            place = _place_in(receipt.delivered, offset)
+            if place is not None:
+                return replace(told, state="delivered", place=place)
+            for state in _DEAD:
+                if offset in getattr(receipt, state):
+                    return replace(told, state=state, place=_place_in(receipt.letters, offset))
+        return None
+
+    def _judged(self, asked: Asked, end: int) -> Fate:
+        return self.outcome(asked) or self._by_later_records(asked, end)
+
+    def _by_later_records(self, asked: Asked, end: int) -> Fate:
+        """What the records up to `end` made of a request that no receipt names."""
+        pending = replace(asked.fate, state="pending")
+        if asked.fate.reason is not None:  # nothing but its dead letter ends it
+            return pending
+        position = asked.offset
+        while True:
+            change = self._next_change(asked, position + 1, end)
+            if change is None:
+                return pending
+            position, is_carried = change
+            if is_carried:
+                there = self._judged(self.asked(position), end)
+                return there.told_of(self.shard, asked.offset)
+            if not self._was_invalid(position):
+                return replace(pending, state="ended")
+
+    def _next_change(self, asked: Asked, start: int, end: int) -> tuple[int, bool] | None:
+        """The next record that ends the request or carries it on, and whether it does the latter.
+
+        Decided as intake does it, for an index that holds nothing but this request.
+        """
+        at, caller_id = asked.offset, asked.fate.caller_id
+        id = request_id(self.shard, at)
+        view = View(Labels(at, 0), frozenset(), {}, named={id: Named(at, False, caller_id)})
+        for batch in self.journal.requests(start, end):
+            others = [record for record in batch.records if not self._follows(record, at)]
+            _, _, changes, _ = parse(
+                self.contract, batch._replace(records=others), self.now_ms, None
+            )
+            touched = touched_by(changes)
+            if not (at in touched.cold or id in touched.ids or caller_id in touched.caller_ids):
+                continue
+            for offset, change in changes:
+                if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).frozen:
+                    return offset, isinstance(change, Carried)
+        return None
+
+    def _follows(self, record: Record, at: int) -> bool:
+        """Whether it asks for the next time of a request: written with the receipt of that one."""
+        source = self.shard.source(at).encode()
+        return follows(record.headers) and record.headers[-1][1] == source
+
+    def _was_invalid(self, offset: int) -> bool:
+        """A request that the service's own limits refuse replaces nothing."""
+        outcome = self.outcome(self.asked(offset))
+        return outcome is not None and outcome.state == "invalid"
+
+
+_DEAD: tuple[Literal["dead", "expired", "invalid"], ...] = ("dead", "expired", "invalid")
+
+
+def _place_in(places: Places, offset: int) -> Place | None:
+    for at, pairs in places.items():
+        for asked, there in pairs:
+            if asked == offset:
+                topic, _, partition = at.rpartition("/")
+                return Place(topic, int(partition), there)
+    return None

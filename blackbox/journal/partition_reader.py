@@ -1,0 +1,191 @@
+"""Stretches of single partitions, read_committed, for whoever looks into a journal here and there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from blackbox.doubt import Doubt, JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+
+READ_RECORDS = 4000
+FETCHED_AHEAD = 20_000
+SILENCE_S = 15.0
+STABLE_S = 30.0
+STABLE_LOOK_S = 0.05
+
+
+class Bounds(NamedTuple):
+    """First offset kept, and the next offset to be committed."""
+
+    start: int
+    end: int
+
+
+class PartitionReader:
+    """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
+
+    `ahead` is how many records are fetched before they are asked for: many to read on and on, few
+    for a look here and there. Holds one consumer while it is in use, and reads one stretch at a
+    time; not safe for use from two threads at once.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        *,
+        isolation: str = "read_committed",
+        ahead: int = FETCHED_AHEAD,
+    ) -> None:
+        self._access = access
+        self._isolation = isolation
+        self._ahead = ahead
+        self._consumer: Consumer | None = None
+        self._admin: AdminClient | None = None
+
+    def close(self) -> None:
+        """Give the consumer up; the next use makes a new one."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        """How far it can be read now."""
+        at = TopicPartition(topic, partition)
+        try:
+            found = self._open().get_watermark_offsets(at, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask for its offsets"
+            ) from error
+        if found is None:
+            raise JournalLost(f"{topic}/{partition}: no offsets within {REQUEST_TIMEOUT_S} s")
+        return Bounds(*found)
+
+    def stable_bounds(self, topic: str, partition: int, place: int) -> Bounds:
+        """The bounds once no open transaction hides `place`, which may also not exist at all."""
+        deadline = time.monotonic() + STABLE_S
+        while True:
+            bounds = self.bounds(topic, partition)
+            if bounds.end > place or bounds.end >= self.log_end(topic, partition):
+                return bounds
+            if time.monotonic() > deadline:
+                raise JournalLost(
+                    f"{topic}/{partition}: an open transaction of another producer hides offset "
+                    f"{place}, so what is there is not known yet; looking again"
+                )
+            time.sleep(STABLE_LOOK_S)
+
+    def log_end(self, topic: str, partition: int) -> int:
+        """The next offset to be written, behind all open transactions."""
+        at = TopicPartition(topic, partition)
+        self._admin = self._admin or self._access.admin()
+        asked = self._admin.list_offsets(
+            {at: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        try:
+            return int(asked[at].result().offset)
+        except KafkaException as error:
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask for its end"
+            ) from error
+
+    def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
+        """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""
+        at = TopicPartition(topic, partition, max(0, at_ms))
+        try:
+            [found] = self._open().offsets_for_times([at], timeout=REQUEST_TIMEOUT_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        except KafkaException as error:
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask for the offset of a time"
+            ) from error
+        return found.offset if found.offset >= 0 else None
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int
+    ) -> Iterator[tuple[list[Message], int]]:
+        """Messages from `start` on, each time with the offset reached, until that is `end`."""
+        if start >= end:
+            return
+        consumer = self._open()
+        try:
+            consumer.assign([TopicPartition(topic, partition, start)])
+            reached = start
+            while reached < end:
+                first = consumer.poll(SILENCE_S)
+                if first is None:
+                    raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
+                polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
+                messages, reached = _sorted_out(polled, end)
+                yield messages, reached
+        except KafkaException as error:
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot read from {start}"
+            ) from error
+        finally:
+            consumer.unassign()
+
+    def _open(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = self._access.consumer(
+                **{
+                    "isolation.level": self._isolation,
+                    "enable.partition.eof": True,
+                    "fetch.wait.max.ms": 20,
+                    "queued.min.messages": self._ahead,
+                    "fetch.queue.backoff.ms": 1,
+                }
+            )
+        return self._consumer
+
+    def _doubt(self, error: KafkaException, topic: str, what: str) -> Doubt:
+        return doubt(error, what, read_right(error.args[0], topic, self._access.group_id))
+
+
+def _sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
+    """The messages below `end`, and the offset that they and the ends of the partition reach."""
+    ends = [message for message in polled if message.error() is not None]
+    for message in ends:
+        if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
+            raise KafkaException(message.error())
+    messages = [m for m in polled if m.error() is None] if ends else polled
+    reached = max(offset_of(message) for message in ends) if ends else 0
+    if messages:
+        reached = max(reached, offset_of(messages[-1]) + 1)
+    if reached > end:
+        messages = [message for message in messages if offset_of(message) < end]
+    return messages, min(reached, end)
+
+
+def offset_of(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+def is_gone(error: JournalLost) -> bool:
+    """Whether the topic or the partition that was asked for does not exist."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in _GONE
+
+
+_GONE = (
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
