@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blackbox.client import AsyncClient, Client, Exhausted, Later, NotSent, Retry
+    from blackbox.client import (
+        AsyncClient,
+        Client,
+        Exhausted,
+        Later,
+        NotSent,
+        NotTold,
+        Retry,
+        State,
+    )
 
-__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "Retry"]
+__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,14 @@ State = Literal[
 ]  # fmt: skip
 
 
+NO_REQUEST = ("cancel", "tombstone")
+DEAD: tuple[Literal["dead"], Literal["expired"], Literal["invalid"]] = (
+    "dead",
+    "expired",
+    "invalid",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A record: `orders/3@88`."""
@@ -224,7 +232,7 @@ class Fates:
             place = _place_in(receipt.delivered, offset)
             if place is not None:
                 return replace(told, state="delivered", place=place)
-            for state in _DEAD:
+            for state in DEAD:
                 if offset in getattr(receipt, state):
                     return replace(told, state=state, place=_place_in(receipt.letters, offset))
         return None
@@ -279,9 +287,6 @@ class Fates:
         """A request that the service's own limits refuse replaces nothing."""
         outcome = self.outcome(self.asked(offset))
         return outcome is not None and outcome.state == "invalid"
-
-
-_DEAD: tuple[Literal["dead", "expired", "invalid"], ...] = ("dead", "expired", "invalid")
 
 
 def _place_in(places: Places, offset: int) -> Place | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,8 @@ ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
 POLL_S = 0.1
 CALLER_HEADER = "CALLER_SERVICE"
+GROUP_ID = "blackbox-client"
+"""Of consumers that join no group, unless the caller names another one."""
 
 
 class NotSent(Exception):
@@ -95,17 +98,19 @@ class Asker:
         request_topic: str = "TB",
         kafka_settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._access = KafkaAccess(bootstrap_servers, "blackbox-client", kafka_settings or {})
-        self._producer: Producer = self._access.producer(None)
+        settings = kafka_settings or {}
+        group = settings.get("group.id", GROUP_ID)
+        self.access = KafkaAccess(bootstrap_servers, group, settings)
+        self._producer: Producer = self.access.producer(None)
         self._own_headers = [(CALLER_HEADER, caller.encode())] if caller is not None else []
         self.request_topic = request_topic
         self._failures: list[str] = []
 
     def reach(self) -> None:
         """Make sure that the request topic is there. Raises NotSent, after about 5 s without brokers."""
-        servers = self._access.bootstrap_servers
+        servers = self.access.bootstrap_servers
         try:
-            found = Topics(self._access.admin()).partitions([self.request_topic], to="Write")
+            found = Topics(self.access.admin()).partitions([self.request_topic], to="Write")
         except NotAllowed as reason:
             raise NotSent(str(reason)) from None
         except Doubt as reason:
@@ -156,7 +161,7 @@ class Asker:
         if left:
             raise NotSent(
                 f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
-                f"written later. Check the brokers at {self._access.bootstrap_servers}"
+                f"written later. Check the brokers at {self.access.bootstrap_servers}"
             )
         if failures:
             raise NotSent(
@@ -179,7 +184,8 @@ class Asker:
 
     def close(self) -> None:
         """Give what is on its way a moment, whatever becomes of it."""
-        self._producer.flush(CLOSED_WITHIN_S)
+        with suppress(KafkaException):  # such as for who may not write, and asked for nothing
+            self._producer.flush(CLOSED_WITHIN_S)
 
     def _produce(
         self,

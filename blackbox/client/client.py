@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
+from blackbox.client.looking import Looker, State
 from blackbox.client.request import request_value
 from blackbox.request import request_id
 
@@ -54,6 +56,7 @@ class _Caller:
             request_topic=request_topic,
             kafka_settings=kafka_settings,
         )
+        self._looker = Looker(self._asker.access, request_topic)
 
 
 class Client(_Caller):
@@ -101,6 +104,14 @@ class Client(_Caller):
         """
         return self._ids([self._asker.ask_to_cancel(id)])[0]
 
+    def get(self, id: str) -> State:
+        """What became of the request of this id, which `send_later` returned; from Kafka alone.
+
+        Raises ValueError for what is no such id, also for one's own; NotTold when Kafka does not
+        answer, or does not let this caller read.
+        """
+        return self._looker.get(id)
+
     def _ids(self, asked: list[Asked]) -> list[str]:
         self._asker.flush()
         return [one.id for one in asked]
@@ -110,6 +121,7 @@ class Client(_Caller):
 
     def __exit__(self, *error: object) -> None:
         self._asker.close()
+        self._looker.close()
 
 
 class AsyncClient(_Caller):
@@ -120,6 +132,10 @@ class AsyncClient(_Caller):
     """
 
     _polling: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _looking(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     async def send_later(
         self,
@@ -149,6 +165,11 @@ class AsyncClient(_Caller):
         [found] = await self._ids([self._asker.ask_to_cancel(id)])
         return found
 
+    async def get(self, id: str) -> State:
+        """As `Client.get`; looks in a thread, one request at a time."""
+        async with self._looking:
+            return await asyncio.to_thread(self._looker.get, id)
+
     async def _ids(self, asked: list[Asked]) -> list[str]:
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
@@ -171,6 +192,7 @@ class AsyncClient(_Caller):
 
     async def __aexit__(self, *error: object) -> None:
         self._asker.close()
+        await asyncio.to_thread(self._looker.close)
 
 
 def _ask(asker: Asker, message: Later) -> Asked:

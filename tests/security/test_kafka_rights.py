@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from redis import Redis
 
+from blackbox import Client, NotTold
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.embedded import EmbeddedStack
@@ -20,6 +21,7 @@ from blackbox.journal.loading import Marks, PieceWriter, piece_name
 from blackbox.journal.members import count_members
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
+from blackbox.request import Shard, request_id
 from blackbox.settings import load
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import Right, kafka_rights
@@ -273,6 +275,7 @@ def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool
         until("it says so", lambda: grants(town.own(right))(town.said()))
 
 
+REASONS = "get that tells reasons"
 KNOWS = "run that knows its targets"
 COLD = "run with a cold tier"
 
@@ -410,6 +413,35 @@ def test_who_may_not_send_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(answer.errors[0])
 
 
+def client_of(town: Town) -> Client:
+    settings = town.kafka.login() | {"group.id": f"{town.prefix}blackbox-client"}
+    servers = town.kafka.kafka.bootstrap_servers
+    return Client(servers, request_topic=town.requests, kafka_settings=settings)
+
+
+@pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-json")])
+def test_with_its_rights_a_client_is_told_what_became_of_a_request(
+    town: Town, more: tuple[str, ...], reason: str | None
+) -> None:
+    town.create_all()
+    town.allow(kafka_rights("run"))
+    leave_a_letter(town)
+    town.allow(kafka_rights("get", *more))
+    with client_of(town) as client:
+        state = client.get(request_id(Shard(town.requests, 0), 0))
+    assert (state.state, state.reason, str(state.dead_letter)) == ("dead", reason, f"{town.letters}/0@0")  # fmt: skip
+
+
+@each("get")
+def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.ask()
+    town.allow(without(missing, "get"))
+    with client_of(town) as client, pytest.raises(NotTold) as refused:
+        client.get(request_id(Shard(town.requests, 0), 0))
+    assert grants(town.own(missing))(str(refused.value))
+
+
 @each("status", "show")
 def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
     town.create_all()
@@ -484,7 +516,7 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
-        "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
+        "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
         OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, "API and cancel", "letters",
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import blackbox
-from blackbox.client import AsyncClient, Client, NotSent
+from blackbox.client import AsyncClient, Client, NotSent, NotTold
 from blackbox.client.asking import Asked, Asker
 from blackbox.client.request import request_value
 from blackbox.formats import make_format
-from blackbox.request import Record, Request, locate
+from blackbox.request import Record, Request, Shard, locate, request_id
 
 NOW_MS = 1_767_225_600_000
 
@@ -221,6 +221,20 @@ def test_a_coroutine_hears_of_it_too() -> None:
 
     with pytest.raises(NotSent, match=r"Kafka did not take the request into TB: .*timed out"):
         asyncio.run(talk())
+
+
+def test_a_kafka_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", 0.1)
+    id = request_id(Shard("TB", 0), 0)
+    client, told = Client("127.0.0.1:1", kafka_settings=AWAY), r"is running at 127\.0\.0\.1:1"
+    with client, pytest.raises(NotTold, match=told):
+        client.get(id)
+
+
+def test_an_id_that_names_no_request_of_the_topic_says_what_to_give(client: Client) -> None:
+    for id in ("order-17", "018f3a52-0000-7000-8000-000000000000", request_id(Shard("B", 0), 0)):
+        with pytest.raises(ValueError, match=r"give the id that send_later returned.* over HTTP"):
+            client.get(id)
 
 
 def test_a_request_that_is_too_large_is_refused_at_once(client: Client) -> None:

@@ -1,0 +1,141 @@
+"""What became of a request, read from Kafka alone."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from threading import Lock
+from typing import Literal, cast
+
+from blackbox.doubt import Doubt, NotAllowed
+from blackbox.fate import DEAD, NO_REQUEST, Fate, Fates, Place
+from blackbox.formats.countdown import Countdown
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.request import Shard, locate, request_id
+
+FETCHED_AHEAD = 1_000
+LONGEST_COUNTDOWN_S = 315_360_000
+"""What no service exceeds; its own limit may be shorter, and only its receipts tell."""
+
+Word = Literal["pending", "delivered", "dead", "ended", "unknown"]
+
+_WHAT_TO_GIVE = (
+    "give the id that send_later returned. What was sent under an id of your own is found by that "
+    "one over HTTP while it is pending: GET /requests/{id}"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class NotTold(Exception):
+    """Kafka did not tell what became of a request; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What became of a request; what does not apply or is not known is None.
+
+    pending   -- it waits for its time, or for a service
+    delivered -- `delivered_to` is its message
+    dead      -- `dead_letter` is where it is instead, for this `reason` and `detail`
+    ended     -- cancelled, or replaced by a later request under the same id
+    unknown   -- there is no such record: Kafka removed it by now, or it never was
+
+    `due` is in UTC. Without the right to read dead letters `reason` and `detail` are None, but for
+    what `expired`.
+    """
+
+    id: str
+    state: Word
+    due: datetime | None = None
+    delivered_to: Place | None = None
+    dead_letter: Place | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+class Looker:
+    """Looks requests of one request topic up, one at a time; safe to use from many threads."""
+
+    def __init__(self, access: KafkaAccess, request_topic: str) -> None:
+        self._access = access
+        self._topic = request_topic
+        self._contract = Countdown(
+            max_countdown_s=LONGEST_COUNTDOWN_S, own_topics=lambda name: False
+        )
+        self._reader = PartitionReader(access, ahead=FETCHED_AHEAD)
+        self._partitions: dict[str, int] = {}
+        self._lock = Lock()
+
+    def get(self, id: str) -> State:
+        """What became of the request of this id.
+
+        Raises ValueError for what is no id of a request of the topic, NotTold when Kafka does not
+        answer, or its ACLs lack a right.
+        """
+        try:
+            shard, offset = locate(id, [self._topic])
+        except ValueError as reason:
+            raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
+        try:
+            with self._lock:
+                fate = self._fate(shard, offset)
+        except NotAllowed as reason:
+            raise NotTold(str(reason)) from None
+        except Doubt as reason:
+            servers = self._access.bootstrap_servers
+            raise NotTold(
+                f"{reason}; check that Kafka is running at {servers}, then ask again"
+            ) from None
+        if fate.state in NO_REQUEST:
+            raise ValueError(f"{id!r} is the id of a {fate.state}, no request; {_WHAT_TO_GIVE}")
+        return _state(fate)
+
+    def close(self) -> None:
+        """Give the consumer up, once nobody looks any more."""
+        with self._lock:
+            self._reader.close()
+
+    def _fate(self, shard: Shard, offset: int) -> Fate:
+        try:
+            return self._judged(shard, offset)
+        except Doubt:
+            self._reader.close()  # another client may see what this one has lost sight of
+            self._partitions = {}
+            raise
+
+    def _judged(self, shard: Shard, offset: int) -> Fate:
+        receipts = receipts_topic(self._topic)
+        if not shard.partition < min(self._count(self._topic), self._count(receipts)):
+            self._partitions = Topics(self._access.admin()).partitions(
+                [self._topic, receipts], to="Read"
+            )
+        if not self._count(self._topic):
+            servers = self._access.bootstrap_servers
+            raise NotTold(f"the request topic {self._topic!r} is not on {servers}; name another")
+        if shard.partition >= self._count(self._topic):
+            return Fate(request_id(shard, offset), shard.source(offset), "unknown")
+        journal = ShardJournal(shard, self._access, reader=self._reader)
+        has_receipts = shard.partition < self._count(receipts)
+        now_ms = time.time_ns() // 1_000_000
+        fates = Fates(shard, journal, self._contract, now_ms, has_receipts)
+        fate = fates.fate(offset)
+        with suppress(NotAllowed):
+            return fates.explained(fate)
+        return fate
+
+    def _count(self, topic: str) -> int:
+        return self._partitions.get(topic, 0)
+
+
+def _state(fate: Fate) -> State:
+    due = None if fate.due_ms is None else _EPOCH + timedelta(milliseconds=fate.due_ms)
+    if fate.state in DEAD:
+        reason = fate.reason or (fate.state if fate.state == "expired" else None)
+        return State(fate.id, "dead", due, None, fate.place, reason, fate.detail)
+    word = cast(Word, fate.state)
+    return State(fate.id, word, due, fate.place)
