@@ -90,6 +90,16 @@ class FakeJournal:
         found = {offset: self._record(offset) for offset in offsets}
         return {offset: kept for offset, kept in found.items() if kept is not None}
 
+    def record(self, offset: int) -> Record | None:
+        return self._record(offset)
+
+    def record_at(self, topic: str, partition: int, offset: int) -> Record | None:
+        return None
+
+    def first_receipt_since(self, at_ms: int) -> int | None:
+        found = enumerate(self.receipt_records[self.first_receipt :], self.first_receipt)
+        return next((at for at, one in found if one and decode(one).at_ms >= at_ms), None)
+
     def missing(self, receipts: Sequence[Receipt]) -> list[int]:
         self.calls.append("missing")
         return sorted({o for r in receipts for o in r.removals() if o in self.absent})

@@ -45,8 +45,8 @@ class State:
     ended     -- cancelled, or replaced by a later request under the same id
     unknown   -- there is no such record: Kafka removed it by now, or it never was
 
-    `due` is in UTC. Without the right to read dead letters `reason` and `detail` are None, but for
-    what `expired`.
+    `due` is in UTC. A caller without the right to read dead letters is told the `reason` only of
+    what `expired`, or was no valid request.
     """
 
     id: str
@@ -135,7 +135,7 @@ class Looker:
 def _state(fate: Fate) -> State:
     due = None if fate.due_ms is None else _EPOCH + timedelta(milliseconds=fate.due_ms)
     if fate.state in DEAD:
-        reason = fate.reason or (fate.state if fate.state == "expired" else None)
+        reason = fate.reason or ("expired" if fate.state == "expired" else None)
         return State(fate.id, "dead", due, None, fate.place, reason, fate.detail)
     word = cast(Word, fate.state)
     return State(fate.id, word, due, fate.place)

@@ -419,17 +419,21 @@ def client_of(town: Town) -> Client:
     return Client(servers, request_topic=town.requests, kafka_settings=settings)
 
 
-@pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-json")])
+@pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-authorized")])
 def test_with_its_rights_a_client_is_told_what_became_of_a_request(
     town: Town, more: tuple[str, ...], reason: str | None
 ) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))
-    leave_a_letter(town)
+    town.start().wait_ready()
+    asked = {"topic": "no.such", "message": "x", "countdown": 0}
+    town.kafka.send(town.requests, json.dumps(asked))
+    town.until_letters(1)
     town.allow(kafka_rights("get", *more))
     with client_of(town) as client:
-        state = client.get(request_id(Shard(town.requests, 0), 0))
-    assert (state.state, state.reason, str(state.dead_letter)) == ("dead", reason, f"{town.letters}/0@0")  # fmt: skip
+        told = client.get(request_id(Shard(town.requests, 0), 0))
+    assert (told.state, told.reason) == ("dead", reason)
+    assert str(told.dead_letter) == f"{town.letters}/0@0"
 
 
 @each("get")

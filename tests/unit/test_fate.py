@@ -1,0 +1,160 @@
+"""What the journals alone say of a request, in the cases that a real service makes only by chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from blackbox.cancel import HEADER as CANCEL
+from blackbox.cold import carry_on
+from blackbox.fate import CLOCKS_APART_MS, Fate, Fates, Place
+from blackbox.formats.countdown import Countdown
+from blackbox.receipt import DOUBTFUL, Receipt
+from blackbox.recurrence import marked
+from blackbox.request import Headers, Record, Shard, request_id
+from tests.fakes import FakeJournal
+
+SHARD = Shard("TB", 3)
+BEGAN_MS = 1_767_225_600_000
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class Town:
+    """A shard's journals, written one record after the other, a second apart."""
+
+    journal: FakeJournal = field(default_factory=FakeJournal)
+
+    def write(self, value: bytes | None, headers: Headers | None = None) -> int:
+        offset = len(self.journal.request_records)
+        written_ms = BEGAN_MS + 1000 * offset
+        self.journal.request_records.append(Record(offset, written_ms, None, value, headers or []))
+        return offset
+
+    def ask(self, countdown_s: float, id: str | None = None, headers: Headers | None = None) -> int:
+        asked = {"topic": "orders", "message": "hi", "countdown": countdown_s, "id": id}
+        return self.write(orjson.dumps(asked), headers)
+
+    def carry(self, offset: int, *, is_cold: bool = False) -> int:
+        record = self.journal.record(offset)
+        assert record is not None
+        return self.write(record.value, carry_on(record, is_cold=is_cold))
+
+    def cancel(self, offset: int) -> int:
+        return self.write(None, [(CANCEL, request_id(SHARD, offset).encode())])
+
+    def deliver(self, offset: int, at_ms: int = BEGAN_MS) -> None:
+        self.journal.append(Receipt(at_ms, delivered={"orders/0": [(offset, 7)]}))
+
+    def fate(self, offset: int) -> Fate:
+        contract = Countdown(max_countdown_s=10**8, own_topics=lambda name: False)
+        return Fates(SHARD, self.journal, contract, BEGAN_MS + HOUR_MS).fate(offset)
+
+
+def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
+    town = Town()
+    offset = town.ask(0, id="a")
+    town.ask(60, id="a")
+    town.deliver(offset)
+    assert town.fate(offset).place == Place("orders", 0, 7)
+    assert not [call for call in town.journal.calls if call.startswith("requests")]
+
+
+def test_receipts_from_before_a_request_was_written_are_not_read() -> None:
+    town = Town()
+    for hours in range(5, 0, -1):
+        town.deliver(1000 + hours, BEGAN_MS - hours * HOUR_MS)
+    offset = town.ask(3600)
+    town.deliver(1000, BEGAN_MS - CLOCKS_APART_MS // 2)
+    assert town.fate(offset).state == "pending"
+    assert [call for call in town.journal.calls if call.startswith("receipts")] == [
+        "receipts 10 to 12"
+    ]
+
+
+def test_an_outcome_that_a_later_receipt_voids_did_not_come_true() -> None:
+    town = Town()
+    offset = town.ask(0)
+    town.deliver(offset)
+    town.journal.append(Receipt(BEGAN_MS, void=[offset], barrier=True))
+    assert town.fate(offset).state == "pending"
+    town.deliver(offset, BEGAN_MS + HOUR_MS)
+    assert town.fate(offset).at_ms == BEGAN_MS + HOUR_MS
+
+
+def test_an_outcome_before_the_due_time_is_void_also_by_a_receipt_from_after_it() -> None:
+    town = Town()
+    offset = town.ask(60)
+    town.journal.append(Receipt(BEGAN_MS, dead=[offset]))
+    assert town.fate(offset).state == "dead"
+    town.journal.append(Receipt(BEGAN_MS + HOUR_MS, void=[offset], barrier=True))
+    assert town.fate(offset).state == "pending"
+
+
+def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
+    town = Town()
+    offset = town.ask(0)
+    town.deliver(offset)
+    for _ in range(DOUBTFUL):
+        town.deliver(1000)
+    town.journal.receipt_records.append(b"not to be read")
+    assert town.fate(offset).state == "delivered"
+
+
+def test_the_next_time_of_what_recurs_is_no_replacement() -> None:
+    town = Town()
+    offset = town.ask(0, id="daily")
+    town.ask(60, id="daily", headers=_marked(offset))
+    assert town.fate(offset).state == "pending", "its receipt is about to be visible"
+    town.deliver(offset)
+    assert town.fate(offset).state == "delivered"
+
+
+def test_the_next_time_of_another_request_replaces_this_one() -> None:
+    town = Town()
+    offset = town.ask(0, id="daily")
+    town.ask(60, id="daily", headers=_marked(offset + 7))
+    assert town.fate(offset).state == "ended"
+
+
+def test_a_cold_request_is_followed_through_all_its_records() -> None:
+    town = Town()
+    offset = town.ask(3600, id="far")
+    renewed = town.carry(offset, is_cold=True)
+    assert town.fate(offset).state == "pending"
+    near = town.carry(renewed)
+    assert (town.fate(offset).state, town.fate(offset).carried) == ("pending", SHARD.source(near))
+    town.deliver(near, BEGAN_MS + HOUR_MS)
+    fate = town.fate(offset)
+    assert (fate.id, fate.source) == (request_id(SHARD, offset), SHARD.source(offset))
+    assert (fate.state, fate.carried) == ("delivered", SHARD.source(near))
+
+
+def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> None:
+    town = Town()
+    offset = town.ask(3600)
+    town.cancel(offset)
+    town.carry(offset)
+    assert town.fate(offset).state == "ended"
+
+
+def test_a_cancel_by_the_first_id_comes_too_late_for_what_was_carried_on() -> None:
+    town = Town()
+    offset = town.ask(3600)
+    near = town.carry(offset)
+    town.cancel(offset)
+    assert town.fate(offset).state == "pending"
+    town.cancel(near)
+    assert town.fate(offset).state == "ended"
+
+
+def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
+    town = Town()
+    offset = town.write(b"no request")
+    town.cancel(offset)
+    assert town.fate(offset).state == "pending"
+
+
+def _marked(offset: int) -> Headers:
+    return [(name, str(value).encode()) for name, value in marked([], SHARD.source(offset))]
