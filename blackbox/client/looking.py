@@ -101,12 +101,16 @@ class Looker:
             self._reader.close()
 
     def _fate(self, shard: Shard, offset: int) -> Fate:
+        is_used = bool(self._partitions)
         try:
             return self._judged(shard, offset)
         except Doubt:
-            self._reader.close()  # another client may see what this one has lost sight of
+            self._reader.close()
             self._partitions = {}
-            raise
+            if not is_used:
+                raise
+        # A consumer that slept through an outage may know no broker, or an earlier leader.
+        return self._fate(shard, offset)
 
     def _judged(self, shard: Shard, offset: int) -> Fate:
         receipts = receipts_topic(self._topic)

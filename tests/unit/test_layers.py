@@ -115,6 +115,13 @@ def test_only_the_spark_engine_needs_spark() -> None:
     ) == set()
 
 
+def test_a_caller_needs_neither_redis_nor_a_server() -> None:
+    needs_kafka = "import sys, blackbox.client; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", needs_kafka], capture_output=True, check=True)
+    others = {"redis", "hiredis", "fastapi", "apscheduler", "typer", "rich", "pyspark", "py4j"}
+    assert others & set(run.stdout.decode().split()) == set()
+
+
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pipeline.tasks.")])
 def test_a_task_uses_nothing_of_its_driver(module: str) -> None:
     ours = {name for name in own_imports(module) if part_of(name) == "pipeline"}
