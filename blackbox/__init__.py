@@ -14,9 +14,12 @@ if TYPE_CHECKING:
         NotTold,
         Retry,
         State,
+        TooLate,
     )
 
-__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State"]
+__all__ = [
+    "AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State", "TooLate",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

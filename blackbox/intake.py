@@ -204,7 +204,7 @@ def parse(
                 changes.append((record.offset, _not_admitted(record, asked, refusal, written_ms)))
                 continue
             name, rule = rules.of(asked.caller)
-            if rule.has_quota:
+            if rule.has_quota and ended is None:
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
         change: Change
         if isinstance(asked, Invalid):

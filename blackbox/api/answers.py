@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from blackbox.control.control import Cancelled
+from blackbox.control.control import Cancelled, Rescheduled
 from blackbox.control.letters import Letter
 from blackbox.control.pending import Found
 from blackbox.fate import Fate
@@ -136,6 +136,30 @@ class CancelState(BaseModel):
     def of(cls, cancelled: Cancelled) -> CancelState:
         assert cancelled.request is not None
         return cls(outcome=cancelled.outcome, request=RequestState.of(cancelled.request))
+
+
+class Due(BaseModel):
+    """When instead: one of the two."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    countdown: float | None = Field(None, description="seconds from now")
+    at: str | int | None = Field(None, description="RFC 3339, or epoch ms")
+
+
+class RescheduledState(BaseModel):
+    """What became of it, and the request as it is now, under its new id."""
+
+    outcome: str = Field(
+        description="rescheduled; too-late: it was delivered or ended before; asked: written to "
+        "Kafka and not taken in yet"
+    )
+    request: RequestState
+
+    @classmethod
+    def of(cls, done: Rescheduled) -> RescheduledState:
+        assert done.request is not None
+        return cls(outcome=done.outcome, request=RequestState.of(done.request))
 
 
 class LetterState(BaseModel):

@@ -13,12 +13,14 @@ from blackbox.api.access import Access
 from blackbox.api.answers import (
     CancelState,
     Counts,
+    Due,
     Failure,
     Ids,
     NotTaken,
     Page,
     RefusedRequest,
     RequestState,
+    RescheduledState,
     ShardState,
 )
 from blackbox.control.control import Control, Refused
@@ -144,6 +146,20 @@ def routes(control: Control, access: Access) -> APIRouter:
         if done.outcome == "unknown":
             raise _unknown(id)
         return CancelState.of(done)
+
+    @router.patch(
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
+        responses=NOT_FOUND,
+    )  # fmt: skip
+    def reschedule(id: str, due: Due) -> RescheduledState:
+        """Have a pending request delivered at another time, and say whether that was in time."""
+        try:
+            done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        if done.outcome == "unknown":
+            raise _unknown(id)
+        return RescheduledState.of(done)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
     def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:

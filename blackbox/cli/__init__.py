@@ -17,6 +17,7 @@ from blackbox.cli.ledger import ledger
 from blackbox.cli.letters import letters
 from blackbox.cli.load import load
 from blackbox.cli.promote import promote
+from blackbox.cli.reschedule import reschedule
 from blackbox.cli.restore import restore
 from blackbox.cli.run import run
 from blackbox.cli.send import send
@@ -45,6 +46,7 @@ for command in (
     demo,
     send,
     cancel,
+    reschedule,
     show,
     letters,
     pause,

@@ -1,8 +1,10 @@
 """A caller's side: requests written to a request topic, and what became of them, without Redis."""
 
 from blackbox.client.asking import NotSent
-from blackbox.client.client import AsyncClient, Client, Later
+from blackbox.client.client import AsyncClient, Client, Later, TooLate
 from blackbox.client.looking import NotTold, State
 from blackbox.client.retry import Exhausted, Retry
 
-__all__ = ["AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State"]
+__all__ = [
+    "AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State", "TooLate",
+]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Self
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from blackbox.cancel import HEADER as CANCEL_HEADER
+from blackbox.client.moving import Moved
 from blackbox.client.request import cancel_value
 from blackbox.doubt import Doubt, NotAllowed
 from blackbox.journal.access import KafkaAccess
@@ -149,6 +150,11 @@ class Asker:
         except ValueError:
             return self.ask(cancel_value(id), key=id)
         return self.ask(None, headers=[(CANCEL_HEADER, id.encode())], partition=shard.partition)
+
+    def ask_to_move(self, shard: Shard, moved: Moved) -> Asked:
+        """Write a request that takes the place of another, for whoever asked for that one."""
+        headers = [one for one in moved.headers if not self._own_headers or one[0] != CALLER_HEADER]
+        return self.ask(moved.value, key=moved.key, headers=headers, partition=shard.partition)
 
     def poll(self) -> None:
         """Take what Kafka has acknowledged by now."""

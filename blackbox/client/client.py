@@ -11,10 +11,15 @@ from typing import Any, NamedTuple, Self
 
 from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
 from blackbox.client.looking import Looker, State
+from blackbox.client.moving import Moved
 from blackbox.client.request import request_value
-from blackbox.request import request_id
+from blackbox.request import Shard, request_id
 
 POLL_S = 0.002
+
+
+class TooLate(Exception):
+    """A request cannot be rescheduled: it was delivered, or has ended."""
 
 
 class Later(NamedTuple):
@@ -57,6 +62,11 @@ class _Caller:
             kafka_settings=kafka_settings,
         )
         self._looker = Looker(self._asker.access, request_topic)
+
+    def _ask_to_move(self, id: str, found: tuple[Shard, Moved] | None) -> Asked:
+        if found is None:
+            raise TooLate(f"{id} is not pending any more; get(id) tells what became of it")
+        return self._asker.ask_to_move(*found)
 
 
 class Client(_Caller):
@@ -103,6 +113,15 @@ class Client(_Caller):
         cancel's own record once Kafka has it. Raises NotSent.
         """
         return self._ids([self._asker.ask_to_cancel(id)])[0]
+
+    def reschedule(self, id: str, when: datetime | timedelta) -> str:
+        """Have the pending request of this id, which `send_later` returned, delivered at another time.
+
+        Returns its new id once Kafka has it. If the message goes out before a service has read that,
+        it is delivered once all the same: the new request is dead then, `too-late`. Raises TooLate
+        when it is known to have ended, NotSent, and as `get`.
+        """
+        return self._ids([self._ask_to_move(id, self._looker.moved(id, when))])[0]
 
     def get(self, id: str) -> State:
         """What became of the request of this id, which `send_later` returned; from Kafka alone.
@@ -164,6 +183,13 @@ class AsyncClient(_Caller):
         """As `Client.cancel`."""
         [found] = await self._ids([self._asker.ask_to_cancel(id)])
         return found
+
+    async def reschedule(self, id: str, when: datetime | timedelta) -> str:
+        """As `Client.reschedule`."""
+        async with self._looking:
+            found = await asyncio.to_thread(self._looker.moved, id, when)
+        [moved] = await self._ids([self._ask_to_move(id, found)])
+        return moved
 
     async def get(self, id: str) -> State:
         """As `Client.get`; looks in a thread, one request at a time."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Literal, cast
 
+from blackbox.client.moving import Moved, moved
 from blackbox.doubt import Doubt, NotAllowed
 from blackbox.fate import DEAD, NO_REQUEST, Fate, Fates, Place
 from blackbox.formats.countdown import Countdown
@@ -77,28 +79,41 @@ class Looker:
         Raises ValueError for what is no id of a request of the topic, NotTold when Kafka does not
         answer, or its ACLs lack a right.
         """
-        try:
-            shard, offset = locate(id, [self._topic])
-        except ValueError as reason:
-            raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
-        try:
-            with self._lock:
-                fate = self._fate(shard, offset)
-        except NotAllowed as reason:
-            raise NotTold(str(reason)) from None
-        except Doubt as reason:
-            servers = self._access.bootstrap_servers
-            raise NotTold(
-                f"{reason}; check that Kafka is running at {servers}, then ask again"
-            ) from None
+        shard, offset = self._place(id)
+        with self._lock, _telling(self._access.bootstrap_servers):
+            fate = self._fate(shard, offset)
         if fate.state in NO_REQUEST:
             raise ValueError(f"{id!r} is the id of a {fate.state}, no request; {_WHAT_TO_GIVE}")
         return _state(fate)
+
+    def moved(self, id: str, when: datetime | timedelta) -> tuple[Shard, Moved] | None:
+        """What to write to have the request of this id due then; None unless it is pending.
+
+        Raises as `get`, and ValueError for a time without a zone.
+        """
+        shard, offset = self._place(id)
+        with self._lock, _telling(self._access.bootstrap_servers):
+            fate = self._fate(shard, offset)
+            if fate.state != "pending":
+                return None
+            now_at = offset if fate.carried is None else int(fate.carried.rpartition("@")[2])
+            record = ShardJournal(shard, self._access, reader=self._reader).record(now_at)
+        if record is None:
+            return None
+        if isinstance(when, timedelta):
+            return shard, moved(shard, record, self._contract, countdown_s=when.total_seconds())
+        return shard, moved(shard, record, self._contract, at=when)
 
     def close(self) -> None:
         """Give the consumer up, once nobody looks any more."""
         with self._lock:
             self._reader.close()
+
+    def _place(self, id: str) -> tuple[Shard, int]:
+        try:
+            return locate(id, [self._topic])
+        except ValueError as reason:
+            raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
 
     def _fate(self, shard: Shard, offset: int) -> Fate:
         is_used = bool(self._partitions)
@@ -134,6 +149,18 @@ class Looker:
 
     def _count(self, topic: str) -> int:
         return self._partitions.get(topic, 0)
+
+
+@contextmanager
+def _telling(servers: str) -> Iterator[None]:
+    """A doubt as what callers are told."""
+    try:
+        yield
+    except NotAllowed as reason:
+        raise NotTold(str(reason)) from None
+    except Doubt as reason:
+        what = f"{reason}; check that Kafka is running at {servers}, then ask again"
+        raise NotTold(what) from None
 
 
 def _state(fate: Fate) -> State:

@@ -38,7 +38,7 @@ def request_value(
         raise ValueError("neither countdown_s nor at is given; give one of them")
     optional = {
         "countdown": countdown_s,
-        "at": _instant(at),
+        "at": instant(at),
         "id": id,
         "headers": dict(headers) if headers else None,
         "expires_after": expires_after_s,
@@ -68,7 +68,8 @@ def _key(key: bytes) -> dict[str, str]:
         return {"key": b64encode(key).decode(), "key_encoding": "base64"}
 
 
-def _instant(at: datetime | str | int | None) -> str | int | None:
+def instant(at: datetime | str | int | None) -> str | int | None:
+    """As the format takes it. Raises ValueError for a datetime without a zone."""
     if not isinstance(at, datetime):
         return at
     if at.tzinfo is None:

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from blackbox.cancel import HEADER
 from blackbox.client.asking import Asker, NotSent
+from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
 from blackbox.control.fate import Registry
@@ -61,6 +62,20 @@ class Cancelled:
     """
 
     outcome: Outcome
+    request: Fate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """What became of it.
+
+    rescheduled -- `request` has taken its place, under an id of its own
+    too-late    -- it was delivered, or is a dead letter, or was cancelled or replaced before
+    asked       -- `request` is in Kafka, and not taken in yet
+    unknown     -- there is no such request
+    """
+
+    outcome: Literal["rescheduled", "too-late", "asked", "unknown"]
     request: Fate | None
 
 
@@ -194,6 +209,51 @@ class Control:
             if fate.carried == before.carried and fate.state in WAITING:
                 return Cancelled("asked", fate)
         return Cancelled("unknown" if fate.state == "unknown" else "too-late", fate)
+
+    def reschedule(
+        self, text: str, *, countdown_s: float | None = None, at: str | int | None = None
+    ) -> Rescheduled:
+        """Have the pending request of this id, or made under this caller id, due then instead, and look.
+
+        Raises ValueError for a time that is none, or a request in another format than `countdown`.
+        """
+        place = self._place(text)
+        registry = self._registry()
+        fate = None if place is None else registry.fate(*place)
+        if place is None or fate is None or fate.state == "unknown":
+            return Rescheduled("unknown", None)
+        if fate.state not in WAITING or fate.reason is not None:
+            return Rescheduled("too-late", fate)
+        shard, offset = place if fate.carried is None else _at(fate.carried)
+        if self._settings.topics[shard.topic] != WRITTEN:
+            raise ValueError(
+                f"{shard.topic} has the format {self._settings.topics[shard.topic]}; write the "
+                "request again there, under its key or id"
+            )
+        new = self._write_moved(shard, offset, countdown_s, at)
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while not _is_taken_in(registry, shard, new, new):
+            if time.monotonic() > deadline:
+                return Rescheduled("asked", registry.fate(shard, new))
+            time.sleep(LOOK_S)
+        fate = registry.fate(shard, new)
+        if fate.reason == Reason.TOO_LATE:
+            return Rescheduled("too-late", registry.fate(*place))
+        return Rescheduled("rescheduled", fate)
+
+    def _write_moved(
+        self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
+    ) -> int:
+        record = self._registry().record(shard, offset)
+        if record is None:
+            raise ValueError(f"{shard.source(offset)} is not kept in Kafka any more")
+        contract = self._formats[shard.topic]
+        new = moved(shard, record, contract, countdown_s=countdown_s, at=at)
+        now_ms = time.time_ns() // 1_000_000
+        asked = self._asked(shard.topic, new.value, new.headers, now_ms)
+        if not isinstance(asked, Request):
+            raise ValueError(": ".join(_why(asked)))
+        return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
 
     def letters(self, reason: str | None = None, *, is_open: bool = True) -> list[Letter]:
         """Dead letters as `control.letters.letters` has it."""

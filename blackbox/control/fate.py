@@ -18,7 +18,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
-from blackbox.request import Shard, request_id
+from blackbox.request import Record, Shard, request_id
 from blackbox.settings import Settings
 
 COUNTED_FOR_S = 5.0
@@ -66,6 +66,11 @@ class Registry:
         for topic in self._settings.topics:
             for partition in range(self._partitions.get(topic, 0)):
                 yield Shard(topic, partition)
+
+    def record(self, shard: Shard, offset: int) -> Record | None:
+        """The record of a request, if Kafka has it."""
+        with closing(ShardJournal(shard, self._access)) as journal:
+            return journal.record(offset)
 
     def request_end(self, shard: Shard) -> int:
         """The next offset of the request topic."""

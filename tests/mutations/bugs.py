@@ -50,9 +50,9 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "                if self._exec(commands, meanwhile if attempt == 0 else None):\n",
+                "                if not is_leaving and self._exec(commands, meanwhile if attempt == 0 else None):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
-                "                if self._exec([moved]) and self._exec(commands):\n",
+                "                if not is_leaving and self._exec([moved]) and self._exec(commands):\n",
             ),
         ),
         ("EXEC itself lost", "connections to Redis cut"),

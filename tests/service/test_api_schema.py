@@ -32,7 +32,7 @@ def test_every_answer_is_as_described_and_none_is_a_fault_of_the_server(
     service = serve()
     schema = schemathesis.openapi.from_url(f"{service.base_url}/openapi.json")
     operations = list(schema.get_all_operations())
-    assert len(operations) == 15
+    assert len(operations) == 16
     for operation in operations:
         assert isinstance(operation, Ok)
         _try(operation.ok())

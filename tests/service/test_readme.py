@@ -52,13 +52,14 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
     named = [command.split()[1] for command in commands if command.startswith("blackbox")]
     assert named == [
-        "check", "run", "send", "status", "show", "cancel", "letters", "pause", "resume", "audit",
+        "check", "run", "send", "status", "show", "reschedule", "cancel", "letters", "pause", "resume", "audit",
     ]  # fmt: skip
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
     until("it is taken in", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
     assert " 1 " in bash(world, of["status"])
+    id = bash(world, of["reschedule"].replace("ID", id)).strip()
     assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
     assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))
     assert bash(world, of["letters"]) == ""
@@ -81,13 +82,14 @@ def test_the_http_example_asks_finds_cancels_and_counts(
     world: World, service: ServiceProcess
 ) -> None:
     lines = fenced("sh").replace("http://127.0.0.1:8000", service.address)
-    ask, find, cancel, count = (
+    ask, find, move, cancel, count = (
         line.replace("curl", "curl --fail --silent", 1)
         for line in lines.replace("reminders", world.targets[0]).splitlines()
     )
     assert '"ids"' in bash(world, ask)
     until("it is pending", lambda: '"state":"pending"' in bash(world, find))
     assert '"pending":1' in bash(world, count)
+    assert '"outcome":"rescheduled"' in bash(world, move)
     assert '"outcome":"cancelled"' in bash(world, cancel)
 
 

@@ -1,0 +1,55 @@
+"""`blackbox reschedule`: a pending request at another time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.terminal import as_json, printable
+from blackbox.control.control import Control
+from blackbox.settings import load
+
+
+def reschedule(
+    id: Annotated[
+        str, typer.Argument(help="The id that `send` printed, or the one it was sent with (--id).")
+    ],
+    countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Have a pending request delivered at another time; prints its new id.
+
+    Ends with 1 unless that was in time.
+    """
+    settings = load()
+    logs.silent()
+    control = Control(settings)
+    try:
+        instant = int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
+        done = control.reschedule(id, countdown_s=countdown, at=instant)
+    except ValueError as error:
+        raise BadUsage(str(error)) from None
+    finally:
+        control.close()
+    if json:
+        request = None if done.request is None else asdict(done.request)
+        typer.echo(as_json({"outcome": done.outcome, "request": request}))
+    else:
+        told = {"unknown": f"{id}: no request of this id, and none pending under it"}
+        if done.request is not None:
+            told |= {
+                "rescheduled": done.request.id,
+                "too-late": f"too late: {done.request.source} is {done.request.state}",
+                "asked": f"asked for {done.request.id}; the service has not taken it in yet",
+            }
+        typer.echo(printable(told[done.outcome]))
+    if done.outcome != "rescheduled":
+        raise typer.Exit(FAILED)

@@ -1,0 +1,55 @@
+"""A pending request written once more, due at another time: it takes the place of the first."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import datetime
+from typing import NamedTuple
+
+import orjson
+
+from blackbox.cancel import REPLACES, as_request, replaces
+from blackbox.client.request import instant
+from blackbox.cold import as_asked, carried
+from blackbox.formats import Format
+from blackbox.recurrence import without_mark
+from blackbox.request import Headers, Record, Request, Shard, request_id
+
+
+class Moved(NamedTuple):
+    """What to write to the partition of the request that it replaces."""
+
+    key: bytes | None
+    value: bytes
+    headers: Headers
+
+
+def moved(
+    shard: Shard,
+    record: Record,
+    contract: Format,
+    *,
+    countdown_s: float | None = None,
+    at: datetime | str | int | None = None,
+) -> Moved:
+    """The same request, of the format `countdown`, due then instead; a countdown from now on.
+
+    Its message stays the same to the byte, and it recurs as before from then on. Raises ValueError
+    for a record that is no such request, or unless exactly one of the two times is given.
+    """
+    if (countdown_s is None) is (at is None):
+        raise ValueError("give exactly one of countdown and at")
+    asked = as_asked(record) if carried(record.headers) else record
+    asked = as_request(asked) if replaces(asked.headers) else asked
+    found = contract.parse(asked, asked.timestamp_ms)
+    if not isinstance(found, Request):
+        raise ValueError(
+            f"{shard.source(record.offset)} is no valid request of the format countdown"
+        )
+    terms = orjson.loads(asked.value or b"")
+    if not isinstance(terms["message"], str) and found.message is not None:
+        terms |= {"message": b64encode(found.message).decode(), "encoding": "base64"}
+    terms |= {"countdown": countdown_s, "at": instant(at)}
+    name = request_id(shard, record.offset).encode()
+    headers: Headers = [*without_mark(asked.headers), (REPLACES, name)]
+    return Moved(asked.key, orjson.dumps(terms), headers)
