@@ -16,6 +16,7 @@ from blackbox.cli.failures import explained
 from blackbox.cli.ledger import ledger
 from blackbox.cli.letters import letters
 from blackbox.cli.load import load
+from blackbox.cli.pending import pending
 from blackbox.cli.promote import promote
 from blackbox.cli.reschedule import reschedule
 from blackbox.cli.restore import restore
@@ -47,6 +48,7 @@ for command in (
     send,
     cancel,
     reschedule,
+    pending,
     show,
     letters,
     pause,

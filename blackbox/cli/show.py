@@ -25,8 +25,8 @@ _MEMBER = re.compile(r"[0-9a-f]{16}")
 
 def show(
     id: Annotated[
-        str, typer.Argument(help="An id as `send` prints it, a place such as TB/3@1234, or the "
-        "16 hex digits that name it in Redis.")
+        str, typer.Argument(help="An id as `send` prints it, a place such as TB/3@1234, the 16 hex "
+        "digits that name it in Redis, or while it is pending the id that its caller gave it.")
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
 ) -> None:  # fmt: skip
@@ -36,10 +36,9 @@ def show(
     """
     settings = load()
     logs.silent()
-    place = _parse(id, list(settings.topics))
     registry = Registry(settings)
     try:
-        fates = list(_fates(registry, place))
+        fates = list(_fates(registry, _place(id, registry, list(settings.topics))))
     finally:
         registry.close()
     for fate in fates:
@@ -48,6 +47,16 @@ def show(
         if not fates:
             typer.echo(f"{id}: no shard has a request of this name", err=True)
         raise typer.Exit(FAILED)
+
+
+def _place(text: str, registry: Registry, topics: list[str]) -> tuple[Shard | None, int]:
+    try:
+        return _parse(text, topics)
+    except BadUsage:
+        held = registry.holder(text)
+        if held is None:
+            raise
+        return held
 
 
 def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
@@ -66,7 +75,8 @@ def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
         return locate(text, topics)
     except ValueError as error:
         raise BadUsage(
-            f"{error}, a place such as {topics[0]}/3@1234, or the 16 hex digits of a key in Redis"
+            f"{error}, a place such as {topics[0]}/3@1234, the 16 hex digits of a key in Redis, "
+            "or the id that its caller gave it while it is pending"
         ) from None
 
 

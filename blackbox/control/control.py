@@ -344,7 +344,7 @@ class Control:
         except ValueError:
             pass
         registry = self._registry()
-        return _holder(registry, text) or self._holder_once_read(registry, text)
+        return registry.holder(text) or self._holder_once_read(registry, text)
 
     def _holder_once_read(self, registry: Registry, text: str) -> tuple[Shard, int] | None:
         """When intake has read what was written by now."""
@@ -355,7 +355,7 @@ class Control:
             if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
                 break
             time.sleep(LOOK_S)
-        return _holder(registry, text)
+        return registry.holder(text)
 
     def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
         """The offset of the cancel; by `name` it also ends the next time of what recurs."""
@@ -392,14 +392,6 @@ class Control:
             f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format {WRITTEN}, "
             "the only one that requests are written in here"
         )
-
-
-def _holder(registry: Registry, caller_id: str) -> tuple[Shard, int] | None:
-    for shard in registry.shards():
-        offset = registry.inspector.offset_of(shard, caller_id)
-        if offset is not None:
-            return shard, offset
-    return None
 
 
 def _is_taken_in(registry: Registry, shard: Shard, cancel: int, offset: int) -> bool:

@@ -72,6 +72,14 @@ class Registry:
         with closing(ShardJournal(shard, self._access)) as journal:
             return journal.record(offset)
 
+    def holder(self, caller_id: str) -> tuple[Shard, int] | None:
+        """The pending request under this caller id."""
+        for shard in self.shards():
+            offset = self._inspector.offset_of(shard, caller_id)
+            if offset is not None:
+                return shard, offset
+        return None
+
     def request_end(self, shard: Shard) -> int:
         """The next offset of the request topic."""
         journal = ShardJournal(shard, self._access)

@@ -52,13 +52,14 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
     named = [command.split()[1] for command in commands if command.startswith("blackbox")]
     assert named == [
-        "check", "run", "send", "status", "show", "reschedule", "cancel", "letters", "pause", "resume", "audit",
+        "check", "run", "send", "status", "pending", "show", "reschedule", "cancel", "letters", "pause", "resume", "audit",
     ]  # fmt: skip
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
     until("it is taken in", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
     assert " 1 " in bash(world, of["status"])
+    assert id in bash(world, of["pending"], COLUMNS="200")
     id = bash(world, of["reschedule"].replace("ID", id)).strip()
     assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
     assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))

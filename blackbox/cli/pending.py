@@ -1,0 +1,74 @@
+"""`blackbox pending`: what waits, the soonest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.api.answers import RequestState
+from blackbox.cli.show import instant
+from blackbox.cli.terminal import as_json, printable
+from blackbox.control.control import Control
+from blackbox.control.pending import Found, Place, Wanted
+from blackbox.request import request_id
+from blackbox.settings import load
+
+PAGE = 100
+
+
+def pending(
+    target: Annotated[str | None, typer.Option(help="Only what goes to this topic.")] = None,
+    caller: Annotated[str | None, typer.Option(help="Only what this caller asked for.")] = None,
+    within: Annotated[
+        float | None, typer.Option(help="Only what is due within so many seconds, or late.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
+) -> None:
+    """List pending requests, the soonest first, without those of the cold tier; reads only."""
+    settings = load()
+    logs.silent()
+    to_ms = None if within is None else int((time.time() + within) * 1000)
+    wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
+    control = Control(settings)
+    try:
+        found = list(_soonest(control, wanted, limit))
+    finally:
+        control.close()
+    if json:
+        for one in found:
+            typer.echo(as_json(RequestState.of_pending(one).model_dump(exclude_none=True)))
+    else:
+        _print_table(found)
+
+
+def _soonest(control: Control, wanted: Wanted, limit: int) -> Iterator[Found]:
+    after: Place | None = None
+    while limit > 0:
+        found, after = control.page(wanted, after, min(limit, PAGE))
+        yield from found
+        limit -= len(found)
+        if after is None:
+            return
+
+
+def _print_table(found: list[Found]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("due", "to topic", "caller", "its id", "id"):
+        table.add_column(name, no_wrap=name == "id")
+    for place, held in found:
+        entry = held.entry
+        names = ("-",) * 3 if entry is None else (entry.target, entry.caller, entry.caller_id)
+        id = request_id(place.shard, place.offset)
+        shown = (Text(printable(name or "-")) for name in names)  # no markup of rich's
+        table.add_row(instant(place.at_ms), *shown, id)
+    Console().print(table)
