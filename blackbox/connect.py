@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
+from blackbox.doubt import Doubt
 from blackbox.formats import Format, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
@@ -15,6 +20,8 @@ from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
 from blackbox.rules.rules import RulesError
 from blackbox.settings import Settings, SettingsError
+
+SHARDS_KNOWN_FOR_S = 60.0
 
 
 def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAccess:
@@ -44,9 +51,15 @@ def rules(settings: Settings) -> RulesFile | None:
     if settings.callers_file is None:
         return None
     try:
-        return RulesFile(settings.callers_file)
+        return _file(settings.callers_file)
     except RulesError as error:
         raise SettingsError(str(error)) from None
+
+
+@cache
+def _file(path: Path) -> RulesFile:
+    """One for all of a process, so that they go by the same rules at each moment."""
+    return RulesFile(path)
 
 
 def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
@@ -54,13 +67,25 @@ def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
     file = rules(settings)
     if file is None:
         return None
-    admin = access.admin()
+    return Admission(file, shared(settings), _Shards(access, list(settings.topics)))
 
-    def shards() -> Iterator[Shard]:
-        for topic, count in Topics(admin).partitions(list(settings.topics)).items():
-            yield from (Shard(topic, partition) for partition in range(count))
 
-    return Admission(file, shared(settings), shards)
+class _Shards:
+    """All shards there are, as the brokers told within the last minute, or when they last did."""
+
+    def __init__(self, access: KafkaAccess, topics: Sequence[str]) -> None:
+        self._topics = topics
+        self._asked = Topics(access.admin())
+        self._known: list[Shard] = []
+        self._looked_s = float("-inf")
+
+    def __call__(self) -> Sequence[Shard]:
+        if time.monotonic() - self._looked_s > SHARDS_KNOWN_FOR_S:
+            self._looked_s = time.monotonic()
+            with suppress(Doubt):
+                counts = self._asked.partitions(self._topics)
+                self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
+        return self._known
 
 
 def pace(settings: Settings) -> Pace | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class Index(Protocol):
         receipts: int,
         put_off: Mapping[int, PutOff] = ...,
         now_ms: int = ...,
+        counted: Mapping[str, Sequence[int]] = ...,
     ) -> None: ...
     def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
 
@@ -71,6 +73,7 @@ class Pace(Protocol):
 
     def limited(self) -> Collection[str]: ...
     def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+    def give_back(self, target: str, count: int) -> None: ...
 
 
 class Journal(Protocol):
@@ -113,7 +116,7 @@ class Dispatch:
     `reread` makes an entry of a request's record again; `retries` is how often an unavailable
     target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
     `endings` are what is written with the outcomes of some requests. Without a `pace` every message
-    goes as soon as it can.
+    goes as soon as it can. `counted` are the requests of callers whose pending ones are counted.
     """
 
     shard: Shard
@@ -127,6 +130,7 @@ class Dispatch:
     retries: int = 5
     endings: Endings | None = None
     pace: Pace | None = None
+    counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     _known: int = 0
     _ahead: tuple[Dispatched, _Sorted] | None = None
     _removed: int = 0
@@ -149,10 +153,15 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
-        if batch.ready or batch.dead:
-            self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
-        else:
-            self._defer(batch.deferred, did, now_ms)
+        later = self._set_later(batch, now_ms)
+        try:
+            if batch.ready or batch.dead:
+                self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
+            else:
+                self._defer(batch.deferred, did, now_ms)
+        except BaseException:
+            self._give_back(later)
+            raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}
             only = _Sorted(ready=one) if entry.reason is None else _Sorted(dead=one)
@@ -197,24 +206,36 @@ class Dispatch:
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
         self._set_unavailable_aside(batch, now_ms)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
-        if self.pace is not None:
-            self._set_later(batch, self.pace, now_ms)
         return batch
 
-    def _set_later(self, batch: _Sorted, pace: Pace, now_ms: int) -> None:
-        """What a target is not to get yet; those that were due first go first."""
-        limited = pace.limited()
+    def _set_later(self, batch: _Sorted, now_ms: int) -> dict[str, int]:
+        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        limited = self.pace.limited() if self.pace is not None else frozenset[str]()
         waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
             if entry.target in limited:
                 waiting.setdefault(entry.target, []).append(offset)
+        later: dict[str, int] = {}
         for target, offsets in waiting.items():
+            assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
-            times = pace.times(target, len(offsets), now_ms)
+            try:
+                times = self.pace.times(target, len(offsets), now_ms)
+            except IndexFull:  # what is delivered makes room
+                continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
                     del batch.ready[offset]
                     batch.deferred[offset] = at_ms, None
+                    later[target] = later.get(target, 0) + 1
+        return later
+
+    def _give_back(self, later: Mapping[str, int]) -> None:
+        """The times that were taken for what is read again now."""
+        for target, count in later.items():
+            assert self.pace is not None
+            with suppress(Doubt, IndexFull):
+                self.pace.give_back(target, count)
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
         batch: dict[int, Entry] = {}
@@ -295,8 +316,12 @@ class Dispatch:
             detail = f"{detail}, tried {entry.attempts + 1} times"
             batch.dead[offset] = _ended(entry, (reason, detail))
             return
-        wait_ms = min(FIRST_RETRY_MS << min(entry.attempts, 10), LONGEST_RETRY_MS)
-        batch.deferred[offset] = now_ms + wait_ms, entry._replace(attempts=entry.attempts + 1)
+        if reason == Reason.UNREACHABLE:  # for as long as it takes, and no try of the target
+            count, later = entry.waits, entry._replace(waits=entry.waits + 1)
+        else:
+            count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
+        wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
+        batch.deferred[offset] = now_ms + wait_ms, later
 
     def _deliver(
         self, batch: _Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
@@ -325,9 +350,10 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        label = self.writer.commit(_receipt(dead, places, letters, now_ms))
+        label = self.writer.commit(_receipt(dead, places, letters, now_ms, self._known))
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
-        self.index.settle(removals, label, batch.deferred, now_ms)  # 3
+        counted = self.counted(ended)
+        self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)
         if failed:
@@ -335,14 +361,13 @@ class Dispatch:
 
     def _depart(self, batch: _Sorted) -> bool:
         """Leave out what was cancelled or replaced since it was read; whether there is something left."""
-        offsets = [*batch.ready, *batch.dead]
-        try:
-            for offset in self.index.depart(offsets, self._removed):
-                batch.ready.pop(offset, None)
-                batch.dead.pop(offset, None)
-        except IndexFull:
-            pass  # nothing new comes in, and so no cancel either
-        return bool(batch.ready or batch.dead)
+        for offset in self.index.depart([*batch.ready, *batch.dead], self._removed):
+            batch.ready.pop(offset, None)
+            batch.dead.pop(offset, None)
+        if batch.ready or batch.dead:
+            return True
+        self.index.depart((), self._removed)
+        return False
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
         originals = self._originals(o for o, entry in dead.items() if not _is_record(entry))
@@ -458,7 +483,9 @@ class Dispatch:
             _count_put_off(did, changes)
 
 
-def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int) -> Receipt:
+def _receipt(
+    dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int, read: int
+) -> Receipt:
     undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
     expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
     known = {*undeliverable, *expired}
@@ -469,6 +496,7 @@ def _receipt(dead: Mapping[int, Entry], places: Places, letters: Places, now_ms:
         expired=expired,
         invalid=[offset for offset in dead if offset not in known],
         letters=letters,
+        read=read,
     )
 
 
@@ -490,7 +518,7 @@ def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
 
 def _ended(entry: Entry, refusal: Refusal) -> Entry:
     reason, detail = refusal
-    return entry._replace(reason=reason, detail=detail, attempts=0)
+    return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
 def _is_record(entry: Entry) -> bool:

@@ -267,9 +267,9 @@ class Fates:
         view = View(Labels(at, 0), frozenset(), {}, named={id: Named(at, False, caller_id)})
         for batch in self.journal.requests(start, end):
             others = [record for record in batch.records if not self._follows(record, at)]
-            _, _, changes, _ = parse(
+            changes = parse(
                 self.contract, batch._replace(records=others), self.now_ms, None
-            )
+            ).changes
             touched = touched_by(changes)
             if not (at in touched.cold or id in touched.ids or caller_id in touched.caller_ids):
                 continue

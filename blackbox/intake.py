@@ -76,12 +76,15 @@ class Taken:
 class Parsed(NamedTuple):
     """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for.
 
-    `asked` are those of its requests that count against a quota.
+    By their place among these, `refused` are what `rules` do not let in, and the dead letters to be
+    put instead; `asked` are those that count against a quota.
     """
 
     start: int
     end: int
     changes: Sequence[tuple[int, Change]]
+    rules: Rules | None = None
+    refused: Mapping[int, Change] = {}
     asked: Sequence[Asked] = ()
 
 
@@ -103,11 +106,6 @@ class Intake:
         self._index = index
         self._horizon_ms = horizon_ms
         self._admission = admission
-        self._admitted_before = 0
-
-    def rebuild(self, end: int) -> None:
-        """The index was lost: requests below `end` were judged before, and are not judged by the rules of today."""
-        self._admitted_before = end
 
     def apply(self, batch: Batch, latest_ms: int) -> Taken:
         """Store one batch; the same batch again changes nothing.
@@ -121,8 +119,7 @@ class Intake:
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
         no room (nothing was stored), IndexLost when the outcome is unknown.
         """
-        is_new = self._admission is not None and batch.start >= self._admitted_before
-        rules = self._admission.rules() if self._admission is not None and is_new else None
+        rules = None if self._admission is None else self._admission.rules()
         parsed = parse(self._contract, batch, latest_ms, self._horizon_ms, rules)
         return self.store(parsed, latest_ms)
 
@@ -130,21 +127,31 @@ class Intake:
         self, parsed: Parsed, now_ms: int, meanwhile: Callable[[], None] | None = None
     ) -> Taken:
         """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch."""
-        start, end, changes, asked = parsed
-        rules = None if self._admission is None else self._admission.rules()
-        if self._admission is not None and asked:
-            refused = self._admission.over_quota(self._index.shard, end, asked)
-            changes = _within_quota(changes, asked, refused)
-        touched = touched_by(changes)
+        rules = parsed.rules
+        over: dict[int, Refusal] | None = None
 
         def make_plan(view: View) -> Plan:
-            plan = resolve(changes, view)
+            nonlocal over
+            if over is None:
+                over = self._over_quota(parsed, view)
+            plan = resolve(_judged(parsed, over, view.judged), view)
             if rules is not None and rules.counted:
-                plan.counted = _counted(plan.puts, rules)
+                plan.counted = rules.counted_of(plan.puts)
             return plan
 
-        plan = self._index.store(start, end, touched, make_plan, now_ms, meanwhile)
+        touched = touched_by(parsed.changes)
+        plan = self._index.store(parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile)
         return _taken(plan, rules)
+
+    def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
+        if self._admission is None:
+            return {}
+        new = [
+            one
+            for one in parsed.asked
+            if one.record.offset >= view.judged and one.record.offset not in view.skipped
+        ]
+        return self._admission.over_quota(self._index.shard, parsed.end, new) if new else {}
 
     def names(self, batch: Batch, latest_ms: int) -> Touched:
         """The caller ids, and ids, whose pending request this batch replaces or cancels.
@@ -179,6 +186,7 @@ def parse(
     """Step 1: what a batch's records ask for; touches nothing. Without `rules` everything is allowed."""
     read = contract.parse
     changes: list[tuple[int, Change]] = []
+    refused: dict[int, Change] = {}
     counted: list[Asked] = []
     for record in batch.records:
         if carried(record.headers):
@@ -197,15 +205,6 @@ def parse(
             asked = read(record, latest_ms)
         if asked is None:
             continue
-        if rules is not None and type(asked) is Request and not follows(record.headers):
-            written_ms = start_ms(record, latest_ms)
-            refusal = rules.refusal(asked, written_ms)
-            if refusal is not None:
-                changes.append((record.offset, _not_admitted(record, asked, refusal, written_ms)))
-                continue
-            name, rule = rules.of(asked.caller)
-            if rule.has_quota and ended is None:
-                counted.append(Asked(len(changes), name, record, asked, written_ms))
         change: Change
         if isinstance(asked, Invalid):
             change = refused_entry(record, asked, min(record.timestamp_ms, latest_ms))
@@ -220,8 +219,21 @@ def parse(
             change = asked
         if isinstance(ended, Cancel) and isinstance(change, Request | Cold):
             change = _replacement(record, ended.id or "", change, latest_ms)
+        if rules is not None and type(asked) is Request:
+            written_ms = start_ms(record, latest_ms)
+            refusal = rules.refusal(asked, written_ms)
+            name, rule = rules.of(asked.caller)
+            if refusal is not None:
+                refused[len(changes)] = _not_admitted(record, asked, change, refusal, written_ms)
+            elif rule.has_quota and ended is None and not _is_next(asked, record):
+                counted.append(Asked(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
-    return Parsed(batch.start, batch.end, changes, counted)
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted)
+
+
+def _is_next(asked: Request, record: Record) -> bool:
+    """Whether blackbox wrote it, for the next time of what recurs."""
+    return asked.recurs is not None and follows(record.headers)
 
 
 def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
@@ -291,33 +303,33 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
     )
 
 
-def _not_admitted(record: Record, asked: Request, refusal: Refusal, due_ms: int) -> Entry:
-    """The entry of a request that becomes a dead letter; it still replaces what its id was given to."""
+def _not_admitted(
+    record: Record, asked: Request, change: Change, refusal: Refusal, due_ms: int
+) -> Change:
+    """The dead letter instead of a request; it still ends what that would have replaced."""
     reason, detail = refusal
     letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
-    return letter._replace(caller=asked.caller, caller_id=asked.caller_id)
+    letter = letter._replace(caller=asked.caller, caller_id=asked.caller_id)
+    return change._replace(asked=letter) if type(change) is Replacement else letter
 
 
-def _within_quota(
-    changes: Sequence[tuple[int, Change]], asked: Sequence[Asked], refused: Mapping[int, Refusal]
+def _judged(
+    parsed: Parsed, over: Mapping[int, Refusal], judged_before: int
 ) -> Sequence[tuple[int, Change]]:
-    if not refused:
-        return changes
-    judged = list(changes)
-    for place, _, record, request, written_ms in asked:
-        offset = record.offset
-        if offset in refused:
-            judged[place] = offset, _not_admitted(record, request, refused[offset], written_ms)
+    """With dead letters instead of what is refused; what was judged before stays what it was."""
+    if not parsed.refused and not over:
+        return parsed.changes
+    judged = list(parsed.changes)
+    for place, letter in parsed.refused.items():
+        offset, _ = judged[place]
+        if offset >= judged_before:
+            judged[place] = offset, letter
+    for place, _, record, request, written_ms in parsed.asked:
+        if record.offset in over:
+            offset, change = judged[place]
+            letter = _not_admitted(record, request, change, over[offset], written_ms)
+            judged[place] = offset, letter
     return judged
-
-
-def _counted(puts: Mapping[int, Request | Entry], rules: Rules) -> dict[str, list[tuple[int, int]]]:
-    counted: dict[str, list[tuple[int, int]]] = {caller: [] for caller in rules.counted}
-    for offset, put in puts.items():
-        name, _ = rules.of(put.caller)
-        if name in counted and not (isinstance(put, Entry) and put.reason):
-            counted[name].append((put.due_ms, offset))
-    return counted
 
 
 def _taken(plan: Plan, rules: Rules | None) -> Taken:

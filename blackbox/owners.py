@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from blackbox.clock import Clock
 from blackbox.connect import admission, formats, pace, shared
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
+from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
@@ -123,6 +124,13 @@ class Owners:
     def open_shards(self) -> set[Shard]:
         return {owner.shard for owner in self.all() if owner.is_open}
 
+    def _counted(self, ended: Mapping[int, Entry]) -> dict[str, list[int]]:
+        """Offsets by the callers whose pending requests are counted."""
+        if self.admission is None or not self.admission.rules().counted:
+            return {}
+        found = self.admission.rules().counted_of(ended)
+        return {name: [offset for _, offset in scored] for name, scored in found.items() if scored}
+
     def _opened(self, owner: Owner, offset: int) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
@@ -168,7 +176,6 @@ class Owners:
             apply=owner.apply_while_opening,
             names=owner.names_while_opening,
             now_ms=self._clock.earliest_ms,
-            rebuilds=intake.rebuild,
         )
         dispatch = Dispatch(
             shard=shard,
@@ -182,5 +189,6 @@ class Owners:
             retries=settings.retries,
             endings=Endings(shard, contract, uncommitted, history_topic),
             pace=self._pace,
+            counted=self._counted,
         )
         return Hold(index, intake, dispatch, recovery, journal, closing=tuple(closing))

@@ -83,7 +83,7 @@ class View(NamedTuple):
 
     `cold` are the requests of the cold tier, as far as the batch may touch them, `named` those
     whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
-    them.
+    them. Those below `judged` were let in, or refused, before the index was lost.
     """
 
     labels: Labels
@@ -92,6 +92,7 @@ class View(NamedTuple):
     cold: Container[int] = frozenset()
     known_from: int = 0
     named: Mapping[str, Named] = {}
+    judged: int = 0
 
 
 class Cold(NamedTuple):
@@ -117,7 +118,7 @@ class Replacement(NamedTuple):
 
     id: str
     caller_id: str | None
-    asked: Request | Cold
+    asked: Request | Cold | Entry
     too_late: Entry
 
 

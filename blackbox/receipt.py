@@ -25,6 +25,7 @@ class Receipt:
     void       -- requests whose outcome in an earlier receipt did not come true: pending again
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
+    read       -- the next request that its writer's index did not know yet: those below were let in
     """
 
     at_ms: int
@@ -36,6 +37,7 @@ class Receipt:
     void: list[int] = field(default_factory=list)
     barrier: bool = False
     gone: tuple[int, int] | None = None
+    read: int = 0
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""
@@ -69,7 +71,7 @@ def encode(receipt: Receipt) -> bytes:
     return orjson.dumps(value)
 
 
-_PARTS = ("delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone")
+_PARTS = ("delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone", "read")
 
 
 def decode(value: bytes | None) -> Receipt:

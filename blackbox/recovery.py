@@ -39,7 +39,8 @@ class Index(Protocol):
     @property
     def labels(self) -> Labels: ...
     def load(self) -> Labels | None: ...
-    def begin(self, labels: Labels) -> None: ...
+    def begin(self, labels: Labels, judged: int) -> None: ...
+    def judged_before(self, judged: int) -> None: ...
     def lost_before(self, first: int) -> None: ...
     def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
@@ -83,8 +84,7 @@ class Recovered:
 class Recovery:
     """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
 
-    `names` tells what the records of a batch ask for or cancel, by caller ids and ids. `rebuilds` is
-    told the end of the requests that were there when an index is begun anew.
+    `names` tells what the records of a batch ask for or cancel, by caller ids and ids.
     """
 
     shard: Shard
@@ -95,7 +95,6 @@ class Recovery:
     apply: Callable[[Batch], Taken]
     names: Callable[[Batch], Touched]
     now_ms: Callable[[], int]
-    rebuilds: Callable[[int], None]
 
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and after every doubt.
@@ -114,22 +113,21 @@ class Recovery:
         """
         self.confirm()  # 1
         self.writer.open()
-        labels, gone = self._start()
+        labels, gone, is_new = self._start()
         label, void = commit_barrier(  # 2, 3
-            self.shard, self.journal, self.writer, self.now_ms, labels.receipts, gone
+            self.shard, self.journal, self.writer, self.now_ms, labels, gone
         )
-        applied = self._apply_receipts(labels.receipts, label)  # 4
+        applied = self._apply_receipts(labels.receipts, label, is_new=is_new)  # 4
         self._catch_up()  # 5
         return Recovered(applied, void, gone[1] - gone[0] if gone else 0)
 
-    def _start(self) -> tuple[Labels, tuple[int, int] | None]:
+    def _start(self) -> tuple[Labels, tuple[int, int] | None, bool]:
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
         labels = self.index.load()
         if labels is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
-            self.rebuilds(requests.end)
-            self.index.begin(Labels(requests.start, receipts.start))
-            return self.index.labels, None
+            self.index.begin(Labels(requests.start, receipts.start), requests.end)
+            return self.index.labels, None, True
         self._check_ahead(labels, requests, receipts)
         if labels.receipts < receipts.start:
             logger.error(
@@ -138,13 +136,13 @@ class Recovery:
                 self.shard, labels.receipts, receipts.start - 1,
             )  # fmt: skip
         if labels.requests >= requests.start:
-            return labels, None
+            return labels, None, False
         logger.error(
             "%s: requests %d to %d were removed by retention before they were read: they are lost; "
             "set retention.ms of %s above the longest countdown plus the longest outage",
             self.shard, labels.requests, requests.start - 1, self.shard.topic,
         )  # fmt: skip
-        return labels, (labels.requests, requests.start)
+        return labels, (labels.requests, requests.start), False
 
     def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
         if labels.requests > requests.end or labels.receipts > receipts.end:
@@ -155,15 +153,18 @@ class Recovery:
                 f"{{{self.shard}}}:*, and start it: old receipts would end new requests"
             )
 
-    def _apply_receipts(self, start: int, label: int) -> int:
-        count = 0
+    def _apply_receipts(self, start: int, label: int, *, is_new: bool) -> int:
+        count = judged = 0
         start = max(start, self.journal.receipt_bounds().start)
-        for reached, removed in _chunked(settled(self.journal.receipts(start, label))):
+        for reached, removed, read in _chunked(settled(self.journal.receipts(start, label))):
             known = self.index.caller_ids(removed)
             self.index.settle({offset: known.get(offset) for offset in removed}, reached)
             count += len(removed)
+            judged = max(judged, read)
         if self.index.labels.receipts != label:
             self.index.settle({}, label)
+        if is_new or judged > self.index.labels.requests:  # it was lost, or went back
+            self.index.judged_before(judged)
         return count
 
     def _catch_up(self) -> None:
@@ -204,15 +205,15 @@ def commit_barrier(
     journal: Receipts,
     writer: Writer,
     now_ms: Callable[[], int],
-    start: int,
+    labels: Labels,
     gone: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
     """The label that a new owner's barrier reaches, and how many outcomes it voids.
 
-    The owner knows the receipts below `start`, and has opened its writer. Raises a Doubt when
+    The owner's index is at `labels`, and it has opened its writer. Raises a Doubt when
     others keep writing receipts.
     """
-    void = 0
+    void, start = 0, labels.receipts
     for attempt in range(ROUNDS):
         bounds = journal.receipt_bounds()
         end = bounds.end
@@ -225,7 +226,9 @@ def commit_barrier(
                 shard, len(missing),
             )  # fmt: skip
         void += len(missing)
-        barrier = Receipt(at_ms=now_ms(), void=missing, barrier=True, gone=gone)
+        barrier = Receipt(
+            at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests
+        )
         writer.begin()
         label = writer.commit(barrier)
         start = end
@@ -245,13 +248,17 @@ def _tail(journal: Receipts, start: int, end: int) -> list[tuple[int, Receipt]]:
         length *= 10
 
 
-def _chunked(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, list[int]]]:
-    """Removals of many receipts at once, each time with the label they reach."""
+def _chunked(
+    receipts: Iterable[tuple[int, Receipt]],
+) -> Iterator[tuple[int, list[int], int]]:
+    """Removals of many receipts at once, each time with the label they reach and the requests read by then."""
     removed: list[int] = []
+    read, offset = 0, -1
     for offset, receipt in receipts:
         removed.extend(receipt.removals())
+        read = max(read, receipt.read)
         if len(removed) >= CHUNK:
-            yield offset + 1, removed
+            yield offset + 1, removed, read
             removed = []
-    if removed:
-        yield offset + 1, removed
+    if offset >= 0:
+        yield offset + 1, removed, read

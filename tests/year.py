@@ -91,7 +91,6 @@ class Year:
                 apply=lambda batch: intake.apply(batch, now_ms),
                 names=lambda batch: intake.names(batch, now_ms),
                 now_ms=lambda: now_ms,
-                rebuilds=intake.rebuild,
             ).open()
             dispatch = Dispatch(
                 shard=shard,

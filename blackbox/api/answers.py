@@ -110,7 +110,7 @@ class RequestState(BaseModel):
             caller_id=entry.caller_id,
             target=entry.target or None,
             due_ms=entry.due_ms,
-            attempts=entry.attempts,
+            attempts=entry.attempts + entry.waits,
             reason=entry.reason,
             detail=entry.detail,
         )

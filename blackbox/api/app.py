@@ -18,7 +18,7 @@ from blackbox.api.health import Health
 from blackbox.api.pages import READS
 from blackbox.client import NotSent
 from blackbox.control.control import Control
-from blackbox.doubt import Doubt
+from blackbox.doubt import Doubt, IndexFull
 from blackbox.metrics import Metrics
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -83,6 +83,7 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
 
     app.add_exception_handler(NotSent, silent)
+    app.add_exception_handler(IndexFull, silent)
     return app
 
 

@@ -10,7 +10,7 @@ import typer
 
 from blackbox import logs
 from blackbox.client import NotSent
-from blackbox.doubt import Doubt, IndexLost, NotAllowed
+from blackbox.doubt import Doubt, IndexFull, IndexLost, NotAllowed
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.index.address import read
 from blackbox.settings import SettingsError
@@ -32,7 +32,7 @@ def explained() -> Iterator[None]:
         yield
     except (SettingsError, BadUsage) as error:
         raise ended(str(error), BAD_USAGE) from None
-    except (NotSent, EmbeddedError) as error:
+    except (NotSent, EmbeddedError, IndexFull) as error:
         raise ended(str(error), FAILED) from None
     except Doubt as error:
         raise ended(_with_remedy(error), FAILED) from None

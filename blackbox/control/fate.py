@@ -148,7 +148,7 @@ def _of_pending(pending: Pending) -> dict[str, Any]:
         "target": entry.target or None,
         "due_ms": entry.due_ms,
         "next_try_ms": pending.at_ms,
-        "attempts": entry.attempts,
+        "attempts": entry.attempts + entry.waits,
         "reason": entry.reason,
         "detail": entry.detail,
     }

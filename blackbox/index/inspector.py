@@ -79,8 +79,8 @@ class Inspector:
             labels,
             pending,
             due_now,
-            first_score(first),
-            first_score(after),
+            _score(first),
+            _score(after),
             int(cold or 0),
             cold is not None,
         )
@@ -127,7 +127,7 @@ class Inspector:
             keys,
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
-        found_at = scored(found)
+        found_at = _scored(found)
         payloads = [("GET", keys.message(name)) for name, _ in found_at]
         stored = self._together(keys, *payloads) if payloads else []
         return [
@@ -211,7 +211,7 @@ def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
     return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
 
 
-def scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
+def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
     """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
     if ranged and isinstance(ranged[0], (tuple, list)):
         return [(name, int(float(score))) for name, score in ranged]
@@ -220,6 +220,6 @@ def scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
     ]
 
 
-def first_score(ranged: list[Any]) -> int | None:
-    found = scored(ranged)
+def _score(ranged: list[Any]) -> int | None:
+    found = _scored(ranged)
     return found[0][1] if found else None

@@ -123,8 +123,10 @@ class ShardIndex(PackedIndex):
                 self.labels = found
             return found
 
-    def begin(self, labels: Labels) -> None:
+    def begin(self, labels: Labels, judged: int = 0) -> None:
         """Give an empty index its first labels, in one MULTI with the end of whatever is left there.
+
+        Requests below `judged` are not judged by callers' rules again.
 
         A restore that was interrupted leaves entries; those beyond the label would be delivered
         again and again. Raises LabelsMoved if there are labels already.
@@ -133,7 +135,9 @@ class ShardIndex(PackedIndex):
             watch = pack("WATCH", self._keys.state, self._keys.receipts)
             found = self._labels(*self._session.run([watch, *self._read_labels()], 3)[1:])
             first = (
-                self._write_requests(labels.requests, b"known_from", labels.requests),
+                self._write_requests(
+                    labels.requests, b"known_from", labels.requests, b"judged", judged
+                ),
                 self._write_receipts(labels.receipts),
             )
             if found is not None or not self._exec((self._empty(), *first)):
@@ -179,6 +183,13 @@ class ShardIndex(PackedIndex):
                 time.sleep(LEAVING_LOOK_S)
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
 
+    def judged_before(self, judged: int) -> None:
+        """Requests below `judged`, and no others, are not judged by callers' rules again."""
+        with self._lock:
+            self._watch_labels(self._keys.state)
+            if not self._exec([pack("HSET", self._keys.state, "judged", judged)]):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+
     def lost_before(self, first: int) -> None:
         """Of requests below `first` some were removed by retention before they were read."""
         with self._lock:
@@ -219,13 +230,18 @@ class ShardIndex(PackedIndex):
         """Say that these are about to be delivered; those that are not pending any more are not to be.
 
         `removed` is what it was when they were read. From here until they are settled, what is
-        cancelled comes too late. Raises IndexFull, LabelsMoved like the others.
+        cancelled comes too late. A Redis that is full is not told: then nothing is taken in either.
         """
         names = [member(offset) for offset in offsets]
+        key = self._keys.leaving
+        say = pack("SET", key, b"".join(names)) if names else pack("UNLINK", key)
         with self._lock:
-            commands = [pack("SET", self._keys.leaving, b"".join(names)), *self._read_labels()]
-            self._check(self._labels(*self._session.run(commands, 3)[1:]))
-            if self.removed == removed:
+            try:
+                told = self._session.run([say, *self._read_labels()], 3)[1:]
+            except IndexFull:
+                told = self._session.run(self._read_labels(), 2)
+            self._check(self._labels(*told))
+            if self.removed == removed or not names:
                 return set()
             scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
         return {o for o, score in zip(offsets, scores, strict=True) if score is None}
@@ -236,8 +252,11 @@ class ShardIndex(PackedIndex):
         receipts: int,
         put_off: Mapping[int, PutOff] = _NOTHING,
         now_ms: int = 0,
+        counted: Mapping[str, Sequence[int]] = _NOTHING,
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
+
+        `counted` are those of the callers whose pending requests are counted.
 
         Dispatch and recovery both end with this one. Removals at or above the label `requests`
         are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
@@ -253,6 +272,8 @@ class ShardIndex(PackedIndex):
                 holders = self._holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 commands += self._defer_commands(pending, now_ms)
+                for caller, offsets in counted.items():
+                    commands += self._count(self._keys.of(caller), (), offsets)
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
                     self._settled = receipts
@@ -309,13 +330,13 @@ class ShardIndex(PackedIndex):
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         skip = [self._keys.skip(segment) for segment in segments]
         commands = [pack("WATCH", self._keys.state, *skip)]
-        commands += self._read_labels(b"known_from", b"cold", b"largest")
+        commands += self._read_labels(b"known_from", b"cold", b"largest", b"judged")
         commands += [pack("GET", bitmap) for bitmap in skip]
         _, state, receipts, *bitmaps = self._session.run(commands, len(commands))
         labels = self._labels(state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
-        known_from, cold, largest = (int(number or 0) for number in state[2:])
+        known_from, cold, largest, judged = (int(number or 0) for number in state[2:])
         named = self._named(touched.ids) if touched.ids else {}
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self._holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -324,7 +345,7 @@ class ShardIndex(PackedIndex):
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
         skipped = Bits(marked) if marked else frozenset[int]()
-        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from, named)
+        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from, named, judged)
         return view, largest
 
     def _named(self, ids: Iterable[str]) -> dict[str, Named]:

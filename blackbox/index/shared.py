@@ -6,6 +6,7 @@ nothing is paused.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,15 +14,17 @@ import redis
 
 from blackbox.doubt import IndexFull, IndexLost
 from blackbox.index.connection import Clients, Connections, reason
-from blackbox.index.inspector import first_score, pairs
+from blackbox.index.inspector import pairs
 from blackbox.index.keys import PREFIX, Keys
 from blackbox.plan import Second
 from blackbox.request import Shard
 
 _PAUSED = f"{PREFIX}{{targets}}:paused".encode()
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
-KEPT_S = 600
-"""A second's count is kept twice as long at most: shards may read records of one second minutes apart."""
+KEPT = 600
+"""Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
+
+LOOKED_AT = 1000
 
 
 class Shared:
@@ -37,9 +40,10 @@ class Shared:
         """Add these; returns how many each had before."""
         before: dict[Second, int] = {}
         for second, added in more.items():
-            key, old = _counts_of(second), _counts_of(second, back=2)
-            counted = ("HINCRBY", key, second.at_s, added)
-            total, _ = self._together(key, counted, ("UNLINK", old))
+            key = f"{PREFIX}{{{second.kind}:{second.name}}}:counts".encode()
+            total, kept = self._together(key, ("HINCRBY", key, second.at_s, added), ("HLEN", key))
+            if kept > 2 * KEPT:
+                self._forget(key)
             before[second] = int(total) - added
         return before
 
@@ -75,14 +79,25 @@ class Shared:
         self._clients.close()
 
     def _pending(self, caller: str, keys: Keys) -> int:
-        theirs = keys.of(caller)
-        (first,) = self._together(keys.due, ("ZRANGE", keys.due, 0, 0, "WITHSCORES"))
-        oldest_ms = first_score(first)
-        ended = "+inf" if oldest_ms is None else f"({oldest_ms}"
-        _, count = self._together(
-            theirs, ("ZREMRANGEBYSCORE", theirs, "-inf", ended), ("ZCARD", theirs)
+        """Without those past due that are pending no more: recovery ends some whose caller it does not know."""
+        theirs, now_ms = keys.of(caller), time.time_ns() // 1_000_000
+        count, late = self._together(
+            theirs,
+            ("ZCARD", theirs),
+            ("ZRANGE", theirs, "-inf", now_ms, "BYSCORE", "LIMIT", 0, LOOKED_AT),
         )
-        return int(count)
+        if not late:
+            return int(count)
+        (scores,) = self._together(keys.due, ("ZMSCORE", keys.due, *late))
+        ended = [name for name, score in zip(late, scores, strict=True) if score is None]
+        if ended:
+            self._together(theirs, ("ZREM", theirs, *ended))
+        return int(count) - len(ended)
+
+    def _forget(self, key: bytes) -> None:
+        (held,) = self._together(key, ("HGETALL", key))
+        seconds = sorted((int(second) for second, _ in pairs(held)), reverse=True)
+        self._together(key, ("HDEL", key, *seconds[KEPT:]))
 
     def _together(self, key: bytes, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
         try:
@@ -94,8 +109,3 @@ class Shared:
             raise IndexFull(f"Redis has no memory left: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {reason(error)}") from error
-
-
-def _counts_of(second: Second, *, back: int = 0) -> bytes:
-    part = second.at_s // KEPT_S - back
-    return f"{PREFIX}{{{second.kind}:{second.name}}}:{part}".encode()

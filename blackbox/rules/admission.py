@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blackbox.outgoing import Refusal
 from blackbox.plan import Second
@@ -24,6 +24,13 @@ class Counts(Protocol):
     def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
 
 
+class _Counted(NamedTuple):
+    """Up to where a shard's requests are counted, and those of the last batch that were too many."""
+
+    end: int = 0
+    refused: Mapping[int, Refusal] = {}
+
+
 class Admission:
     """Judges what is read for the first time. Safe from any thread.
 
@@ -37,7 +44,7 @@ class Admission:
         self._counts = counts
         self._shards = shards
         self._pending: dict[str, tuple[float, int]] = {}
-        self._counted_to: dict[Shard, int] = {}
+        self._counted: dict[Shard, _Counted] = {}
         self._lock = Lock()
 
     def rules(self) -> Rules:
@@ -48,29 +55,25 @@ class Admission:
         """By offset, those below `end` that are too many. Raises IndexLost or IndexFull as the index does.
 
         Counted are requests in the second they were written in: a backlog that is read at once
-        is no burst. What must be stored again is not counted again: then some may be let in that are
-        too many.
+        is no burst. What is to be stored again is judged as it was, and not counted again.
         """
         rules = self.rules()
-        refused: dict[int, Refusal] = {}
         with self._lock:
-            new = self._new(shard, end, asked)
-            for caller, theirs in new.items():
+            counted = self._counted.setdefault(shard, _Counted())
+            by_caller: defaultdict[str, list[Asked]] = defaultdict(list)
+            for one in asked:
+                if one.record.offset >= counted.end:
+                    by_caller[one.caller].append(one)
+            refused: dict[int, Refusal] = {}
+            for caller, theirs in by_caller.items():
                 rule = rules.others if caller == OTHERS else rules.of(caller)[1]
                 refused |= self._too_fast(caller, rule, theirs)
                 left = [one for one in theirs if one.record.offset not in refused]
                 refused |= self._too_many(caller, rule, left)
-        return refused
-
-    def _new(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[str, list[Asked]]:
-        """By caller, what was not counted before."""
-        before = self._counted_to.get(shard, 0)
-        self._counted_to[shard] = max(before, end)
-        found: defaultdict[str, list[Asked]] = defaultdict(list)
-        for one in asked:
-            if one.record.offset >= before:
-                found[one.caller].append(one)
-        return found
+            first = min((one.record.offset for one in asked), default=end)
+            again = {o: why for o, why in counted.refused.items() if o >= first}
+            self._counted[shard] = _Counted(max(counted.end, end), again | refused)
+            return again | refused
 
     def _too_fast(self, caller: str, rule: Caller, asked: Sequence[Asked]) -> dict[int, Refusal]:
         most = rule.requests_per_second

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from threading import Lock
 from typing import Protocol
 
 from blackbox.doubt import Doubt
@@ -38,6 +39,7 @@ class OpenTargets:
         self._paused = paused
         self._known: Mapping[str, int] = {}
         self._looked_s = float("-inf")
+        self._asking = Lock()
 
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         wanted = set(topics)
@@ -52,12 +54,15 @@ class OpenTargets:
         return self._targets.limits(topics)
 
     def _closed(self) -> Mapping[str, int]:
-        """As it was up to a second ago, or when Redis last told."""
-        now = time.monotonic()
-        if now - self._looked_s > KNOWN_FOR_S:
-            self._looked_s = now
-            try:
-                self._known = self._paused.paused()
-            except Doubt as silent:
-                logger.warning("which targets are paused is not known: %s", silent)
+        """As it was up to a second ago, or when Redis last told. Raises a Doubt until it has told once."""
+        with self._asking:
+            now = time.monotonic()
+            if now - self._looked_s > KNOWN_FOR_S:
+                try:
+                    self._known = self._paused.paused()
+                except Doubt as silent:
+                    if self._looked_s < 0:
+                        raise
+                    logger.warning("which targets are paused is not known: %s", silent)
+                self._looked_s = now
         return self._known

@@ -43,3 +43,9 @@ class Pace:
             return [now_ms] * count
         first = self._counts.reserve(f"{target}:{most}", late, (second + 1) * most)
         return [now_ms] * free + [(first + number) * 1000 // most for number in range(late)]
+
+    def give_back(self, target: str, count: int) -> None:
+        """So many of the times that were taken last are not used. Raises as `times`."""
+        rule = self._file.rules().targets.get(target)
+        if rule is not None:
+            self._counts.reserve(f"{target}:{rule.messages_per_second}", -count, 0)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from blackbox.entry import Entry
 from blackbox.outgoing import Refusal
 from blackbox.request import Reason, Record, Request, is_topic_name
 
@@ -77,6 +78,17 @@ class Rules(BaseModel):
         """The names of those whose pending requests are counted."""
         named = {**self.callers, OTHERS: self.others}
         return [name for name, rule in named.items() if rule.most_pending is not None]
+
+    def counted_of(
+        self, requests: Mapping[int, Request | Entry]
+    ) -> dict[str, list[tuple[int, int]]]:
+        """(due time, offset) of those, by the names whose pending requests are counted."""
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.counted}
+        for offset, one in requests.items():
+            name, _ = self.of(one.caller)
+            if name in found and not (isinstance(one, Entry) and one.reason):
+                found[name].append((one.due_ms, offset))
+        return found
 
     def of(self, caller: str | None) -> tuple[str, Caller]:
         """A caller's rules, and the name that it is counted under."""

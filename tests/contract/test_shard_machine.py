@@ -180,7 +180,6 @@ class ShardMachine(RuleBasedStateMachine):
             apply=lambda batch: intake.apply(batch, self.now_ms),
             names=lambda batch: intake.names(batch, self.now_ms),
             now_ms=lambda: self.now_ms,
-            rebuilds=intake.rebuild,
         )
         return Owner(index, intake, dispatch, recovery)
 

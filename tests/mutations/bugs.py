@@ -36,10 +36,10 @@ BUGS = (
         (
             Change(
                 "dispatch.py",
-                "        label = self.writer.commit(_receipt(dead, places, letters, now_ms))\n",
+                "        label = self.writer.commit(_receipt(dead, places, letters, now_ms, self._known))\n",
                 "        gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
                 "        self.index.settle(gone, self.index.labels.receipts)\n"
-                "        label = self.writer.commit(_receipt(dead, places, letters, now_ms))\n",
+                "        label = self.writer.commit(_receipt(dead, places, letters, now_ms, self._known))\n",
             ),
         ),
         ("crash after D3", "reply to EndTxn lost"),
@@ -75,9 +75,9 @@ BUGS = (
         (
             Change(
                 "recovery.py",
-                "        self.writer.open()\n        labels, gone = self._start()\n",
-                "        labels, gone = self._start()\n"
-                "        self._apply_receipts(labels.receipts, self.journal.receipt_bounds().end)\n"
+                "        self.writer.open()\n        labels, gone, is_new = self._start()\n",
+                "        labels, gone, is_new = self._start()\n"
+                "        self._apply_receipts(labels.receipts, self.journal.receipt_bounds().end, is_new=is_new)\n"
                 "        self.writer.open()\n",
             ),
         ),

@@ -100,7 +100,6 @@ class Place:
                 apply=lambda batch: intake.apply(batch, now_ms()),
                 names=lambda batch: intake.names(batch, now_ms()),
                 now_ms=now_ms,
-                rebuilds=intake.rebuild,
             ).open()
         finally:
             for part in (index, journal, writer):

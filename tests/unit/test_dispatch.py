@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +23,14 @@ from blackbox.entry import Entry
 from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
+from blackbox.index.shared import Shared
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
+from blackbox.rules.file import RulesFile
+from blackbox.rules.pace import Pace
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -470,7 +474,71 @@ def test_an_unreachable_target_is_never_given_up(
         dispatch.tick(held(client).due[0][0])
 
     assert writer.committed == []
-    assert stored_entry(client, 0).attempts == 20
+    assert (stored_entry(client, 0).attempts, stored_entry(client, 0).waits) == (0, 20)
+    targets.refusals["orders"] = UNKNOWN
+    dispatch.tick(held(client).due[0][0])
+    assert stored_entry(client, 0).attempts == 1
+
+
+class FullPace:
+    """A rate that cannot be counted, as Redis has no room."""
+
+    def limited(self) -> list[str]:
+        return ["orders"]
+
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+        raise IndexFull("OOM")
+
+    def give_back(self, target: str, count: int) -> None:
+        raise IndexFull("OOM")
+
+
+def test_a_rate_that_cannot_be_counted_holds_nothing_up(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(), to("bills"))
+
+    make(pace=FullPace()).tick(NOW_MS)
+
+    assert sorted(o.topic for o in writer.committed) == ["bills", "orders"]
+
+
+def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
+    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, client: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    rules = tmp_path / "callers.toml"
+    rules.write_text("[targets.orders]\nmessages_per_second = 1")
+    pace = Pace(RulesFile(rules), Shared(connections))
+    pend(*(to() for _ in range(20)))
+    for later_s in range(10):
+        writer.before["commit"] = JournalLost("no answer")
+        with pytest.raises(JournalLost):
+            make(pace=pace).tick(NOW_MS + 1000 * later_s)
+
+    make(pace=pace).tick(NOW_MS + 10_000)
+
+    last_ms = held(client).due[-1][0]
+    assert last_ms <= NOW_MS + 32_000
+
+
+def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
+    connections: redis.ConnectionPool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pend(to(caller_id="a"))
+    unavailable = targets.unavailable
+
+    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+        store(index, 1, 2, {1: Cancel("a")})
+        monkeypatch.setattr(targets, "unavailable", unavailable)
+        return unavailable(topics)
+
+    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+    dispatch.tick(NOW_MS)
+
+    assert writer.calls == []
+    assert not Inspector(connections).is_leaving(SHARD, 0)
 
 
 def test_a_thousand_requests_without_a_target_do_not_hold_up_the_others(

@@ -68,7 +68,6 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal, inta
             apply=given.get("apply", lambda batch: intake.apply(batch, NOW_MS)),
             names=lambda batch: intake.names(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
-            rebuilds=intake.rebuild,
         )
 
     return make_recovery

@@ -211,7 +211,9 @@ class Restore:
         try:
             writer.open()
             start = journal.receipt_bounds().start
-            label, _ = commit_barrier(shard, journal, writer, self._clock.earliest_ms, start)
+            label, _ = commit_barrier(
+                shard, journal, writer, self._clock.earliest_ms, Labels(0, start)
+            )
             return label
         finally:
             journal.close()

@@ -1,0 +1,254 @@
+"""Who is let in stays in: also when the index is lost, or rebuilt halfway, or full."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox.cancel import REPLACES
+from blackbox.doubt import IndexFull, IndexLost
+from blackbox.entry import decode
+from blackbox.formats import Format, make_format
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.shared import Shared
+from blackbox.intake import Intake
+from blackbox.outgoing import Refusal
+from blackbox.plan import Batch, Labels, Second
+from blackbox.receipt import Receipt
+from blackbox.recovery import Recovery
+from blackbox.request import Record, Shard, request_id
+from blackbox.rules.admission import Admission
+from blackbox.rules.file import RulesFile
+from blackbox.rules.open_targets import OpenTargets
+from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
+from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.unit.test_rules import asked
+
+NOBODY = "[others]\nadmitted = false"
+FEW = "[callers.shop]\nmost_pending = 10"
+
+Open = Callable[..., None]
+
+
+@pytest.fixture
+def contract() -> Format:
+    return make_format("countdown", max_countdown_s=10**7, own_topics=lambda name: False)
+
+
+@pytest.fixture
+def make_intake(
+    contract: Format, connections: redis.ConnectionPool, tmp_path: Path
+) -> Iterator[Callable[..., Intake]]:
+    indexes: list[ShardIndex] = []
+
+    def make(rules: str) -> Intake:
+        path = tmp_path / f"callers-{len(indexes)}.toml"
+        path.write_text(rules)
+        indexes.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
+        indexes[-1].load()
+        admission = Admission(RulesFile(path), Shared(connections), lambda: [SHARD])
+        return Intake(contract, indexes[-1], None, admission)
+
+    yield make
+    for index in indexes:
+        index.close()
+
+
+@pytest.fixture
+def open_shard(
+    journal: FakeJournal, writer: FakeWriter, make_intake: Callable[..., Intake]
+) -> Open:
+    """A new owner opens the shard under these rules."""
+
+    def opened(rules: str, **given: Any) -> None:
+        intake = make_intake(rules)
+        index = intake._index
+        assert isinstance(index, ShardIndex)
+        recovery = Recovery(
+            shard=SHARD,
+            index=index,
+            journal=journal,
+            writer=writer,
+            confirm=lambda: None,
+            apply=lambda batch: intake.apply(batch, NOW_MS),
+            names=lambda batch: intake.names(batch, NOW_MS),
+            now_ms=lambda: NOW_MS,
+        )
+        replace(recovery, **given).open()
+
+    return opened
+
+
+def written(journal: FakeJournal, count: int, **more: str) -> None:
+    for _ in range(count):
+        offset = len(journal.request_records)
+        headers = [("CALLER_SERVICE", b"shop")]
+        headers += [(name.replace("_", "-"), value.encode()) for name, value in more.items()]
+        value = b'{"topic": "orders", "message": "m", "countdown": 3600}'
+        journal.request_records.append(Record(offset, NOW_MS, None, value, [*headers]))
+
+
+def reasons(client: redis.Redis) -> dict[int, str | None]:
+    return {offset: decode(stored).reason for offset, stored in held(client).payloads.items()}
+
+
+def test_what_lay_there_before_the_first_start_is_judged(
+    open_shard: Open, journal: FakeJournal, client: redis.Redis
+) -> None:
+    written(journal, 2)
+    open_shard(NOBODY)
+    assert reasons(client) == {0: "forbidden", 1: "forbidden"}
+
+
+def test_what_was_let_in_is_not_judged_again_by_other_rules_when_the_index_is_lost(
+    open_shard: Open, journal: FakeJournal, client: redis.Redis
+) -> None:
+    written(journal, 3)
+    journal.append(Receipt(1, delivered={"orders/0": [(0, 0)]}, read=2))
+    open_shard(NOBODY)
+    assert reasons(client) == {1: None, 2: "forbidden"}
+
+
+def test_nor_when_the_rebuild_is_interrupted(
+    open_shard: Open, journal: FakeJournal, client: redis.Redis
+) -> None:
+    written(journal, 100)
+    delivered = [(offset, offset) for offset in range(90)]
+    journal.append(Receipt(1, delivered={"orders/0": delivered}, read=100))
+
+    def dies(batch: Batch) -> None:
+        raise IndexLost("cut")
+
+    with pytest.raises(IndexLost):
+        open_shard(FEW, apply=dies)
+    open_shard(FEW)
+    assert reasons(client) == dict.fromkeys(range(90, 100))
+
+
+def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebuilt_index(
+    open_shard: Open, make_intake: Callable[..., Intake], journal: FakeJournal, client: redis.Redis
+) -> None:
+    far = "[callers.shop]\nlongest_countdown_s = 7200"
+    written(journal, 1)
+    open_shard(far)
+    intake = make_intake("[callers.shop]\nlongest_countdown_s = 60")
+    written(journal, 1, **{REPLACES: request_id(SHARD, 0)})
+    replacing = journal.request_records[1]
+    assert replacing is not None
+    intake.apply(Batch(1, 2, [replacing]), NOW_MS)
+    assert reasons(client) == {1: "forbidden"}
+
+    journal.append(Receipt(1, dead=[1], read=2))
+    client.flushall()
+    open_shard(far)
+    assert reasons(client) == {}
+
+
+def test_a_request_that_recurs_for_long_leaves_nothing_behind(
+    make_intake: Callable[..., Intake], connections: redis.ConnectionPool, client: redis.Redis
+) -> None:
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    intake = make_intake(FEW)
+    index = intake._index
+    assert isinstance(index, ShardIndex)
+    for offset in range(300):
+        due_ms = NOW_MS + 1000 * offset
+        headers = [("CALLER_SERVICE", b"shop"), ("blackbox-follows", b"TB/0@0")][: 1 + bool(offset)]
+        value = b'{"topic":"orders","message":"","id":"tick","every":1,"at":%d}' % due_ms
+        intake.apply(
+            Batch(offset, offset + 1, [Record(offset, due_ms, None, value, [*headers])]), due_ms
+        )
+        index.settle({offset: "tick"}, offset + 1, counted={"shop": [offset]})
+    assert client.zcard(index._keys.of("shop")) == 0
+
+
+def test_what_is_put_off_counts_as_pending(
+    make_intake: Callable[..., Intake], connections: redis.ConnectionPool, journal: FakeJournal
+) -> None:
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    intake = make_intake(FEW)
+    index = intake._index
+    assert isinstance(index, ShardIndex)
+    long_ago_ms = 1_000_000
+    value = b'{"topic": "orders", "message": "m", "countdown": 0}'
+    records = [
+        Record(offset, long_ago_ms, None, value, [("CALLER_SERVICE", b"shop")])
+        for offset in range(10)
+    ]
+    intake.apply(Batch(0, 10, records), long_ago_ms)
+    index.defer(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
+    assert Shared(connections).pending("shop", [SHARD]) == 10
+    index.settle(dict.fromkeys(range(4)), 1)
+    assert Shared(connections).pending("shop", [SHARD]) == 6
+
+
+def test_however_many_seconds_are_counted_only_the_latest_are_kept(
+    connections: redis.ConnectionPool, client: redis.Redis
+) -> None:
+    shared = Shared(connections)
+    for hour in range(1500):
+        shared.count({Second("requests", "shop", 3600 * hour): 1})
+    assert len(client.keys()) == 1
+    assert client.hlen(client.keys()[0]) <= 1200
+    latest = Second("requests", "shop", 3600 * 1499)
+    assert shared.count({latest: 1}) == {latest: 1}
+
+
+def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> None:
+    class Room:
+        is_full = True
+
+        def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
+            if self.is_full:
+                raise IndexFull("OOM")
+            return dict.fromkeys(more, 0)
+
+        def pending(self, caller: str, shards: Iterable[Shard]) -> int:
+            return 0
+
+    path = tmp_path / "callers.toml"
+    path.write_text("[callers.shop]\nrequests_per_second = 1")
+    counts = Room()
+    judge = Admission(RulesFile(path), counts, lambda: [SHARD])
+    with pytest.raises(IndexFull):
+        judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
+    counts.is_full = False
+    first = judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
+    assert list(first) == [1, 2]
+    assert judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)]) == first
+
+
+def test_nothing_goes_to_a_paused_target_while_it_is_not_known_which_are(
+    targets: FakeTargets,
+) -> None:
+    answer = threading.Event()
+
+    class Redis:
+        asked = 0
+
+        def paused(self) -> dict[str, int]:
+            self.asked += 1
+            if self.asked == 1:
+                raise IndexLost("no answer")
+            answer.wait(5)
+            return {"orders": 1}
+
+    gate = OpenTargets(targets, Redis())
+    with pytest.raises(IndexLost):
+        gate.unavailable(["orders"])
+    seen: list[Mapping[str, Refusal]] = []
+    both = [
+        threading.Thread(target=lambda: seen.append(gate.unavailable(["orders"]))) for _ in range(2)
+    ]
+    for one in both:
+        one.start()
+    answer.set()
+    for one in both:
+        one.join()
+    assert [list(refused) for refused in seen] == [["orders"], ["orders"]]
