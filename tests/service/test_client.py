@@ -7,12 +7,15 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blackbox import AsyncClient, Client, State
+from blackbox.doubt import JournalLost
 from blackbox.embedded import EmbeddedStack
 from blackbox.fate import Place
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.request import Shard, locate, request_id
 from tests.world import World, read_all, until
 from tests.year import HOUR_MS, Year
@@ -167,6 +170,24 @@ def test_coroutines_ask_at_the_same_time_and_get_their_own_answers(shop: World) 
             return [state.state for state in await asyncio.gather(*map(client.get, ids))]
 
     assert asyncio.run(talk()) == ["ended", "pending"] * 4
+
+
+def test_a_client_whose_consumer_slept_through_an_outage_looks_again_with_another(
+    shop: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = client.send_later(None, "hi", shop.targets[0], FAR)
+    assert client.get(id).state == "pending"
+    reader, first_since = client._looker._reader, PartitionReader.first_since
+    slept = reader._consumer
+
+    def of_an_earlier_leader(reader: PartitionReader, *at: Any) -> int | None:
+        if reader._consumer is slept:
+            raise JournalLost("Leader epoch is older than broker epoch")
+        return first_since(reader, *at)
+
+    monkeypatch.setattr(PartitionReader, "first_since", of_an_earlier_leader)
+    assert client.get(id).state == "pending"
+    assert reader._consumer is not slept
 
 
 def test_without_any_service_kafka_alone_tells(world: World) -> None:

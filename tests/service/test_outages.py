@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import Client
 from blackbox.embedded import EmbeddedStack
-from blackbox.request import Shard, request_id
 from tests.service.test_oscillator import topic, wait_written
 from tests.world import World, both_engines, both_engines_at_length, until
 
@@ -46,10 +44,6 @@ def test_a_server_killed_under_load_and_started_again(
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     own_world.ask(3000, within_s=4)
     until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 500)
-    caller = Client(own_world.kafka.bootstrap_servers, request_topic=own_world.requests)
-    partition, offset = own_world.asked[max(own_world.asked)].place
-    last = request_id(Shard(own_world.requests, partition), offset)
-    assert caller.get(last).state in ("pending", "delivered")
     start_again = kill(own_world)
     until("it noticed", lambda: service.get("/readyz")[0] == 503)
     start_again()
@@ -57,8 +51,6 @@ def test_a_server_killed_under_load_and_started_again(
     assert verdict.is_exact, verdict
     until("it is ready again", lambda: service.get("/readyz")[0] == 200)
     wait_written(own_world, int(time.time()))
-    with caller:
-        assert caller.get(last).state == "delivered"
 
 
 def freeze_kafka(world: World) -> Callable[[], None]:
