@@ -11,7 +11,7 @@ from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.formats import Format
 from blackbox.intake import parse, touched_by
-from blackbox.plan import Batch, Carried, Cold, Labels, Named, View, resolve
+from blackbox.plan import Batch, Carried, Cold, Labels, Named, Replacement, View, resolve
 from blackbox.receipt import Places, Receipt, settled
 from blackbox.recurrence import follows
 from blackbox.request import Cancel, Record, Request, Shard, request_id
@@ -274,6 +274,8 @@ class Fates:
             if not (at in touched.cold or id in touched.ids or caller_id in touched.caller_ids):
                 continue
             for offset, change in changes:
+                if isinstance(change, Replacement) and change.id != id:
+                    change = change.asked  # if it came too late, its own outcome says so
                 if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).frozen:
                     return offset, isinstance(change, Carried)
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from blackbox.cancel import HEADER as CANCEL
+from blackbox.cancel import REPLACES
 from blackbox.cold import carry_on
 from blackbox.fate import CLOCKS_APART_MS, Fate, Fates, Place
 from blackbox.formats.countdown import Countdown
@@ -118,6 +119,29 @@ def test_the_next_time_of_another_request_replaces_this_one() -> None:
     assert town.fate(offset).state == "ended"
 
 
+def test_a_request_that_another_replaces_by_its_id_has_ended() -> None:
+    town = Town()
+    offset, other = town.ask(60), town.ask(60)
+    town.ask(90, headers=_replaces(offset))
+    assert (town.fate(offset).state, town.fate(other).state) == ("ended", "pending")
+
+
+def test_a_replacement_that_came_too_late_replaces_nothing_under_its_callers_id_either() -> None:
+    town = Town()
+    delivered, offset = town.ask(0), town.ask(60, id="a")
+    town.deliver(delivered)
+    late = town.ask(90, id="a", headers=_replaces(delivered))
+    town.journal.append(Receipt(BEGAN_MS, invalid=[late]))
+    assert (town.fate(offset).state, town.fate(late).state) == ("pending", "invalid")
+
+
+def test_a_replacement_ends_the_request_of_its_callers_id_as_well() -> None:
+    town = Town()
+    other, offset = town.ask(60), town.ask(60, id="a")
+    town.ask(90, id="a", headers=_replaces(other))
+    assert [town.fate(one).state for one in (other, offset)] == ["ended", "ended"]
+
+
 def test_a_cold_request_is_followed_through_all_its_records() -> None:
     town = Town()
     offset = town.ask(3600, id="far")
@@ -158,3 +182,7 @@ def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
 
 def _marked(offset: int) -> Headers:
     return [(name, str(value).encode()) for name, value in marked([], SHARD.source(offset))]
+
+
+def _replaces(offset: int) -> Headers:
+    return [(REPLACES, request_id(SHARD, offset).encode())]
