@@ -44,7 +44,7 @@ class State:
     pending   -- it waits for its time, or for a service
     delivered -- `delivered_to` is its message
     dead      -- `dead_letter` is where it is instead, for this `reason` and `detail`
-    ended     -- cancelled, or replaced by a later request under the same id
+    ended     -- cancelled, or replaced by a later request
     unknown   -- there is no such record: Kafka removed it by now, or it never was
 
     `due` is in UTC. A caller without the right to read dead letters is told the `reason` only of
