@@ -27,6 +27,7 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
+TELL_AFTER_MS = 5_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
@@ -132,6 +133,8 @@ class Dispatch:
     pace: Pace | None = None
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     _known: int = 0
+    _told: int = 0
+    _told_ms: int = 0
     _ahead: tuple[Dispatched, _Sorted] | None = None
     _removed: int = 0
 
@@ -159,6 +162,7 @@ class Dispatch:
                 self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
             else:
                 self._defer(batch.deferred, did, now_ms)
+                self._tell_what_was_read(now_ms)
         except BaseException:
             self._give_back(later)
             raise
@@ -167,6 +171,15 @@ class Dispatch:
             only = _Sorted(ready=one) if entry.reason is None else _Sorted(dead=one)
             self._deliver(only, did, now_ms)
         return did
+
+    def _tell_what_was_read(self, now_ms: int) -> None:
+        """Where rules judge requests, receipts say up to where they have: also while nothing is delivered."""
+        is_news = self._known > self._told and now_ms - self._told_ms >= TELL_AFTER_MS
+        if self.pace is not None and is_news:
+            self.writer.begin()
+            label = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
+            self.index.settle({}, label)
+            self._told, self._told_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, _Sorted]:
         self._removed = self.index.removed
@@ -354,6 +367,7 @@ class Dispatch:
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
+        self._told, self._told_ms = self._known, now_ms
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)
         if failed:

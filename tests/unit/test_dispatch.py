@@ -480,6 +480,35 @@ def test_an_unreachable_target_is_never_given_up(
     assert stored_entry(client, 0).attempts == 1
 
 
+class NoPace:
+    """Rules, and no rate among them."""
+
+    def limited(self) -> list[str]:
+        return []
+
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+        raise AssertionError(target)
+
+    def give_back(self, target: str, count: int) -> None:
+        raise AssertionError(target)
+
+
+def test_where_rules_judge_receipts_tell_what_was_read_also_while_nothing_is_due(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    dispatch = make(pace=NoPace())
+    pend(to(due_ms=NOW_MS + 60_000))
+    for passed_s in range(12):
+        dispatch.tick(NOW_MS + 1000 * passed_s)
+    pend(to(due_ms=NOW_MS + 60_000))
+    for passed_s in range(1, 3):
+        dispatch.tick(NOW_MS + 1000 * passed_s)
+    assert [receipt.read for receipt in writer.receipts] == [1]
+
+    dispatch.tick(NOW_MS + 5000)
+    assert [receipt.read for receipt in writer.receipts] == [1, 2]
+
+
 class FullPace:
     """A rate that cannot be counted, as Redis has no room."""
 
