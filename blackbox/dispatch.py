@@ -11,7 +11,7 @@ from typing import Protocol
 
 from blackbox import entry as entries
 from blackbox.cold import as_asked, carried
-from blackbox.doubt import Doubt, IndexFull, Refused
+from blackbox.doubt import Doubt, IndexFull, IndexLost, Refused
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
@@ -30,6 +30,12 @@ ALONE_SPREAD_MS = 50
 TELL_AFTER_MS = 5_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
+
+
+PAUSED: Refusal = (
+    Reason.UNREACHABLE,
+    "the target is paused; blackbox resume TOPIC lets it go on",
+)
 
 
 class Index(Protocol):
@@ -217,7 +223,7 @@ class Dispatch:
         for offset in list(batch.alone)[ALONE_PER_TICK:]:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
-        self._set_unavailable_aside(batch, now_ms)
+        self._set_unavailable_aside(batch, now_ms, due.paused)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
@@ -234,7 +240,7 @@ class Dispatch:
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
             try:
                 times = self.pace.times(target, len(offsets), now_ms)
-            except IndexFull:  # what is delivered makes room
+            except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
@@ -265,12 +271,16 @@ class Dispatch:
             batch[offset] = self.reread(found[offset]) if offset in found else _lost(offset, now_ms)
         return batch
 
-    def _set_unavailable_aside(self, batch: _Sorted, now_ms: int) -> None:
+    def _set_unavailable_aside(self, batch: _Sorted, now_ms: int, paused: Collection[str]) -> None:
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
         ending = self._ending(batch) if self.endings is not None else {}
         others = {topic for topics in ending.values() for topic in topics}
-        unavailable = self.targets.unavailable({*wanted, *others, self.dead_letter_topic})
+        asked_for = {*wanted, *others, self.dead_letter_topic}
+        unavailable = {
+            **self.targets.unavailable(asked_for.difference(paused)),
+            **dict.fromkeys(asked_for.intersection(paused), PAUSED),
+        }
         for topic in others & unavailable.keys():
             logger.error(
                 "%s: what recurs or is scheduled waits: %s", self.shard, unavailable[topic][1]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from blackbox.clock import Clock
-from blackbox.connect import admission, formats, pace, shared
+from blackbox.connect import admission, formats, pace
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
 from blackbox.entry import Entry
@@ -23,7 +23,6 @@ from blackbox.metrics import Metrics
 from blackbox.owner import GATHER_S, Closable, Hold, Owner
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
-from blackbox.rules.open_targets import OpenTargets
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.owners")
@@ -61,7 +60,7 @@ class Owners:
         self._tell_opened = opened
         self._tell_closed = closed
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = OpenTargets(Targets(access), shared(settings))
+        self._targets = Targets(access)
         self._formats = formats(settings)
         self.admission = admission(settings, access)
         self._pace = pace(settings)

@@ -36,7 +36,8 @@ class Due(NamedTuple):
     """What an index says is due: (offset, stored entry, None if its payload is gone), oldest first.
 
     `is_full` means that more may be due now. `next_due_ms` is the first due time after now.
-    `pending` counts all entries; `oldest_ms` is the due time of the first one.
+    `pending` counts all entries; `oldest_ms` is the due time of the first one. `paused` are the targets
+    that get nothing now.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -44,6 +45,7 @@ class Due(NamedTuple):
     next_due_ms: int | None
     oldest_ms: int | None
     pending: int
+    paused: frozenset[str] = frozenset()
 
 
 PutOff = tuple[int, Entry | None]

@@ -117,8 +117,10 @@ class Recovery:
         label, void = commit_barrier(  # 2, 3
             self.shard, self.journal, self.writer, self.now_ms, labels, gone
         )
-        applied = self._apply_receipts(labels.receipts, label, is_new=is_new)  # 4
+        applied, judged = self._apply_receipts(labels.receipts, label, is_new=is_new)  # 4
         self._catch_up()  # 5
+        if judged is not None and self.index.labels.requests >= judged:
+            self.index.judged_before(0)
         return Recovered(applied, void, gone[1] - gone[0] if gone else 0)
 
     def _start(self) -> tuple[Labels, tuple[int, int] | None, bool]:
@@ -153,7 +155,8 @@ class Recovery:
                 f"{{{self.shard}}}:*, and start it: old receipts would end new requests"
             )
 
-    def _apply_receipts(self, start: int, label: int, *, is_new: bool) -> int:
+    def _apply_receipts(self, start: int, label: int, *, is_new: bool) -> tuple[int, int | None]:
+        """How many outcomes there were; up to where rules judge nothing again, if that is not the label."""
         count = judged = 0
         start = max(start, self.journal.receipt_bounds().start)
         for reached, removed, read in _chunked(settled(self.journal.receipts(start, label))):
@@ -163,9 +166,10 @@ class Recovery:
             judged = max(judged, read)
         if self.index.labels.receipts != label:
             self.index.settle({}, label)
-        if is_new or judged > self.index.labels.requests:  # it was lost, or went back
-            self.index.judged_before(judged)
-        return count
+        if not is_new and judged <= self.index.labels.requests:
+            return count, None
+        self.index.judged_before(judged)  # it was lost, or went back
+        return count, judged
 
     def _catch_up(self) -> None:
         """Until the end was looked at a moment ago, unless requests come in faster than they are read."""

@@ -60,7 +60,7 @@ def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
             f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing",
             FAILED,
         )
-    paused = _paused(settings)
+    paused = _paused(settings, shards)
     if json:
         told = {"totals": _totals(shards), "shards": list(map(_row, shards)), "paused": paused}
         typer.echo(orjson.dumps(told))
@@ -85,11 +85,12 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
     inspector.close()
 
 
-def _paused(settings: Settings) -> dict[str, int]:
+def _paused(settings: Settings, shards: Sequence[ShardStatus]) -> dict[str, int]:
     """Target by epoch ms."""
     asked = shared(settings)
     try:
-        return asked.paused()
+        names = (one.shard.rpartition("-") for one in shards)
+        return asked.paused(Shard(topic, int(partition)) for topic, _, partition in names)
     finally:
         asked.close()
 

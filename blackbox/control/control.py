@@ -286,17 +286,20 @@ class Control:
 
     def paused(self) -> dict[str, int]:
         """The targets that get nothing now, and since when, epoch ms."""
-        return self._shared.paused()
+        return self._shared.paused(self._registry().shards())
 
     def pause(self, topic: str) -> dict[str, int]:
         """Deliver nothing to this target from a second on; all that are paused then."""
-        self._shared.pause(topic, time.time_ns() // 1_000_000)
-        return self._shared.paused()
+        if topic not in (paused := self.paused()):
+            shards = self._registry().shards()
+            self._shared.pause(topic, time.time_ns() // 1_000_000, shards)
+            paused = self.paused()
+        return paused
 
     def resume(self, topic: str) -> dict[str, int]:
         """Deliver to it again, whether it was paused or not; all that are paused then."""
-        self._shared.resume(topic)
-        return self._shared.paused()
+        self._shared.resume(topic, self._registry().shards())
+        return self.paused()
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         """How everything stands, and what will be due between these instants."""

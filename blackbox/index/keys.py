@@ -20,6 +20,7 @@ class Keys:
         self.receipts = self.prefix + b"receipts"
         self.cold = self.prefix + b"cold"
         self.leaving = self.prefix + b"leaving"
+        self.paused = self.prefix + b"paused"
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member

@@ -184,10 +184,11 @@ class ShardIndex(PackedIndex):
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
 
     def judged_before(self, judged: int) -> None:
-        """Requests below `judged`, and no others, are not judged by callers' rules again."""
+        """Requests below `judged` are not judged by callers' rules again; 0: all are that are read from now on."""
         with self._lock:
             self._watch_labels(self._keys.state)
-            if not self._exec([pack("HSET", self._keys.state, "judged", judged)]):
+            name = ("HSET", self._keys.state, "judged", judged)
+            if not self._exec([pack(*(name if judged else ("HDEL", *name[1:3])))]):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def lost_before(self, first: int) -> None:
@@ -205,12 +206,13 @@ class ShardIndex(PackedIndex):
         """
         due = self._keys.due
         with self._lock:
-            state, ready, after, first, pending = self._consistent(
+            state, ready, after, first, pending, paused = self._consistent(
                 [
                     pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
                     pack("ZRANGE", due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
                     pack("ZRANGE", due, 0, 0, "WITHSCORES"),
                     pack("ZCARD", due),
+                    pack("HKEYS", self._keys.paused),
                 ]
             )  # fmt: skip
             stored = self._payloads(ready, int(state[-1] or 0))
@@ -224,6 +226,7 @@ class ShardIndex(PackedIndex):
                 next_due_ms=int(float(after[1])) if after else None,
                 oldest_ms=int(float(first[1])) if first else None,
                 pending=pending,
+                paused=frozenset(topic.decode() for topic in paused),
             )
 
     def depart(self, offsets: Sequence[int], removed: int) -> set[int]:

@@ -19,7 +19,6 @@ from blackbox.index.keys import PREFIX, Keys
 from blackbox.plan import Second
 from blackbox.request import Shard
 
-_PAUSED = f"{PREFIX}{{targets}}:paused".encode()
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
 KEPT = 600
 """Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
@@ -62,18 +61,27 @@ class Shared:
         """How many requests of a caller, whose pending ones are counted, wait in these shards."""
         return sum(self._pending(caller, Keys(shard)) for shard in shards)
 
-    def paused(self) -> dict[str, int]:
-        """The targets that get nothing now, and since when, epoch ms."""
-        (found,) = self._together(_PAUSED, ("HGETALL", _PAUSED))
-        return {topic.decode(): int(since_ms) for topic, since_ms in pairs(found)}
+    def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
+        """The targets that get nothing now from some of these, and since when, epoch ms."""
+        found: dict[str, int] = {}
+        for shard in shards:
+            key = Keys(shard).paused
+            (held,) = self._together(key, ("HGETALL", key))
+            for topic, since_ms in pairs(held):
+                name = topic.decode()
+                found[name] = min(int(since_ms), found.get(name, int(since_ms)))
+        return found
 
-    def pause(self, topic: str, now_ms: int) -> None:
-        """One that is paused already stays so since then."""
-        if topic not in self.paused():
-            self._together(_PAUSED, ("HSET", _PAUSED, topic, now_ms))
+    def pause(self, topic: str, now_ms: int, shards: Iterable[Shard]) -> None:
+        """Each shard has it with its own keys, so that no other server is asked before a delivery."""
+        for shard in shards:
+            key = Keys(shard).paused
+            self._together(key, ("HSET", key, topic, now_ms))
 
-    def resume(self, topic: str) -> None:
-        self._together(_PAUSED, ("HDEL", _PAUSED, topic))
+    def resume(self, topic: str, shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            key = Keys(shard).paused
+            self._together(key, ("HDEL", key, topic))
 
     def close(self) -> None:
         self._clients.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple, Protocol
 
+from blackbox.doubt import IndexLost
 from blackbox.outgoing import Refusal
 from blackbox.plan import Second
 from blackbox.request import Reason, Shard
@@ -22,6 +24,9 @@ class Counts(Protocol):
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
     def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
+
+
+logger = logging.getLogger("blackbox.rules")
 
 
 class _Counted(NamedTuple):
@@ -52,7 +57,7 @@ class Admission:
         return self._file.rules()
 
     def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]:
-        """By offset, those below `end` that are too many. Raises IndexLost or IndexFull as the index does.
+        """By offset, those below `end` that are too many. Raises IndexFull when Redis has no room.
 
         Counted are requests in the second they were written in: a backlog that is read at once
         is no burst. What is to be stored again is judged as it was, and not counted again.
@@ -67,9 +72,12 @@ class Admission:
             refused: dict[int, Refusal] = {}
             for caller, theirs in by_caller.items():
                 rule = rules.others if caller == OTHERS else rules.of(caller)[1]
-                refused |= self._too_fast(caller, rule, theirs)
-                left = [one for one in theirs if one.record.offset not in refused]
-                refused |= self._too_many(caller, rule, left)
+                try:
+                    refused |= self._too_fast(caller, rule, theirs)
+                    left = [one for one in theirs if one.record.offset not in refused]
+                    refused |= self._too_many(caller, rule, left)
+                except IndexLost as silent:
+                    logger.warning("the quotas of %r cannot be counted: %s", caller, silent)
             first = min((one.record.offset for one in asked), default=end)
             again = {o: why for o, why in counted.refused.items() if o >= first}
             self._counted[shard] = _Counted(max(counted.end, end), again | refused)

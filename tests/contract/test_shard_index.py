@@ -13,7 +13,7 @@ from blackbox.doubt import IndexLost, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
-from blackbox.plan import Change, Labels, Plan, Touched, View, resolve
+from blackbox.plan import Change, Due, Labels, Plan, Touched, View, resolve
 from blackbox.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
@@ -639,7 +639,7 @@ def test_a_look_says_what_is_left(index: ShardIndex) -> None:
     store(index, 0, 4, {o: entry(NOW_MS - 10 + o) for o in range(3)} | {3: entry(NOW_MS + 70)})
     full, all_of_it = index.due(NOW_MS, 2), index.due(NOW_MS, 4)
 
-    assert nothing == ([], False, None, None, 0)
+    assert nothing == Due([], False, None, None, 0)
     assert [offset for offset, _ in full.entries] == [0, 1]
     assert (full.is_full, full.pending, full.oldest_ms) == (True, 4, NOW_MS - 10)
     assert [offset for offset, _ in all_of_it.entries] == [0, 1, 2]

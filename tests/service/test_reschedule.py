@@ -153,5 +153,5 @@ def test_in_a_rebuilt_index_each_is_what_it_was(
         with redis.Redis.from_url(own_redis.url) as admin:
             admin.flushall()
         until("it is delivered", lambda: client.get(moved).state == "delivered")
-    assert delivered(world) == [b"gone", b"kept"]
+    assert sorted(map(str, delivered(world))) == ["b'gone'", "b'kept'"]
     assert reasons(world) == {"too-late": 1}

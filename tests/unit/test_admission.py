@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +17,14 @@ from blackbox.formats import Format, make_format
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
 from blackbox.intake import Intake
-from blackbox.outgoing import Refusal
 from blackbox.plan import Batch, Labels, Second
 from blackbox.receipt import Receipt
 from blackbox.recovery import Recovery
 from blackbox.request import Record, Shard, request_id
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.open_targets import OpenTargets
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.test_rules import asked
 
 NOBODY = "[others]\nadmitted = false"
@@ -222,33 +219,3 @@ def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> Non
     first = judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
     assert list(first) == [1, 2]
     assert judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)]) == first
-
-
-def test_nothing_goes_to_a_paused_target_while_it_is_not_known_which_are(
-    targets: FakeTargets,
-) -> None:
-    answer = threading.Event()
-
-    class Redis:
-        asked = 0
-
-        def paused(self) -> dict[str, int]:
-            self.asked += 1
-            if self.asked == 1:
-                raise IndexLost("no answer")
-            answer.wait(5)
-            return {"orders": 1}
-
-    gate = OpenTargets(targets, Redis())
-    with pytest.raises(IndexLost):
-        gate.unavailable(["orders"])
-    seen: list[Mapping[str, Refusal]] = []
-    both = [
-        threading.Thread(target=lambda: seen.append(gate.unavailable(["orders"]))) for _ in range(2)
-    ]
-    for one in both:
-        one.start()
-    answer.set()
-    for one in both:
-        one.join()
-    assert [list(refused) for refused in seen] == [["orders"], ["orders"]]

@@ -480,6 +480,19 @@ def test_an_unreachable_target_is_never_given_up(
     assert stored_entry(client, 0).attempts == 1
 
 
+def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
+) -> None:
+    pend(to(), to("bills"))
+    shared = Shared(connections)
+    shared.pause("orders", NOW_MS, [SHARD])
+    dispatch.tick(NOW_MS)
+    assert [o.topic for o in writer.committed] == ["bills"]
+    shared.resume("orders", [SHARD])
+    dispatch.tick(NOW_MS + 1000)
+    assert [o.topic for o in writer.committed] == ["bills", "orders"]
+
+
 class NoPace:
     """Rules, and no rate among them."""
 
