@@ -91,6 +91,7 @@ class Field:
                 "linger.ms": 10,
                 "queue.buffering.max.messages": 2_000_000,
                 "enable.idempotence": True,
+                "max.in.flight": 1,
             }
         )
 

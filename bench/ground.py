@@ -54,6 +54,7 @@ def prepare(stack: EmbeddedStack, count: int) -> Ground:
             "linger.ms": 20,
             "queue.buffering.max.messages": count + 1,
             "enable.idempotence": True,
+            "max.in.flight": 1,
         }
     )
     for number in range(count):

@@ -145,7 +145,9 @@ class Yard(Field):
 
     @contextmanager
     def _producing(self) -> Iterator[Callable[[str, bytes, int], None]]:
-        producer = Producer(self._bootstrap | {"linger.ms": 20, "enable.idempotence": True})
+        producer = Producer(
+            self._bootstrap | {"linger.ms": 20, "enable.idempotence": True, "max.in.flight": 1}
+        )
 
         def produce(topic: str, value: bytes, partition: int) -> None:
             while True:

@@ -232,6 +232,7 @@ class World:
                 "bootstrap.servers": kafka.bootstrap_servers,
                 "linger.ms": 5,
                 "enable.idempotence": True,
+                "max.in.flight": 1,
                 "log_level": 0,
                 "topic.metadata.refresh.interval.ms": 1_000,
                 "message.max.bytes": LARGEST_BYTES,

@@ -76,10 +76,9 @@ class Asked:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
             self.failure = f"Kafka did not take the request into {topic}: {error.str()}"
+        elif topic is None or partition is None or offset is None:
+            self.failure = f"Kafka did not say where in {topic} the request is; it may not be there"
         else:
-            assert topic is not None
-            assert partition is not None
-            assert offset is not None
             self._place = Shard(topic, partition), offset
         if self._on_acknowledged is not None:
             self._on_acknowledged(self)

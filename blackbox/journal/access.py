@@ -25,6 +25,8 @@ OURS = (
     "enable.idempotence",
     "group.id",
     "isolation.level",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
     "partitioner",
     "transactional.id",
 )
@@ -108,10 +110,17 @@ class KafkaAccess:
         }
         return Consumer(self._with(defaults | own), logger=logger)
 
-    def producer(self, transactional_id: str | None) -> Producer:
-        """An idempotent producer; transactional with an id."""
+    def producer(self, transactional_id: str | None, *, in_flight: int = 1) -> Producer:
+        """An idempotent producer; transactional with an id.
+
+        `in_flight` requests are on their way to a broker at once. More than one only for who takes
+        a delivery report without an offset for a failure: librdkafka reports what a broker refused
+        as delivered once it took what came behind (IMPLICITACK), which a broker does that sees the
+        producer for the first time, such as of a new topic or while the leader moves.
+        """
         defaults: dict[str, Any] = {
             "enable.idempotence": True,
+            "max.in.flight.requests.per.connection": in_flight,
             "partitioner": "murmur2_random",
             "allow.auto.create.topics": False,
             "linger.ms": 2,

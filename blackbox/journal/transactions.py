@@ -20,14 +20,16 @@ SETTLE_S = 20.0
 class Transactions:
     """One producer under one `transactional.id`; unusable after its first doubt.
 
-    Without an id it can only flush and be closed. `what` stands in front of what its failures say.
-    Not safe for use from two threads at once.
+    Without an id it can only flush and be closed. `what` stands in front of what its failures say;
+    `in_flight` is KafkaAccess.producer's. Not safe for use from two threads at once.
     """
 
-    def __init__(self, access: KafkaAccess, transactional_id: str | None, what: str) -> None:
+    def __init__(
+        self, access: KafkaAccess, transactional_id: str | None, what: str, *, in_flight: int = 1
+    ) -> None:
         self._what = what
         self._needs = f"Write on transactional-id {transactional_id}"
-        self.producer: Producer = access.producer(transactional_id)
+        self.producer: Producer = access.producer(transactional_id, in_flight=in_flight)
 
     def open(self) -> None:
         """Fence every earlier producer of this id and settle its open transaction.

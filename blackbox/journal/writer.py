@@ -34,6 +34,9 @@ REASONS = {
 _RECEIPT = -1
 """In the place of a request's offset, the receipt itself."""
 
+IN_FLIGHT = 5
+"""The most that idempotence allows; every delivery report is looked at for its offset."""
+
 
 class Writer:
     """The one producer of a shard's owner; unusable after its first doubt.
@@ -48,10 +51,11 @@ class Writer:
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
         transactional_id = f"{access.group_id}-{shard}" if exactly_once else None
-        self._transactions = Transactions(access, transactional_id, str(shard))
+        self._transactions = Transactions(access, transactional_id, str(shard), in_flight=IN_FLIGHT)
         self._producer = self._transactions.producer
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
+        self._unplaced = 0
         self._is_closed = False
 
     def open(self) -> None:
@@ -63,7 +67,7 @@ class Writer:
             self._transactions.open()
 
     def begin(self) -> None:
-        self._failed, self._lacks = {}, {}
+        self._failed, self._lacks, self._unplaced = {}, {}, 0
         if self._exactly_once:
             self._transactions.begin()
 
@@ -94,6 +98,11 @@ class Writer:
         left = self._transactions.flush()
         if left:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
+        if self._unplaced:
+            raise JournalLost(
+                f"{self._shard}: {self._unplaced} records may not be with the brokers: they were "
+                "acknowledged without an offset"
+            )
         if not self._failed:
             return {}
         suspects: dict[int, Refusal] = {
@@ -161,8 +170,10 @@ class Writer:
                 self._lacks[offset] = f"Write on topic {message.topic()}"
             return
         at = f"{message.topic()}/{message.partition()}"
-        there: int = message.offset()  # type: ignore[assignment]
-        if at in places:
+        there = message.offset()
+        if there is None:
+            self._unplaced += 1
+        elif at in places:
             places[at].append((offset, there))
         else:
             places[at] = [(offset, there)]

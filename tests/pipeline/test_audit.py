@@ -63,7 +63,11 @@ class Books:
         self._contract = formats(settings)[self.shard.topic]
         self._journal = ShardJournal(self.shard, kafka(settings))
         self._producer = Producer(
-            {"bootstrap.servers": world.kafka.bootstrap_servers, "enable.idempotence": True}
+            {
+                "bootstrap.servers": world.kafka.bootstrap_servers,
+                "enable.idempotence": True,
+                "max.in.flight": 1,
+            }
         )
 
     def close(self) -> None:

@@ -89,7 +89,12 @@ class Place:
         self.client = redis.Redis.from_url(world.redis.url)
         self.inspector = Inspector.of(world.redis.url)
         self._producer = Producer(
-            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+                "max.in.flight": 1,
+            }
         )
         self._last = -1
         self._ends = Consumer(

@@ -66,7 +66,12 @@ class Books:
         self.access = kafka(self.settings, logs.QUIET)
         self._admin = AdminClient({"bootstrap.servers": self.servers})
         self._producer = Producer(
-            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+                "max.in.flight": 1,
+            }
         )
 
     def create(self, partitions: int = 2) -> Books:

@@ -67,6 +67,7 @@ class Place:
                 "bootstrap.servers": world.kafka.bootstrap_servers,
                 "linger.ms": 1,
                 "enable.idempotence": True,
+                "max.in.flight": 1,
                 "topic.metadata.refresh.interval.ms": 500,
             }
         )

@@ -70,7 +70,12 @@ class Topic:
             future.result(30)
         until("the topic is known", lambda: self.name in self.admin.list_topics().topics)
         self._producer = Producer(
-            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+                "max.in.flight": 1,
+            }
         )
         self._last = -1
         self._ends = Consumer(
@@ -98,6 +103,7 @@ class Topic:
                 "bootstrap.servers": self.servers,
                 "compression.type": "lz4",
                 "enable.idempotence": True,
+                "max.in.flight": 1,
                 "linger.ms": 60_000,
                 "batch.size": 64 << 20,
                 "batch.num.messages": 100_000,
@@ -154,7 +160,12 @@ class Topic:
         for future in self.admin.create_partitions([NewPartitions(self.name, partitions)]).values():
             future.result(30)
         self._producer = Producer(
-            {"bootstrap.servers": self.servers, "linger.ms": 1, "enable.idempotence": True}
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+                "max.in.flight": 1,
+            }
         )
         until(
             "they are known",

@@ -104,6 +104,7 @@ def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
     long_ago = until("the topic has its leader", lambda: opened(world))
     long_ago.write([first])
     service = start(world)
+    until("the service writes", lambda: writes(service))
     with pytest.raises(Fenced):
         long_ago.write([first + 1])
     long_ago.close()

@@ -38,6 +38,7 @@ class Traffic:
             | {
                 "linger.ms": 5,
                 "enable.idempotence": True,
+                "max.in.flight": 1,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 2_000_000,
             }

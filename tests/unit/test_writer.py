@@ -43,9 +43,9 @@ def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
     asked: list[str | None] = []
     make = KafkaAccess.producer
 
-    def producer(access: KafkaAccess, transactional_id: str | None) -> Producer:
+    def producer(access: KafkaAccess, transactional_id: str | None, **more: int) -> Producer:
         asked.append(transactional_id)
-        return make(access, transactional_id)
+        return make(access, transactional_id, **more)
 
     monkeypatch.setattr(KafkaAccess, "producer", producer)
     Writer(Shard("TB", 3), NOWHERE, exactly_once=True).close()
