@@ -42,10 +42,11 @@ T = TypeVar("T")
 both_engines = pytest.mark.parametrize("engine", ["process", "spark"], indirect=True)
 """Runs a test that has a world once on each engine."""
 
-both_engines_at_length = (
-    both_engines if os.environ.get("BLACKBOX_TEST_AT_LENGTH") else pytest.mark.usefixtures("engine")
-)
-"""The same for what the engines share so far that it is run on Spark only by `make faults`."""
+AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
+"""Whether to run what takes long and is seldom needed, as `make faults` does."""
+
+both_engines_at_length = both_engines if AT_LENGTH else pytest.mark.usefixtures("engine")
+"""The same for what the engines share so far that it is run on Spark at length only."""
 
 DAEMON = "blackbox.pipeline.daemon"
 SESSION_S = 1.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,11 +16,18 @@ from confluent_kafka.admin import NewTopic
 from blackbox.embedded import EmbeddedRedis
 from tests.service.conftest import Serve
 from tests.service.test_cli import blackbox
-from tests.world import ServiceProcess, World, both_engines, both_engines_at_length, read_all, until
+from tests.world import (
+    AT_LENGTH,
+    ServiceProcess,
+    World,
+    both_engines,
+    both_engines_at_length,
+    read_all,
+    until,
+)
 
 pytestmark = pytest.mark.service
 
-AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
 QUIET, QUIET_S = (2000, 8) if AT_LENGTH else (1000, 4)
 NOISE_PER_S = 2000
 BUSY_MS = 250

@@ -19,9 +19,9 @@ from blackbox.demo import performance
 from blackbox.demo.display import Display
 from blackbox.demo.performance import Demo
 from blackbox.demo.script import Fate, Line
-from tests.world import until
+from tests.world import AT_LENGTH, until
 
-pytestmark = pytest.mark.usefixtures("stack")
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
 
 PATIENCE_S = 150.0
 
@@ -110,7 +110,8 @@ def test_a_kept_demo_ends_with_a_good_verdict_and_goes_on_until_ctrl_c(demo: Sta
 
 @pytest.mark.parametrize(
     ("moment", "seconds"),
-    [("starting Kafka", 60), ("starting blackbox", 60), ("all shards open", 60), ("auditing", 1)],
+    [("starting Kafka", 60), ("all shards open", 60), ("auditing", 1)]
+    + [("starting blackbox", 60)] * AT_LENGTH,
 )
 def test_ctrl_c_ends_the_demo_cleanly_at_any_time(
     demo: StartDemo, moment: str, seconds: int

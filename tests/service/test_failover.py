@@ -20,7 +20,6 @@ from tests.world import (
     PARTITIONS,
     ServiceProcess,
     World,
-    both_engines,
     both_engines_at_length,
     until,
 )
@@ -61,7 +60,7 @@ def shard_keys(world: World) -> list[str]:
     return [f"blackbox:{{{world.requests}-{partition}}}:" for partition in range(PARTITIONS)]
 
 
-@both_engines
+@both_engines_at_length
 def test_a_primary_that_dies_under_load(world: World, sentinels: SentinelServers) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
     for _ in range(FAILOVERS):

@@ -45,7 +45,7 @@ def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine
     assert verdict.late_at(0.99) <= P99_MS[engine]
 
 
-@both_engines
+@both_engines_at_length
 @pytest.mark.timeout(600)
 def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
     world: World, engine: str

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
-from tests.world import World, both_engines, read_all, until
+from tests.world import World, both_engines, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 
@@ -29,7 +29,7 @@ def header(message: Message, name: str) -> str:
     return value.decode()
 
 
-@both_engines
+@both_engines_at_length
 def test_a_thousand_undeliverable_requests_do_not_delay_the_good_ones_behind_them(
     world: World,
 ) -> None:
@@ -123,7 +123,7 @@ def test_an_expired_request_is_a_dead_letter(world: World) -> None:
     until("the dead letter", lambda: reasons(world) == {"expired": 1})
 
 
-@both_engines
+@both_engines_at_length
 def test_a_replaced_request_fires_once_and_a_cancelled_one_never(world: World) -> None:
     for number in range(20):
         named = {
