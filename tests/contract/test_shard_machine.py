@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from blackbox.dispatch import LONGEST_RETRY_MS, Dispatch
+from blackbox.dispatch import Dispatch
 from blackbox.doubt import Doubt, Fenced, JournalLost
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
@@ -32,6 +32,7 @@ from blackbox.plan import Batch
 from blackbox.receipt import Receipt, decode, settled
 from blackbox.recovery import Recovery
 from blackbox.request import Cancel, Invalid, Reason, Request
+from blackbox.sorting import LONGEST_RETRY_MS
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record

@@ -10,13 +10,7 @@ import pytest
 import redis
 
 from blackbox import entry as entries
-from blackbox.dispatch import (
-    ALONE_PER_TICK,
-    LETTER_LATER_MS,
-    LONGEST_RETRY_MS,
-    Dispatch,
-    Dispatched,
-)
+from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused
 from blackbox.endings import Endings
 from blackbox.entry import Entry
@@ -31,6 +25,7 @@ from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
+from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 

@@ -16,7 +16,7 @@ ROOT = Path(blackbox.__file__).parent
 PURE = {
     "request", "cancel", "cold", "recurrence", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
 }  # fmt: skip
-VERBS = {"intake", "dispatch", "endings", "recovery", "promotion", "fate"}
+VERBS = {"intake", "dispatch", "sorting", "endings", "recovery", "promotion", "fate"}
 
 MAY_IMPORT = {
     **dict.fromkeys(PURE, PURE),

@@ -1,0 +1,296 @@
+"""What is due, sorted: what goes out, what goes alone, what is a dead letter, and what waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blackbox import entry as entries
+from blackbox.cold import as_asked, carried
+from blackbox.doubt import Doubt, IndexFull, IndexLost
+from blackbox.endings import Endings
+from blackbox.entry import Entry
+from blackbox.intake import refused_entry
+from blackbox.limits import Limits
+from blackbox.outgoing import Refusal, deliveries
+from blackbox.plan import Due, PutOff
+from blackbox.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
+
+logger = logging.getLogger("blackbox.dispatch")
+
+FIRST_RETRY_MS = 1_000
+LONGEST_RETRY_MS = 60_000
+ALONE_PER_TICK = 8
+ALONE_SPREAD_MS = 50
+LETTER_LATER_MS = 15_000
+"""In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
+
+
+PAUSED: Refusal = (
+    Reason.UNREACHABLE,
+    "the target is paused; blackbox resume TOPIC lets it go on",
+)
+
+
+class Targets(Protocol):
+    """Which of the topics asked for cannot take messages now, and what some of them refuse."""
+
+    def unavailable(self, topics: Iterable[str]) -> Mapping[str, Refusal]: ...
+    def limits(self, topics: Iterable[str]) -> Mapping[str, Limits]: ...
+
+
+class Pace(Protocol):
+    """How fast targets are fed."""
+
+    def limited(self) -> Collection[str]: ...
+    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+    def give_back(self, target: str, count: int) -> None: ...
+
+
+class Journal(Protocol):
+    """Where the original records of requests are."""
+
+    def records(self, offsets: Iterable[int]) -> Mapping[int, Record]: ...
+
+
+@dataclass(slots=True)
+class Sorted:
+    """A batch, each request in one of four places."""
+
+    ready: dict[int, Entry] = field(default_factory=dict)
+    alone: dict[int, Entry] = field(default_factory=dict)
+    dead: dict[int, Entry] = field(default_factory=dict)
+    deferred: dict[int, PutOff] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """Decides what becomes of each request that is due in one shard; the fields are Dispatch's."""
+
+    shard: Shard
+    targets: Targets
+    journal: Journal
+    reread: Callable[[Record], Entry]
+    dead_letter_topic: str
+    retries: int
+    endings: Endings | None
+    pace: Pace | None
+
+    def sort(self, due: Due, now_ms: int) -> Sorted:
+        """What to do with a batch that is due."""
+        batch = Sorted()
+        for offset, entry in self._decoded(due, now_ms).items():
+            if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
+                detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
+                entry = as_dead(entry, (Reason.EXPIRED, detail))
+            if entry.alone:
+                batch.alone[offset] = entry
+            elif entry.reason is not None:
+                batch.dead[offset] = entry
+            else:
+                batch.ready[offset] = entry
+        for offset in list(batch.alone)[ALONE_PER_TICK:]:
+            later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
+            batch.deferred[offset] = later_ms, batch.alone.pop(offset)
+        self._set_unavailable_aside(batch, now_ms, due.paused)
+        self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
+        return batch
+
+    def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
+        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        limited = self.pace.limited() if self.pace is not None else frozenset[str]()
+        waiting: dict[str, list[int]] = {}
+        for offset, entry in batch.ready.items() if limited else ():
+            if entry.target in limited:
+                waiting.setdefault(entry.target, []).append(offset)
+        later: dict[str, int] = {}
+        for target, offsets in waiting.items():
+            assert self.pace is not None
+            offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
+            try:
+                times = self.pace.times(target, len(offsets), now_ms)
+            except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
+                continue
+            for offset, at_ms in zip(offsets, times, strict=True):
+                if at_ms > now_ms:
+                    del batch.ready[offset]
+                    batch.deferred[offset] = at_ms, None
+                    later[target] = later.get(target, 0) + 1
+        return later
+
+    def give_back(self, later: Mapping[str, int]) -> None:
+        """The times that were taken for what is read again now."""
+        for target, count in later.items():
+            assert self.pace is not None
+            with suppress(Doubt, IndexFull):
+                self.pace.give_back(target, count)
+
+    def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
+        batch: dict[int, Entry] = {}
+        lost: list[int] = []
+        for offset, stored in due.entries:
+            try:
+                batch[offset] = entries.decode(stored or b"")
+            except ValueError as unreadable:
+                why = unreadable if stored else "no payload in Redis"
+                logger.warning("%s: %s, read again", self.shard.source(offset), why)
+                lost.append(offset)
+        found = self.journal.records(lost) if lost else {}
+        for offset in lost:
+            batch[offset] = self.reread(found[offset]) if offset in found else _lost(offset, now_ms)
+        return batch
+
+    def _set_unavailable_aside(self, batch: Sorted, now_ms: int, paused: Collection[str]) -> None:
+        wanted = {entry.target for entry in batch.ready.values()}
+        wanted |= {self._destination(entry) for entry in batch.alone.values()}
+        ending = self._ending(batch) if self.endings is not None else {}
+        others = {topic for topics in ending.values() for topic in topics}
+        asked_for = {*wanted, *others, self.dead_letter_topic}
+        unavailable = {
+            **self.targets.unavailable(asked_for.difference(paused)),
+            **dict.fromkeys(asked_for.intersection(paused), PAUSED),
+        }
+        for topic in others & unavailable.keys():
+            logger.error(
+                "%s: what recurs or is scheduled waits: %s", self.shard, unavailable[topic][1]
+            )
+        for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
+            for offset, entry in list(part.items()):
+                refusal = unavailable.get(self._destination(entry))
+                for topic in ending.get(offset, ()) if refusal is None else ():
+                    if topic in unavailable:
+                        refusal = Reason.UNREACHABLE, unavailable[topic][1]
+                if refusal is not None:
+                    del part[offset]
+                    self._retry_or_end(batch, offset, entry, refusal, now_ms)
+        waiting = sum(
+            entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
+        )
+        if waiting and self.dead_letter_topic in unavailable:
+            self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+
+    def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
+        """By request, the topics that something is written to with its end."""
+        assert self.endings is not None
+        everything = {**batch.ready, **batch.alone, **batch.dead}
+        if not self.endings.has_some(everything.values()):
+            return {}
+        return {offset: self.endings.topics(entry) for offset, entry in everything.items()}
+
+    def _set_refused_aside(self, batch: Sorted, now_ms: int, *, is_backlog: bool) -> None:
+        """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
+        messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
+        limits = self.targets.limits({entry.target for entry in messages.values()})
+        strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
+        refused: dict[int, Entry] = {}
+        for message in deliveries(self.shard, strict):
+            refusal = limits[message.topic].refusal(message)
+            if refusal is not None:
+                offset = message.offset
+                refused[offset] = as_dead(strict[offset], refusal)
+                del (batch.alone if offset in batch.alone else batch.ready)[offset]
+        if not batch.ready:
+            batch.dead |= refused
+        elif is_backlog:
+            batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
+        else:
+            batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
+
+    def _destination(self, entry: Entry) -> str:
+        return entry.target if entry.reason is None else self.dead_letter_topic
+
+    def _retry_or_end(
+        self, batch: Sorted, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> None:
+        reason, detail = refusal
+        is_over = entry.attempts >= self.retries and reason != Reason.UNREACHABLE
+        if is_over and entry.reason is None:
+            detail = f"{detail}, tried {entry.attempts + 1} times"
+            batch.dead[offset] = as_dead(entry, (reason, detail))
+            return
+        if reason == Reason.UNREACHABLE:  # for as long as it takes, and no try of the target
+            count, later = entry.waits, entry._replace(waits=entry.waits + 1)
+        else:
+            count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
+        wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
+        batch.deferred[offset] = now_ms + wait_ms, later
+
+    def put_off(
+        self, batch: Mapping[int, Entry], suspects: Mapping[int, Refusal], now_ms: int
+    ) -> dict[int, PutOff]:
+        """What the broker refused, out of the way: later, alone, or as a dead letter."""
+        aside = Sorted()
+        for count, (offset, refusal) in enumerate(suspects.items(), 1):
+            entry = batch[offset]
+            if refusal[0] in MAY_COME_BACK:
+                self._retry_or_end(aside, offset, entry, refusal, now_ms)
+            elif entry.alone or len(suspects) == 1:
+                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
+            else:
+                later_ms = now_ms + ALONE_SPREAD_MS * count
+                aside.deferred[offset] = later_ms, entry._replace(alone=True)
+        letters = [
+            why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
+        ]
+        if letters:
+            self._say_that_letters_wait(len(letters), letters[0][1])
+        return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+
+    def _say_that_letters_wait(self, count: int, why: str) -> None:
+        logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
+
+    def _as_letter(
+        self, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> tuple[int, Entry]:
+        """What the broker refused for good: a message as a dead letter, a dead letter in less."""
+        reason, detail = refusal
+        if entry.reason is None:
+            return now_ms, as_dead(entry, refusal)
+        whole = None if is_record(entry) else self.originals([offset]).get(offset)
+        whole = whole or as_record(offset, entry)
+        if whole.value is not None:
+            less = whole._replace(value=None)
+        elif whole.key is not None or whole.headers:
+            less = whole._replace(key=None, headers=[])
+        else:
+            logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
+            return now_ms + LONGEST_RETRY_MS, entry
+        told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
+        letter = refused_entry(less, Invalid(Reason(entry.reason), told), entry.due_ms)
+        return now_ms, letter._replace(caller_id=entry.caller_id, alone=entry.alone)
+
+    def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
+        """The records of these valid requests as their callers wrote them."""
+        return {
+            offset: as_asked(record) if carried(record.headers) else record
+            for offset, record in self.journal.records(offsets).items()
+        }
+
+
+def as_dead(entry: Entry, refusal: Refusal) -> Entry:
+    """The dead letter that a request has become."""
+    reason, detail = refusal
+    return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
+
+
+def is_record(entry: Entry) -> bool:
+    """Whether the entry holds the request's own record, as an invalid one does."""
+    return not entry.target
+
+
+def as_record(offset: int, entry: Entry) -> Record:
+    """What is left of a request whose record is gone from Kafka, or the record itself."""
+    headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
+    return Record(offset, entry.due_ms, entry.key, entry.message, headers)
+
+
+def _lost(offset: int, now_ms: int) -> Entry:
+    detail = (
+        "the payload is gone from Redis and the record from Kafka; "
+        "check maxmemory-policy and the request topic's retention.ms"
+    )
+    nothing = Record(offset, now_ms, None, None, [])
+    return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)
