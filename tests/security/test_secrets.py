@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,6 +52,7 @@ class Vault:
         self.redis = redis
         self.folder = folder
         self.place = f"127.0.0.1:{redis.port}/0"
+        self._numbers = count()
         key, certificate = make_locked_key(folder, KEY_PASSWORD)
         self.properties = {
             **kafka.login(),
@@ -65,7 +69,7 @@ class Vault:
     def environment(
         self, properties: Mapping[str, str] | None = None, **more: object
     ) -> dict[str, str]:
-        config = self.folder / "kafka.properties"
+        config = self.folder / f"{next(self._numbers)}.properties"
         lines = (self.properties | dict(properties or {})).items()
         config.write_text("".join(f"{name}={value}\n" for name, value in lines))
         variables = {
@@ -129,18 +133,18 @@ def test_commands_tell_no_secret_whatever_goes_wrong(
         assert PLANTED not in "\n".join(answer.errors)
 
 
-@pytest.mark.parametrize("way", AT_THE_START)
-def test_a_service_that_does_not_get_in_tells_no_secret(vault: Vault, way: str) -> None:
-    log = vault.folder / "service.log"
-    service = ServiceProcess(WAYS[way](vault), log)
-    try:
-        until(
-            "it says why",
-            lambda: "error" in log.read_text().lower() or "not started yet" in log.read_text(),
-        )
-        assert PLANTED not in log.read_text()
-    finally:
-        service.close()
+def test_services_that_do_not_get_in_tell_no_secret(vault: Vault) -> None:
+    logs = {way: vault.folder / f"{number}.log" for number, way in enumerate(AT_THE_START)}
+
+    def says_why(log: Path) -> bool:
+        return "error" in log.read_text().lower() or "not started yet" in log.read_text()
+
+    with ExitStack() as ending:
+        for way, log in logs.items():
+            ending.callback(ServiceProcess(WAYS[way](vault), log).close)
+        for way, log in logs.items():
+            until(f"it says why: {way}", partial(says_why, log))
+            assert PLANTED not in log.read_text()
 
 
 def test_a_service_at_work_tells_no_secret(

@@ -63,7 +63,7 @@ def freeze_kafka(world: World) -> Callable[[], None]:
     return lambda: os.kill(world.kafka.pid, signal.SIGCONT)
 
 
-@both_engines
+@both_engines_at_length
 def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World) -> None:
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     own_world.ask(1000, within_s=3)
