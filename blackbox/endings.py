@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from blackbox.cancel import cancel_of, cancels, replaces
+from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.entry import Entry
 from blackbox.formats import Format
 from blackbox.outgoing import Outgoing, Refusal, deliveries
@@ -112,23 +112,28 @@ class Endings:
             return  # nobody else wrote
         for batch in self.journal.requests(start, end):
             for record in batch.records:
-                name = None if record.offset in own else self._meant(record)
-                if name is not None:
+                for name in () if record.offset in own else self._meant(record):
                     self._newest[name] = record.offset
 
-    def _meant(self, record: Record) -> int | str | None:
-        """The request that a record may replace or cancel: its offset, or its caller id."""
+    def _meant(self, record: Record) -> Iterator[int | str]:
+        """The requests that a record may replace or cancel: by offset, or by caller id."""
         if record.unreadable is None and (cancels(record.headers) or replaces(record.headers)):
             cancel = cancel_of(record)
-            return offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
+            offset = offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
+            if offset is not None:
+                yield offset
+            if cancels(record.headers):
+                return
+            record = as_request(record)
         if follows(record.headers):  # of ours, that was taken back
-            return None
+            return
         asked = self.contract.parse(record, record.timestamp_ms)
         if asked is None:
-            return None
+            return
         if self.history_topic is not None and record.key is not None:  # compaction goes by it
-            return record.key.decode(errors="replace")
-        return None if isinstance(asked, Invalid) else asked.caller_id
+            yield record.key.decode(errors="replace")
+        elif not isinstance(asked, Invalid) and asked.caller_id is not None:
+            yield asked.caller_id
 
 
 def _key(entry: Entry) -> bytes:

@@ -116,7 +116,7 @@ class Carried(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A request that takes the place of the one of this `id`, or becomes a dead letter if that has ended."""
+    """A request that takes the place of the one of this `id`; `too_late`, of no caller id, if that has ended."""
 
     id: str
     caller_id: str | None
@@ -153,14 +153,14 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
     """Decide what a batch of requests changes, given what the index says.
 
     A request that is skipped (its removal was read before it) is not put, yet still ends the
-    request it replaced. A carried one is put only if the request it carries on is still cold.
+    request it replaced. A carried one is put only if the request it carries on is still cold. A
+    replacement by id that is too late ends nothing, whatever its caller id.
     """
     plan = Plan(holders=dict(view.holders))
     puts, first, skipped = plan.puts, view.labels.requests, view.skipped
     for offset, change in changes:
         if offset < first:
             continue
-        caller_id = change.caller_id
         if type(change) is Cancel and change.id is not None:
             plan.cancelled += _end_named(plan, view, change.id)
             continue
@@ -172,8 +172,8 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             if not _takes_over(plan, view, offset, change):
                 continue
             change = change.asked
-        elif caller_id is not None:
-            _end_holder(plan, view, caller_id, is_cancel=type(change) is Cancel)
+        elif change.caller_id is not None:
+            _end_holder(plan, view, change.caller_id, is_cancel=type(change) is Cancel)
         if type(change) is Cancel or offset in skipped:
             continue
         if type(change) is Cold:

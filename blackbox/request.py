@@ -98,11 +98,10 @@ NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})
 """Reasons that lie with what the operator allows the caller."""
 
 UNDELIVERABLE = (
-    MAY_COME_BACK
-    | NOT_ADMITTED
-    | {Reason.TOO_LATE, Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
+    MAY_COME_BACK | NOT_ADMITTED | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
 )
-"""Reasons found with a request that reads well."""
+"""Reasons found with a request that reads well and has taken the place of others, as one that is
+TOO_LATE has not."""
 
 
 class Request(NamedTuple):

@@ -127,7 +127,12 @@ def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
     """The schedule of the attempts before, unless another message's headers were copied."""
     first = dict(reversed(headers))
     is_its_own = first.get(TARGET_TOPIC) == topic.encode() and first.get(TARGET_KEY) == key
-    return first.get(SCHEDULE_ID) if is_its_own else None
+    kept = first.get(SCHEDULE_ID) if is_its_own else None
+    try:
+        is_an_id = bool((kept or b"").decode().strip())
+    except UnicodeDecodeError:
+        is_an_id = False
+    return kept if is_an_id else None
 
 
 def _number(headers: Headers, wanted: str) -> int | None:

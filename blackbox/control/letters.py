@@ -11,7 +11,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import Again, Letterbox, Lying
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.outgoing import LETTER_HEADERS
-from blackbox.request import Headers, Record, Shard
+from blackbox.request import Headers, Reason, Record, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,11 @@ def put_away(
 
 def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str], bool]) -> Again:
     """Raises ValueError for a letter that cannot be replayed."""
+    if letter.reason == Reason.TOO_LATE:
+        raise ValueError(
+            "what it was to replace was delivered, or has ended: replayed, it could go out twice; "
+            "ask for it anew if that is meant"
+        )
     where, _, offset = letter.source.rpartition("@")
     topic, _, partition = where.rpartition("/")
     if not is_request_topic(topic) or not (partition.isdecimal() and offset.isdecimal()):

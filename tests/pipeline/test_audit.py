@@ -251,6 +251,12 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     for cancelled in (11, 1, 10, 11):  # 12 to 15; what is delivered, or invalid, is not
         books.write("", [("blackbox-cancel", request_id(books.shard, cancelled).encode())])
     books.take_in()
+    for ended in (1, 11):  # 16, 17: too late, so that 9 stays; the dead letter of 17 is written
+        again = {"topic": books.target, "message": "moved", "countdown": 0, "id": "b"}
+        headers = [("blackbox-replaces", request_id(books.shard, ended).encode())]
+        books.write(json.dumps(again), headers)
+    books.take_in()
+    books.settle(Receipt(now_ms(), invalid=[17]))
     # A void outcome leaves a request pending, and may be followed by a true one.
     torn.ask(0)
     torn.ask(0)
@@ -277,16 +283,16 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     verdict = json.loads(answer.stdout)
     assert (verdict["verdict"], verdict["exceptions"]) == ("clean", [])
     assert {state: count for state, count in verdict["states"].items() if count} == {
-        "pending": 6, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 2, "expired": 1,
-        "invalid": 1, "unknown": 1,
+        "pending": 7, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 2, "expired": 1,
+        "invalid": 2, "unknown": 1,
     }  # fmt: skip
     assert (verdict["cancels"], verdict["unknown"]) == (5, 4)
     assert verdict["callers"]["shop"] == {"pending": 1, "delivered": 1}
-    assert verdict["callers"][""] == {"invalid": 1, "pending": 1}
+    assert verdict["callers"][""] == {"invalid": 2, "pending": 2}
     assert verdict["targets"]["no-such-topic"] == {"dead": 1}
-    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 16
+    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 18
     assert "Every request is accounted for" in html.read_text()
-    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 16
+    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 18
     assert shelf.spark.read.parquet(f"{parquet}/exceptions").count() == 0
 
 

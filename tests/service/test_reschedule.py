@@ -76,16 +76,21 @@ def test_a_time_that_is_none_is_told_and_changes_nothing(
 def test_what_replaces_a_request_that_is_gone_is_a_dead_letter(
     world: World, service: httpx.Client, client: Client
 ) -> None:
-    id = client.send_later(None, "once", world.targets[0], timedelta(0))
+    id = client.send_later("k", "once", world.targets[0], timedelta(0), id="daily")
     until("it is delivered", lambda: delivered(world) == [b"once"])
+    pending = client.send_later("k", "next", world.targets[0], timedelta(hours=1), id="daily")
     world.send_raw(
-        json.dumps(asked(world, 0, message="twice")),
+        json.dumps(asked(world, 0, message="twice", id="daily")),
         [("blackbox-replaces", id.encode())],
         partition=partition_of(id),
     )
     world.flush()
     until("it is a dead letter", lambda: reasons(world) == {"too-late": 1})
     assert delivered(world) == [b"once"]
+    assert state(service, pending) == client.get(pending).state == "pending"
+    [letter] = service.get("/dead-letters").json()["letters"]
+    replayed = service.post("/dead-letters/replay", json={"places": [letter["place"]]}).json()
+    assert "could go out twice" in replayed["left"][letter["place"]]
     with pytest.raises(TooLate, match="is not pending any more"):
         client.reschedule(id, SOON)
 

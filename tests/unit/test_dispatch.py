@@ -185,6 +185,17 @@ def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
     assert not inspector.is_leaving(SHARD, 0)
 
 
+def test_what_came_too_late_to_replace_another_is_told_as_invalid_as_it_ended_nothing(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    late = Invalid(Reason.TOO_LATE, "it was delivered")
+    pend(refused_entry(record(0), late, NOW_MS))
+
+    dispatch.tick(NOW_MS)
+
+    assert (writer.receipts[0].invalid, writer.receipts[0].dead) == ([0], [])
+
+
 def test_a_tick_delivers_what_is_due_and_says_so(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:

@@ -123,6 +123,12 @@ def test_a_series_that_cannot_go_on_ends_and_stops_nothing() -> None:
         (None, [("blackbox-cancel", request_id(SHARD, 3).encode())], True),
         (None, [("blackbox-cancel", request_id(SHARD, 2).encode())], False),
         (ASKED.replace(b'"a"', b'"b"'), [], False),
+        (ASKED, [("blackbox-replaces", request_id(SHARD, 2).encode())], True),
+        (
+            ASKED.replace(b'"a"', b'"b"'),
+            [("blackbox-replaces", request_id(SHARD, 3).encode())],
+            True,
+        ),
         (ASKED, FOLLOWS, False),
         (b"{", [], False),
     ],

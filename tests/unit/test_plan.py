@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.entry import Entry
-from blackbox.plan import Carried, Change, Cold, Labels, Named, Plan, View, resolve
+from blackbox.plan import (
+    Carried,
+    Change,
+    Cold,
+    Labels,
+    Named,
+    Plan,
+    Replacement,
+    View,
+    resolve,
+)
 from blackbox.request import Cancel
 
 
@@ -254,3 +264,20 @@ def test_of_requests_before_the_index_began_the_carried_record_is_believed() -> 
     plan = resolve([(12, carried(3, "a")), (13, carried(9))], view(known_from=5))
 
     assert (list(plan.puts), plan.holders) == ([12], {"a": 12})
+
+
+@pytest.mark.parametrize(
+    ("is_pending", "puts", "removals", "holder"),
+    [(True, [10], [3, 5], 10), (False, [10], [], 5)],
+)
+def test_a_replacement_by_id_ends_what_is_pending_under_its_caller_id_only_if_it_is_in_time(
+    is_pending: bool, puts: list[int], removals: list[int], holder: int
+) -> None:
+    named = {"id of 3": Named(3, is_pending, None)}
+    late = entry()._replace(reason="too-late")
+    change = Replacement("id of 3", "daily", entry("daily"), late)
+
+    plan = resolve([(10, change)], view(holders={"daily": 5}, named=named))
+
+    assert (list(plan.puts), plan.removals, plan.holders["daily"]) == (puts, removals, holder)
+    assert (plan.puts[10] is late) is not is_pending

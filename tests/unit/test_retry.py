@@ -152,6 +152,15 @@ def test_all_attempts_of_a_message_are_one_schedule() -> None:
     assert RETRY.schedule(delivered(second, 19), NOW_S)["key"] == b"orders/3@17"
 
 
+@pytest.mark.parametrize("forged", [b"\xff", b" ", b""])
+def test_what_cannot_be_the_id_of_a_schedule_is_not_taken_for_one(forged: bytes) -> None:
+    came: list[tuple[str, bytes | None]] = [
+        (ATTEMPT, b"1"), ("scheduler-key", forged), ("scheduler-target-topic", b"orders"),
+        ("scheduler-target-key", b"k"),
+    ]  # fmt: skip
+    assert RETRY.schedule(failed(came), NOW_S)["key"] == b"orders/3@17"
+
+
 @pytest.mark.parametrize("other", [{"topic": "bills"}, {"key": b"other"}, {"key": None}])
 def test_a_message_with_the_headers_of_another_is_a_schedule_of_its_own(
     other: dict[str, Any],

@@ -84,7 +84,7 @@ def fates(
     if spans is not None:
         told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    rows = asked.join(_ended(asked, by_id).hint("merge"), PLACE, "left")
+    rows = asked.join(_ended(asked, by_id, told).hint("merge"), PLACE, "left")
     rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, told, index)
     if found is not None:
@@ -183,8 +183,15 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
+def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
     """What ends requests: the next record under their caller id, or a cancel or replacement by their id."""
+    is_any_by_id = not by_id.isEmpty()
+    if is_any_by_id:
+        late = _too_late(by_id, told)
+        asked = asked.join(late, PLACE, "left_anti")
+        by_id = by_id.join(
+            late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
+        )
     later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
     named = asked.where(col("caller_id").isNotNull())
     following = named.select(
@@ -195,13 +202,24 @@ def _ended(asked: DataFrame, by_id: DataFrame) -> DataFrame:
     )
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
     ended = following.where(is_ended).drop("ended_carries")
-    if by_id.isEmpty():
+    if not is_any_by_id:
         return ended
     requests_only = asked.where(col("kind") == lit("request")).select(PLACE)
     cancelled = by_id.where(col("ended_by") > col("offset")).join(requests_only, PLACE)
     first = struct("ended_by", "ended_as")
     both = ended.unionByName(cancelled).groupBy(PLACE).agg(smallest(first).alias("first"))
     return both.select(*PLACE, "first.ended_by", "first.ended_as")
+
+
+def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
+    """The replacements of what had its outcome before, or that were told to be too late: they end nothing."""
+    replacing = by_id.where(col("ended_as") == lit("request"))
+    had_ended = replacing.join(told, PLACE, "left_semi").select(
+        *SHARD, col("ended_by").alias("offset")
+    )
+    told_so = told.where(col("outcome") == lit("invalid")).select(PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(told_so, PLACE)
+    return had_ended.unionByName(own).distinct()
 
 
 def _told(outcomes: DataFrame) -> DataFrame:
