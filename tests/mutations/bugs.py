@@ -184,6 +184,13 @@ BUGS = (
         ("coordinator torn",),
     ),
     Bug(
+        "a-word-without-an-offset",
+        "what the client calls delivered is believed, though it cannot say where",
+        (Change("journal/writer.py", "            self._unplaced += 1\n", "            pass\n"),),
+        ("Kafka killed",),
+        ("tests/service/test_moving_leader.py",),
+    ),
+    Bug(
         "open-before-read",
         "a shard delivers before it has read its requests to the end",
         (Change("recovery.py", "        self._catch_up()  # 5\n", ""),),

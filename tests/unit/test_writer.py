@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
@@ -34,6 +34,13 @@ def test_at_least_once_a_failure_of_no_known_meaning_is_a_doubt_beside_a_suspect
     fail(writer, 8, KafkaError.UNKNOWN)
 
     with pytest.raises(JournalLost, match="TB-0"):
+        writer.flush()
+
+
+def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(writer: Writer) -> None:
+    writer._report(7, {}, None, Message(topic="orders", partition=0))
+
+    with pytest.raises(JournalLost, match="acknowledged without an offset"):
         writer.flush()
 
 
