@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blackbox import logs
-from blackbox.cli.failures import BadUsage
+from blackbox.cli.failures import FAILED, BadUsage, ended
 from blackbox.control.control import Control
 from blackbox.request import is_topic_name
 from blackbox.settings import load
@@ -18,7 +18,9 @@ Topic = Annotated[str, typer.Argument(help="The target topic.")]
 
 def pause(topic: Topic) -> None:
     """Deliver nothing to a target from a second on; what comes due for it waits."""
-    _change(topic, Control.pause)
+    if topic not in _change(topic, Control.pause):
+        text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
+        raise ended(text, FAILED)
     typer.echo(f"{topic} is paused; `blackbox resume {topic}` lets it go on")
 
 
@@ -28,13 +30,13 @@ def resume(topic: Topic) -> None:
     typer.echo(f"{topic} is not paused; what waited follows within a minute")
 
 
-def _change(topic: str, change: Callable[[Control, str], object]) -> None:
+def _change(topic: str, change: Callable[[Control, str], dict[str, int]]) -> dict[str, int]:
     if not is_topic_name(topic):
         raise BadUsage(f"{topic!r} is no name of a topic")
     settings = load()
     logs.silent()
     control = Control(settings)
     try:
-        change(control, topic)
+        return change(control, topic)
     finally:
         control.close()

@@ -289,12 +289,12 @@ class Control:
         return self._shared.paused(self._registry().shards())
 
     def pause(self, topic: str) -> dict[str, int]:
-        """Deliver nothing to this target from a second on; all that are paused then."""
-        if topic not in (paused := self.paused()):
-            shards = self._registry().shards()
-            self._shared.pause(topic, time.time_ns() // 1_000_000, shards)
-            paused = self.paused()
-        return paused
+        """Deliver nothing to this target from a second on; all that are paused then.
+
+        It is not among them while no request topic exists.
+        """
+        self._shared.pause(topic, time.time_ns() // 1_000_000, self._registry().shards())
+        return self.paused()
 
     def resume(self, topic: str) -> dict[str, int]:
         """Deliver to it again, whether it was paused or not; all that are paused then."""

@@ -73,10 +73,15 @@ class Shared:
         return found
 
     def pause(self, topic: str, now_ms: int, shards: Iterable[Shard]) -> None:
-        """Each shard has it with its own keys, so that no other server is asked before a delivery."""
+        """Each shard has it with its own keys, so that no other server is asked before a delivery.
+
+        What is paused already stays so since then, and is paused where it was not.
+        """
+        shards = list(shards)
+        since_ms = self.paused(shards).get(topic, now_ms)
         for shard in shards:
             key = Keys(shard).paused
-            self._together(key, ("HSET", key, topic, now_ms))
+            self._together(key, ("HSET", key, topic, since_ms))
 
     def resume(self, topic: str, shards: Iterable[Shard]) -> None:
         for shard in shards:

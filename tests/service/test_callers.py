@@ -313,8 +313,13 @@ def test_a_backlog_reaches_a_target_no_faster_than_its_rate(world: World) -> Non
 def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: Serve) -> None:
     paused, other = world.targets[:2]
     client, brokers = serve(), world.kafka.bootstrap_servers
-    told = client.post(f"/targets/{paused}/pause").json()["paused"]
-    assert paused in [one["topic"] for one in told]
+    [told] = client.post(f"/targets/{paused}/pause").json()["paused"]
+    assert told["topic"] == paused
+    with redis.Redis.from_url(world.redis.url) as admin:
+        [key, *others] = admin.keys(f"blackbox:{{{world.requests}-*}}:paused")
+        admin.delete(key)  # as a Redis that lost a shard
+        assert client.post(f"/targets/{paused}/pause").json()["paused"] == [told]
+        assert admin.exists(key) and others
     assert f": {paused}" in blackbox(world.environment(), "status").out
     sent = 0
 

@@ -189,6 +189,13 @@ def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:
     assert any(line.split()[:2] == ["total", str(totals["pending"])] for line in table)
 
 
+def test_a_pause_before_the_first_start_says_that_nothing_is_paused(town: Town) -> None:
+    environment = town.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}
+    answer = blackbox(environment, "pause", "orders")
+    assert (answer.code, answer.out) == (1, "")
+    assert "orders is not paused: no request topic exists yet" in answer.errors[0]
+
+
 def test_status_before_the_first_start_says_what_to_do(town: Town) -> None:
     answer = blackbox(town.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}, "status")
     assert answer.code == 1
