@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from threading import Lock
 from typing import Any
 
@@ -25,8 +25,15 @@ class Cluster:
 
     def server_of(self, key: bytes) -> redis.ConnectionPool:
         """The primary that has this key now. Raises redis.ConnectionError when nobody tells."""
-        slot = key_slot(key)
+        return self.servers_of([key])[key]
+
+    def servers_of(self, keys: Iterable[bytes]) -> dict[bytes, redis.ConnectionPool]:
+        """The same for many keys, asking once."""
         _, slots = self._ask()
+        return {key: self._server_of(key, slots) for key in keys}
+
+    def _server_of(self, key: bytes, slots: Slots) -> redis.ConnectionPool:
+        slot = key_slot(key)
         for held, place in slots:
             if slot in held:
                 return self.pool(place)

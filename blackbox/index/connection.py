@@ -80,6 +80,15 @@ def server_of(connections: Connections, key: bytes) -> redis.ConnectionPool:
     return connections.server_of(key) if isinstance(connections, Cluster) else connections
 
 
+def servers_of(
+    connections: Connections, keys: Iterable[bytes]
+) -> dict[bytes, redis.ConnectionPool]:
+    """The servers that have these keys now, asked for at once. Raises as `server_of`."""
+    if isinstance(connections, Cluster):
+        return connections.servers_of(keys)
+    return dict.fromkeys(keys, connections)
+
+
 def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
     """Every server that has keys now, by its address; the only one there is has no name."""
     return connections.servers() if isinstance(connections, Cluster) else {"": connections}
@@ -100,6 +109,11 @@ class Clients:
     def of(self, key: bytes) -> redis.Redis:
         """For the server that has this key now. This and the others raise as `server_of`."""
         return self._client(server_of(self._connections, key))
+
+    def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
+        """For the servers that have these keys now, asked for at once."""
+        found = servers_of(self._connections, keys)
+        return {key: self._client(server) for key, server in found.items()}
 
     def each(self) -> dict[str, redis.Redis]:
         """For every server that has keys now, by its address; the only one there is has no name."""

@@ -7,7 +7,8 @@ nothing is paused.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -25,6 +26,8 @@ KEPT = 600
 
 LOOKED_AT = 1000
 
+_Command = tuple[str, bytes, *tuple[bytes | str | int, ...]]
+
 
 class Shared:
     """Every method raises IndexLost when Redis does not answer, IndexFull when it has no room.
@@ -37,36 +40,37 @@ class Shared:
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
         """Add these; returns how many each had before."""
-        before: dict[Second, int] = {}
-        for second, added in more.items():
-            key = f"{PREFIX}{{{second.kind}:{second.name}}}:counts".encode()
-            total, kept = self._together(key, ("HINCRBY", key, second.at_s, added), ("HLEN", key))
+        keys = {one: f"{PREFIX}{{{one.kind}:{one.name}}}:counts".encode() for one in more}
+        each = list(dict.fromkeys(keys.values()))
+        added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
+        replies = self._together(*added, *(("HLEN", key) for key in each))
+        for key, kept in zip(each, replies[len(more) :], strict=True):
             if kept > 2 * KEPT:
                 self._forget(key)
-            before[second] = int(total) - added
-        return before
+        totals = zip(more.items(), replies, strict=False)
+        return {one: int(total) - count for (one, count), total in totals}
 
     def reserve(self, name: str, count: int, at_least: int) -> int:
         """Take the next `count` numbers of a sequence that all share; the first of them.
 
         It is `at_least` what is asked for: a sequence that fell behind goes on from there.
         """
-        (end,) = self._together(_RESERVED, ("HINCRBY", _RESERVED, name, count))
+        (end,) = self._together(("HINCRBY", _RESERVED, name, count))
         if int(end) - count >= at_least:
             return int(end) - count
-        self._together(_RESERVED, ("HSET", _RESERVED, name, at_least + count))
+        self._together(("HSET", _RESERVED, name, at_least + count))
         return at_least
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, wait in these shards."""
-        return sum(self._pending(caller, Keys(shard)) for shard in shards)
+        every = list(map(Keys, shards))
+        self._take_off_ended(caller, every)
+        return sum(map(int, self._together(*(("ZCARD", keys.of(caller)) for keys in every))))
 
     def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
         """The targets that get nothing now from some of these, and since when, epoch ms."""
         found: dict[str, int] = {}
-        for shard in shards:
-            key = Keys(shard).paused
-            (held,) = self._together(key, ("HGETALL", key))
+        for held in self._together(*(("HGETALL", Keys(shard).paused) for shard in shards)):
             for topic, since_ms in pairs(held):
                 name = topic.decode()
                 found[name] = min(int(since_ms), found.get(name, int(since_ms)))
@@ -79,45 +83,47 @@ class Shared:
         """
         shards = list(shards)
         since_ms = self.paused(shards).get(topic, now_ms)
-        for shard in shards:
-            key = Keys(shard).paused
-            self._together(key, ("HSET", key, topic, since_ms))
+        self._together(*(("HSET", Keys(shard).paused, topic, since_ms) for shard in shards))
 
     def resume(self, topic: str, shards: Iterable[Shard]) -> None:
-        for shard in shards:
-            key = Keys(shard).paused
-            self._together(key, ("HDEL", key, topic))
+        self._together(*(("HDEL", Keys(shard).paused, topic) for shard in shards))
 
     def close(self) -> None:
         self._clients.close()
 
-    def _pending(self, caller: str, keys: Keys) -> int:
-        """Without those past due that are pending no more: recovery ends some whose caller it does not know."""
-        theirs, now_ms = keys.of(caller), time.time_ns() // 1_000_000
-        count, late = self._together(
-            theirs,
-            ("ZCARD", theirs),
-            ("ZRANGE", theirs, "-inf", now_ms, "BYSCORE", "LIMIT", 0, LOOKED_AT),
-        )
-        if not late:
-            return int(count)
-        (scores,) = self._together(keys.due, ("ZMSCORE", keys.due, *late))
-        ended = [name for name, score in zip(late, scores, strict=True) if score is None]
-        if ended:
-            self._together(theirs, ("ZREM", theirs, *ended))
-        return int(count) - len(ended)
+    def _take_off_ended(self, caller: str, every: Sequence[Keys]) -> None:
+        """Those past due that are pending no more: recovery ends some whose caller it does not know."""
+        now_ms = time.time_ns() // 1_000_000
+        past = ("-inf", now_ms, "BYSCORE", "LIMIT", 0, LOOKED_AT)
+        late = self._together(*(("ZRANGE", keys.of(caller), *past) for keys in every))
+        looked = [(keys, names) for keys, names in zip(every, late, strict=True) if names]
+        scores = self._together(*(("ZMSCORE", keys.due, *names) for keys, names in looked))
+        for (keys, names), found in zip(looked, scores, strict=True):
+            ended = [name for name, score in zip(names, found, strict=True) if score is None]
+            if ended:
+                self._together(("ZREM", keys.of(caller), *ended))
 
     def _forget(self, key: bytes) -> None:
-        (held,) = self._together(key, ("HGETALL", key))
+        (held,) = self._together(("HGETALL", key))
         seconds = sorted((int(second) for second, _ in pairs(held)), reverse=True)
-        self._together(key, ("HDEL", key, *seconds[KEPT:]))
+        self._together(("HDEL", key, *seconds[KEPT:]))
 
-    def _together(self, key: bytes, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
+    def _together(self, *commands: _Command) -> list[Any]:
+        """The replies to these, whose first argument is a key: one trip to each server."""
+        if not commands:
+            return []
         try:
-            pipeline = self._clients.of(key).pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-            return list(pipeline.execute())
+            asked: defaultdict[redis.Redis, list[int]] = defaultdict(list)
+            clients = self._clients.of_each({key for _, key, *_ in commands})
+            for number, (_, key, *_) in enumerate(commands):
+                asked[clients[key]].append(number)
+            replies: dict[int, Any] = {}
+            for client, numbers in asked.items():
+                pipeline = client.pipeline(transaction=False)
+                for number in numbers:
+                    pipeline.execute_command(*commands[number])  # type: ignore[no-untyped-call]
+                replies |= zip(numbers, pipeline.execute(), strict=True)
+            return [replies[number] for number in range(len(commands))]
         except redis.exceptions.OutOfMemoryError as error:
             raise IndexFull(f"Redis has no memory left: {error}") from error
         except (redis.RedisError, OSError) as error:

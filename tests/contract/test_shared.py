@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from blackbox.index.keys import Keys
+from blackbox.index.address import Place
+from blackbox.index.cluster import Cluster
 from blackbox.index.shared import Shared
+from blackbox.plan import Second
 from blackbox.request import Shard
 from tests.contract.conftest import Backend
 from tests.contract.held import NOW_MS
@@ -31,3 +33,41 @@ def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: Shared) -> None:
 
     shared.resume("orders", SHARDS)
     assert shared.paused(SHARDS) == {}
+
+
+def test_a_backlog_of_many_seconds_is_counted_in_one_trip(real_backend: Backend) -> None:
+    shared = Shared(real_backend.connections())
+    backlog = {Second("requests", "shop", second): 2 for second in range(4000)}
+
+    def reads() -> int:
+        return int(real_backend.client.info("stats")["total_reads_processed"])
+
+    before = reads()
+    assert set(shared.count(backlog).values()) == {0}
+    assert reads() - before < 400  # each has up to 16 KiB of it
+    shared.close()
+
+
+def test_a_cluster_is_asked_once_where_all_shards_are(
+    cluster_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections, asked = cluster_backend.connections(), 0
+    assert isinstance(connections, Cluster)
+    look = connections._look
+
+    def counting(place: Place) -> object:
+        nonlocal asked
+        asked += 1
+        return look(place)
+
+    monkeypatch.setattr(connections, "_look", counting)
+    assert Shared(connections).pending("shop", []) == asked == 0
+    assert Shared(connections).paused(SHARDS) == {}
+    assert asked == 1
+    connections.disconnect()
+
+
+def test_seconds_of_several_callers_are_told_apart(shared: Shared) -> None:
+    found = {Second("requests", name, 7): count for count, name in enumerate("abcdef", 1)}
+    assert shared.count(found) == dict.fromkeys(found, 0)
+    assert shared.count(found) == found
