@@ -124,11 +124,15 @@ class Owners:
         return {owner.shard for owner in self.all() if owner.is_open}
 
     def _counted(self, ended: Mapping[int, Entry]) -> dict[str, list[int]]:
-        """Offsets by the callers whose pending requests are counted."""
-        if self.admission is None or not self.admission.rules().counted:
+        """Offsets by the callers whose pending requests are counted, whatever they ended with."""
+        if self.admission is None or not (rules := self.admission.rules()).counted:
             return {}
-        found = self.admission.rules().counted_of(ended)
-        return {name: [offset for _, offset in scored] for name, scored in found.items() if scored}
+        found: dict[str, list[int]] = {name: [] for name in rules.counted}
+        for offset, entry in ended.items():
+            name, _ = rules.of(entry.caller)
+            if name in found:
+                found[name].append(offset)
+        return {name: offsets for name, offsets in found.items() if offsets}
 
     def _opened(self, owner: Owner, offset: int) -> None:
         with self._lock:

@@ -37,6 +37,7 @@ class Shared:
 
     def __init__(self, connections: Connections) -> None:
         self._clients = Clients(connections)
+        self._looked: dict[bytes, int] = {}
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
         """Add these; returns how many each had before."""
@@ -92,16 +93,26 @@ class Shared:
         self._clients.close()
 
     def _take_off_ended(self, caller: str, every: Sequence[Keys]) -> None:
-        """Those past due that are pending no more: recovery ends some whose caller it does not know."""
+        """Those past due that are pending no more: recovery ends some whose caller it does not know.
+
+        Looks at some of each shard, and goes on behind them the next time.
+        """
         now_ms = time.time_ns() // 1_000_000
-        past = ("-inf", now_ms, "BYSCORE", "LIMIT", 0, LOOKED_AT)
-        late = self._together(*(("ZRANGE", keys.of(caller), *past) for keys in every))
-        looked = [(keys, names) for keys, names in zip(every, late, strict=True) if names]
-        scores = self._together(*(("ZMSCORE", keys.due, *names) for keys, names in looked))
-        for (keys, names), found in zip(looked, scores, strict=True):
+        starts = [self._looked.pop(keys.of(caller), 0) for keys in every]
+        late = self._together(
+            *(
+                ("ZRANGE", keys.of(caller), "-inf", now_ms, "BYSCORE", "LIMIT", start, LOOKED_AT)
+                for keys, start in zip(every, starts, strict=True)
+            )
+        )
+        looked = [one for one in zip(every, starts, late, strict=True) if one[2]]
+        scores = self._together(*(("ZMSCORE", keys.due, *names) for keys, _, names in looked))
+        for (keys, start, names), found in zip(looked, scores, strict=True):
             ended = [name for name, score in zip(names, found, strict=True) if score is None]
             if ended:
                 self._together(("ZREM", keys.of(caller), *ended))
+            if len(names) == LOOKED_AT:
+                self._looked[keys.of(caller)] = start + len(names) - len(ended)
 
     def _forget(self, key: bytes) -> None:
         (held,) = self._together(("HGETALL", key))

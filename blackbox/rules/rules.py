@@ -82,7 +82,10 @@ class Rules(BaseModel):
     def counted_of(
         self, requests: Mapping[int, Request | Entry]
     ) -> dict[str, list[tuple[int, int]]]:
-        """(due time, offset) of those, by the names whose pending requests are counted."""
+        """(due time, offset) of those, by the names whose pending requests are counted.
+
+        Without what can only become a dead letter.
+        """
         found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.counted}
         for offset, one in requests.items():
             name, _ = self.of(one.caller)

@@ -185,6 +185,27 @@ def test_what_is_put_off_counts_as_pending(
     assert Shared(connections).pending("shop", [SHARD]) == 6
 
 
+def test_behind_many_that_are_late_those_that_ended_are_found_too(
+    make_intake: Callable[..., Intake], connections: redis.ConnectionPool
+) -> None:
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    intake = make_intake("[callers.shop]\nmost_pending = 10000")
+    index = intake._index
+    assert isinstance(index, ShardIndex)
+    value = b'{"topic": "orders", "message": "m", "countdown": 0}'
+    records = [
+        Record(offset, 1000 + offset, None, value, [("CALLER_SERVICE", b"shop")])
+        for offset in range(2500)
+    ]
+    intake.apply(Batch(0, 2500, records), NOW_MS)
+    index.settle(dict.fromkeys(range(2000, 2500)), 1)  # as recovery, which knows no callers
+
+    shared = Shared(connections)
+    assert [shared.pending("shop", [SHARD]) for _ in range(4)] == [2500, 2500, 2000, 2000]
+    index.settle(dict.fromkeys(range(100)), 2)
+    assert 1900 in [shared.pending("shop", [SHARD]) for _ in range(3)]
+
+
 def test_however_many_seconds_are_counted_only_the_latest_are_kept(
     connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:

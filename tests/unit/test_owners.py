@@ -3,17 +3,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from blackbox.clock import Clock
 from blackbox.connect import kafka
+from blackbox.entry import Entry
 from blackbox.metrics import Metrics
 from blackbox.owner import Owner
 from blackbox.owners import STOP_S, Owners
-from blackbox.request import Shard
+from blackbox.request import Reason, Shard
 from blackbox.settings import load
+from tests.contract.held import NOW_MS
 
 SHARD = Shard("TB", 0)
 
@@ -36,9 +39,15 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def owners(told: list[object], metrics: Metrics) -> Iterator[Owners]:
+def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Owners]:
     """Owners whose Redis and Kafka do not answer."""
-    settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url="redis://127.0.0.1:1/0")
+    callers = tmp_path / "callers.toml"
+    callers.write_text("[callers.shop]\nmost_pending = 5")
+    settings = load(
+        kafka_bootstrap_servers="127.0.0.1:1",
+        redis_url="redis://127.0.0.1:1/0",
+        callers_file=callers,
+    )
     owners = Owners(
         settings,
         kafka(settings),
@@ -121,3 +130,14 @@ def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: Owners, metrics: 
     shown = metrics.registry.get_sample_value
     assert shown("blackbox_shard_open", {"shard": "TB-0"}) is None
     assert shown("blackbox_shard_open", {"shard": "TB-1"}) == 1
+
+
+def test_what_expired_or_became_a_dead_letter_counts_as_pending_no_more(owners: Owners) -> None:
+    delivered = Entry("orders", b"m", NOW_MS, caller="shop")
+    ended = {
+        0: delivered,
+        1: delivered._replace(reason=Reason.EXPIRED),
+        2: delivered._replace(reason=Reason.REFUSED),
+        3: delivered._replace(caller="nobody"),
+    }
+    assert owners._counted(ended) == {"shop": [0, 1, 2]}
