@@ -57,7 +57,7 @@ class RulesFile:
             found = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _read(self) -> Rules:
         try:

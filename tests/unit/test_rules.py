@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from blackbox.plan import Second
 from blackbox.request import Reason, Record, Request, Shard
+from blackbox.rules import file
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
 from blackbox.rules.rules import OTHERS, Asked, RulesError, parse
+from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
 EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
@@ -129,6 +132,24 @@ def test_a_file_that_cannot_be_used_is_told_what_and_where(text: str, told: str)
 def test_a_file_that_is_gone_is_told_with_its_variable(tmp_path: Path) -> None:
     with pytest.raises(RulesError, match=r"BLACKBOX_CALLERS_FILE=.*nothing\.toml: No such file"):
         RulesFile(tmp_path / "nothing.toml")
+
+
+def test_a_file_that_looks_as_old_and_as_long_as_before_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `chmod`, or a copy that keeps the time."""
+    monkeypatch.setattr(file, "LOOK_S", 0.0)
+    path = tmp_path / "callers.toml"
+    path.write_text("[callers.shop]\nmost_pending = 5")
+    rules, written = RulesFile(path), path.stat()
+    assert rules.rules().callers["shop"].most_pending == 5
+
+    def is_read_again() -> bool:  # what is written in the same tick of the clock looks the same
+        path.write_text("[callers.shop]\nmost_pending = 7")
+        os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+        return rules.rules().callers["shop"].most_pending == 7
+
+    until("it is read again", is_read_again, 5)
 
 
 def test_each_second_of_the_records_has_its_own_quota(tmp_path: Path, counted: Counted) -> None:
