@@ -22,6 +22,8 @@ from blackbox.rules.rules import RulesError
 from blackbox.settings import Settings, SettingsError
 
 SHARDS_KNOWN_FOR_S = 60.0
+SHARDS_ASKED_AGAIN_S = 10.0
+"""After brokers that did not answer, which took five seconds."""
 
 
 def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAccess:
@@ -77,14 +79,16 @@ class _Shards:
         self._topics = topics
         self._asked = Topics(access.admin())
         self._known: list[Shard] = []
-        self._looked_s = float("-inf")
+        self._look_at_s = float("-inf")
 
     def __call__(self) -> Sequence[Shard]:
-        if time.monotonic() - self._looked_s > SHARDS_KNOWN_FOR_S:
-            self._looked_s = time.monotonic()
+        if time.monotonic() > self._look_at_s:
+            known_for_s = SHARDS_ASKED_AGAIN_S
             with suppress(Doubt):
                 counts = self._asked.partitions(self._topics)
                 self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
+                known_for_s = SHARDS_KNOWN_FOR_S
+            self._look_at_s = time.monotonic() + known_for_s
         return self._known
 
 

@@ -1,0 +1,49 @@
+"""What is asked of the brokers on behalf of callers' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from blackbox import connect
+from blackbox.connect import kafka
+from blackbox.doubt import JournalLost
+from blackbox.request import Shard
+from blackbox.settings import load
+
+
+class Brokers:
+    """They answer when `told` says how many partitions there are; counts how often they were asked."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] = {}
+        self.asked = 0
+
+    def partitions(self, names: Sequence[str]) -> dict[str, int]:
+        self.asked += 1
+        if not self.told:
+            raise JournalLost("no answer")
+        return self.told
+
+
+def test_shards_are_asked_for_again_soon_after_brokers_that_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()
+    monkeypatch.setattr(connect, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    shards = connect._Shards(kafka(load(kafka_bootstrap_servers="127.0.0.1:1")), ["TB"])
+    monkeypatch.setattr(shards, "_asked", brokers)
+
+    assert shards() == shards() == []
+    assert brokers.asked == 1
+    brokers.told = {"TB": 2}
+    clock.now_s += 11
+    assert shards() == [Shard("TB", 0), Shard("TB", 1)]
+    brokers.told = {}
+    clock.now_s += 59
+    assert len(shards()) == brokers.asked == 2
+    clock.now_s += 2
+    assert len(shards()) == 2
+    assert brokers.asked == 3
