@@ -127,14 +127,14 @@ class Owner:
         self._look.set()
 
     def take(self, batch: Parsed, meanwhile: Callable[[], None] | None = None) -> bool:
-        """Give a batch of request records to intake; False when the shard is not open.
+        """Give a batch of request records to intake; False when the shard is not open, or in doubt.
 
         `meanwhile` may be called while Redis is busy with the batch.
         Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
         """
         hold = self._hold
-        if hold is None or not self._is_open:
-            return False  # read before the shard was opened anew
+        if hold is None or not self._is_open or self._doubt is not None:
+            return False  # what was read is read again once the shard is opened anew
         label = hold.index.labels.requests
         if label < batch.start:
             self._opened(self, label)  # something before it was not stored: read from there again

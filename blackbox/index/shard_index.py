@@ -31,6 +31,8 @@ FORMAT = b"2"
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
 LEAVING_LOOK_S = 0.01
+LEAVING_WITHIN_S = 2.0
+"""Other shards of the process are not read meanwhile."""
 _CHUNK = 1000
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
@@ -158,8 +160,10 @@ class ShardIndex(PackedIndex):
         In one MULTI: entries, removals, caller ids and marks of the cold tier, then the label
         `requests` = `end`, then used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
         Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
-        is busy with the batch. What is to be replaced while its delivery is under way is waited for.
+        is busy with the batch. What is to be replaced while its delivery is under way is waited for;
+        a Doubt is raised when that takes 2 s.
         """
+        deadline = time.monotonic() + LEAVING_WITHIN_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
                 view, largest = self._look(start, end, touched)
@@ -179,6 +183,9 @@ class ShardIndex(PackedIndex):
                     self.removed += len(plan.removals)  # before the label: dispatch looks at both
                     self.labels = self.labels._replace(requests=end)
                     return plan
+            if is_leaving and time.monotonic() > deadline:
+                what = f"after {LEAVING_WITHIN_S:g} s; requests are read again from {start}"
+                raise Doubt(f"{self.shard}: what is to be replaced is still being delivered {what}")
             if is_leaving:
                 time.sleep(LEAVING_LOOK_S)
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")

@@ -9,11 +9,12 @@ import pytest
 import redis
 
 from blackbox import entry as entries
-from blackbox.doubt import IndexLost, LabelsMoved
+from blackbox.doubt import Doubt, IndexLost, LabelsMoved
 from blackbox.entry import Entry
+from blackbox.index import shard_index
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
-from blackbox.plan import Change, Due, Labels, Plan, Touched, View, resolve
+from blackbox.plan import Change, Due, Labels, Plan, Replacement, Touched, View, resolve
 from blackbox.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
@@ -462,6 +463,26 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
     assert (plan.cancelled, plan.replaced) == (0, 0)
     assert held(client).offsets() == [2]
     assert held(client).holders == {"a": 2}
+
+
+def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
+    index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_index, "LEAVING_WITHIN_S", 0.1)
+    store(index, 0, 1, {0: entry()})
+    too_late = entry()._replace(reason="too-late")
+    replacing = Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
+    index.depart([0], index.removed)
+
+    with pytest.raises(
+        Doubt, match=r"is still being delivered after 0\.1 s; requests are read again"
+    ):
+        store(index, 1, 2, {1: replacing})
+    assert held(client).offsets() == [0]
+
+    index.settle({}, 1)  # as recovery, when nothing of it was committed
+    assert store(index, 1, 2, {1: replacing}).replaced == 1
+    assert held(client).due == [(NOW_MS + 1000, 1)]
 
 
 # settle

@@ -115,6 +115,21 @@ def test_a_doubt_is_recovered_from_even_when_closing_fails(
     assert [name for name, _ in calls[:3]] == ["opened", "doubted", "opened"]
 
 
+def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
+    owner: Owner, part: Part
+) -> None:
+    taken: list[bool] = []
+
+    def is_in_doubt() -> None:
+        owner.doubt(LabelsMoved("gone back"))
+        taken.append(owner.take(NOTHING))
+
+    part.during = [lambda: None, is_in_doubt]
+    owner.start()
+    until("it takes again", lambda: bool(taken) and owner.take(NOTHING))
+    assert taken == [False]
+
+
 def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_label(
     owner: Owner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
