@@ -240,7 +240,7 @@ class ShardIndex(PackedIndex):
         """Say that these are about to be delivered; those that are not pending any more are not to be.
 
         `removed` is what it was when they were read. From here until they are settled, what is
-        cancelled comes too late. A Redis that is full is not told: then nothing is taken in either.
+        cancelled comes too late.
         """
         names = [member(offset) for offset in offsets]
         key = self._keys.leaving
@@ -248,9 +248,9 @@ class ShardIndex(PackedIndex):
         with self._lock:
             try:
                 told = self._session.run([say, *self._read_labels()], 3)[1:]
+                self._check(self._labels(*told))
             except IndexFull:
-                told = self._session.run(self._read_labels(), 2)
-            self._check(self._labels(*told))
+                self._say_even_if_full(say)
             if self.removed == removed or not names:
                 return set()
             scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
@@ -533,6 +533,13 @@ class ShardIndex(PackedIndex):
             self._check(self._labels(state, label))
             if (state, label) == (state_after, label_after):
                 return [state, *replies]
+
+    def _say_even_if_full(self, command: bytes) -> None:
+        for _ in range(MAX_CONTENTION):
+            found = self._check(self._labels(*self._session.run(self._read_labels(), 2)))
+            if self._session.run([in_one_script(self._keys, found, [command])], 1)[0]:
+                return
+        raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while departing")
 
     def _exec_even_if_full(self, commands: Sequence[bytes], seen: Labels) -> bool:
         try:

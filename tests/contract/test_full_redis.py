@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ from blackbox import entry as entries
 from blackbox.doubt import IndexFull, LabelsMoved
 from blackbox.embedded import EmbeddedRedis
 from blackbox.index.connection import pool
+from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Labels
 from tests.contract.conftest import start_redis
@@ -87,6 +89,17 @@ def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis)
     assert held(client).labels == index.labels == Labels(end, 1)
     assert held(client).offsets() == list(range(10, end))
     assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
+
+
+def test_what_a_full_redis_delivers_is_known_to_leave_until_it_is_settled(
+    index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
+) -> None:
+    fill(index, client)
+    with closing(Inspector.of(own_server.url)) as inspector:
+        assert index.depart(range(10), index.removed) == set()
+        assert [inspector.is_leaving(SHARD, offset) for offset in (0, 9, 10)] == [True, True, False]
+        index.settle({offset: f"c{offset}" for offset in range(10)}, 1)
+        assert not inspector.is_leaving(SHARD, 0)
 
 
 def test_deliveries_make_the_room_for_the_next_requests(
