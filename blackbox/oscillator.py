@@ -25,11 +25,9 @@ LOOK_S = 0.2
 AGAIN_S = 1.0
 
 
-def begun(last: int | None, now_ms: int) -> range:
-    """The seconds to write next, behind the last one written; in an empty topic the current one."""
-    now = now_ms // 1000
-    first = now if last is None else last + 1
-    return range(first, now + 1)[:BATCH]
+def begun(last: int, now_ms: int) -> range:
+    """The seconds to write next, behind the last one written."""
+    return range(last + 1, now_ms // 1000 + 1)[:BATCH]
 
 
 class Oscillator:
@@ -73,7 +71,7 @@ class Oscillator:
     def _lag_s(self) -> int:
         """How many seconds have begun and are not written."""
         now = self._clock.earliest_ms() // 1000
-        return max(0, now - (now if self._last is None else self._last))
+        return 0 if self._last is None else max(0, now - self._last)
 
     def _is_ours(self) -> bool:
         return not self._stopping.is_set() and self._turn in self._shards()
@@ -83,6 +81,7 @@ class Oscillator:
         while not self._stopping.is_set():
             if not self._is_ours():
                 self._metrics.oscillator_lag(self._topic, None)
+                self._last = None
                 self._stopping.wait(LOOK_S)
                 continue
             try:
@@ -95,11 +94,17 @@ class Oscillator:
             self._stopping.wait(AGAIN_S if self._is_ours() else 0)
 
     def _write_while_ours(self, topic: str) -> None:
-        """1. fence the writer before; 2. read where it ended; 3. go on from there."""
+        """1. fence the writer before; 2. read where it ended; 3. go on from there.
+
+        An empty topic begins with the second in which it was first to be written.
+        """
         seconds = Seconds(self._access, topic)
         try:
-            self._last = seconds.open()
-            logger.info("%s: writing seconds; the last is %s", topic, self._last or "none yet")
+            last = seconds.open()
+            logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
+            if last is None:
+                last = self._last or self._clock.earliest_ms() // 1000 - 1
+            self._last = last
             self._metrics.oscillator_lag(topic, self._lag_s)
             while self._is_ours():
                 now_ms = self._clock.earliest_ms()

@@ -346,6 +346,17 @@ def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+def test_an_oscillator_that_may_not_write_to_a_new_topic_lags(town: Town) -> None:
+    town.create_all()
+    town.create(town.prefix + "oscillator")
+    rights = kafka_rights("run", OSCILLATOR)
+    town.allow(
+        right for right in rights if (right.name, right.operation) != ("oscillator", "Write")
+    )
+    service = town.start(oscillator_topic=town.prefix + "oscillator").wait_ready()
+    until("it lags", lambda: service.metric("blackbox_oscillator_lag_seconds") > 2)
+
+
 RECURRING = "run with recurring requests"
 
 
