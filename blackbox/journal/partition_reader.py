@@ -37,7 +37,7 @@ class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
     `ahead` is how many records are fetched before they are asked for: many to read on and on, few
-    for a look here and there. Holds one consumer while it is in use, and reads one stretch at a
+    for a look here and there. Holds its clients while it is in use, and reads one stretch at a
     time; not safe for use from two threads at once.
     """
 
@@ -55,7 +55,8 @@ class PartitionReader:
         self._admin: AdminClient | None = None
 
     def close(self) -> None:
-        """Give the consumer up; the next use makes a new one."""
+        """Give the clients up; the next use makes new ones."""
+        self._admin = None
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None

@@ -12,6 +12,7 @@ from blackbox.doubt import JournalLost
 from blackbox.journal import access as access_module
 from blackbox.journal.access import KafkaAccess, Sight
 from blackbox.journal.membership import Membership
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Ends
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.targets import Targets
@@ -125,3 +126,16 @@ def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
     with pytest.raises(JournalLost):
         targets.unavailable([world.targets[0]])
     assert targets.unavailable([world.targets[0]]) == {}
+
+
+def test_who_gave_its_clients_up_reads_and_asks_with_new_ones(
+    world: World, access: KafkaAccess
+) -> None:
+    world.send_raw(b"x", partition=0)
+    world.flush()
+    reader = PartitionReader(access)
+    nowhere = KafkaAccess("127.0.0.1:1", world.name, {"log_level": "0"})
+    reader._consumer, reader._admin = nowhere.consumer(), nowhere.admin()
+    reader.close()
+    assert reader.bounds(world.requests, 0).end == reader.log_end(world.requests, 0) == 1
+    reader.close()
