@@ -14,7 +14,6 @@ from blackbox.cli.show import instant
 from blackbox.cli.terminal import as_json, printable
 from blackbox.control.control import Control
 from blackbox.control.pending import Found, Place, Wanted
-from blackbox.request import request_id
 from blackbox.settings import load
 
 PAGE = 100
@@ -39,11 +38,12 @@ def pending(
         found = list(_soonest(control, wanted, limit))
     finally:
         control.close()
+    states = [RequestState.of_pending(one) for one in found]
     if json:
-        for one in found:
-            typer.echo(as_json(RequestState.of_pending(one).model_dump(exclude_none=True)))
+        for state in states:
+            typer.echo(as_json(state.model_dump(exclude_none=True)))
     else:
-        _print_table(found)
+        _print_table(states)
 
 
 def _soonest(control: Control, wanted: Wanted, limit: int) -> Iterator[Found]:
@@ -56,7 +56,7 @@ def _soonest(control: Control, wanted: Wanted, limit: int) -> Iterator[Found]:
             return
 
 
-def _print_table(found: list[Found]) -> None:
+def _print_table(states: list[RequestState]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -65,10 +65,8 @@ def _print_table(found: list[Found]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("due", "to topic", "caller", "its id", "id"):
         table.add_column(name, no_wrap=name == "id")
-    for place, held in found:
-        entry = held.entry
-        names = ("-",) * 3 if entry is None else (entry.target, entry.caller, entry.caller_id)
-        id = request_id(place.shard, place.offset)
+    for state in states:
+        names = (state.target, state.caller, state.caller_id)
         shown = (Text(printable(name or "-")) for name in names)  # no markup of rich's
-        table.add_row(instant(place.at_ms), *shown, id)
+        table.add_row(instant(state.due_ms), *shown, state.id)
     Console().print(table)

@@ -18,10 +18,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from blackbox.cli.show import instant
 from blackbox.control.fate import Registry
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.request import Shard, request_id
+from tests.service.test_cli import blackbox
 from tests.world import PARTITIONS, World, until
 from tests.year import DAY_MS, HORIZON_S, HOUR_MS, Year
 
@@ -254,7 +256,7 @@ def test_a_forged_header_makes_a_dead_letter(year: Year, header: bytes) -> None:
     assert b"blackbox alone writes it" in (headers["blackbox-detail"] or b"")
 
 
-def test_show_finds_a_cold_request_and_what_it_became(year: Year) -> None:
+def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year) -> None:
     now_ms = year.began_ms
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
@@ -265,6 +267,10 @@ def test_show_finds_a_cold_request_and_what_it_became(year: Year) -> None:
     year.promote(now_ms + 8 * HOUR_MS)
     year.pass_to(now_ms + 8 * HOUR_MS)
     assert (registry.fate(shard, 0).state, registry.fate(shard, 0).is_cold) == ("pending", False)
+    listed = blackbox(year.environment | {"COLUMNS": "200"}, "pending")
+    assert request_id(shard, 0) in listed.out
+    assert instant(now_ms + 9 * HOUR_MS) in listed.out
+    assert blackbox(year.environment, "pending", "--json").json["id"] == request_id(shard, 0)
     year.pass_to(now_ms + 9 * HOUR_MS)
 
     fate = registry.fate(shard, 0)
