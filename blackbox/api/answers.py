@@ -75,7 +75,9 @@ class RequestState(BaseModel):
     target: str | None = None
     due_ms: int | None = None
     next_try_ms: int | None = None
-    attempts: int | None = None
+    attempts: int | None = Field(
+        None, description="how often it was put off: refused, or its target paused or out of reach"
+    )
     at_ms: int | None = Field(None, description="when it was delivered, or became a dead letter")
     place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
     reason: str | None = None

@@ -361,7 +361,7 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
     assert [became(api, place) for place in placed] == ["discarded", "discarded"]
 
 
-def test_a_topic_is_paused_and_resumed_when_that_is_confirmed(
+def test_a_topic_is_paused_and_resumed_when_that_is_confirmed_and_what_waits_is_put_off(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     target = world.targets[1]
@@ -375,6 +375,14 @@ def test_a_topic_is_paused_and_resumed_when_that_is_confirmed(
     expect(page.locator("#told")).to_contain_text(f"{target} is paused.")
     expect(place).to_contain_text("paused")
     assert target in paused(api)
+    due = ask(api, world, "prompt", topic=target, countdown=2)
+    search(page, caller="prompt")
+    expect(requests(page)).to_contain_text(re.compile(r"pending.*put off, next try"))
+    press(requests(page), due)
+    details = page.get_by_role("dialog", name="Request")
+    expect(details).to_contain_text(re.compile(r"put off\d+ time"))
+    press(details, "Close")
+    api.delete(f"/requests/{due}")
     press(place, "Resume")
     press(page.get_by_role("dialog", name=f"Resume {target}?"), "Resume")
     expect(page.locator("#told")).to_contain_text(f"{target} goes on.")

@@ -3,7 +3,7 @@
 import { Failure, call, pathOf } from "./api.js";
 import { confirmed, showFacts, tell } from "./dialogs.js";
 import { button, byId, cell, element, refill, row, say } from "./dom.js";
-import { STATES, away, between, instant, moment } from "./words.js";
+import { STATES, away, between, counted, instant, moment } from "./words.js";
 
 const PAGE = 10;
 const LABELS = ["due", "state", "to topic", "caller", "id", ""];
@@ -123,9 +123,14 @@ function due(request) {
 function state(request) {
   const kinds = { dead: "dead", expired: "dead", invalid: "dead", delivered: "good" };
   const words = element(kinds[request.state] ? "b" : "span", { class: kinds[request.state] }, STATES[request.state] ?? request.state);
-  const isPutOff = request.state === "pending" && request.reason;
-  const why = isPutOff ? `put off: ${request.reason}, tried ${request.attempts} times` : request.reason;
+  const why = request.state === "pending" ? waitsFor(request) : request.reason;
   return element("span", {}, words, why ? element("small", {}, why) : null);
+}
+
+/** What keeps a pending request; undefined before its time has come. */
+function waitsFor({ reason, attempts, next_try_ms }) {
+  if (reason) return `to become a dead letter: ${reason}`;
+  return attempts ? `put off, next try ${away(next_try_ms)}` : undefined;
 }
 
 /** Everything that is known of a request. */
@@ -145,7 +150,7 @@ export async function details(id) {
     "to topic": request.target,
     due: request.due_ms === undefined ? undefined : `${instant(request.due_ms)}, ${away(request.due_ms)}`,
     "next try": request.attempts ? instant(request.next_try_ms) : undefined,
-    tries: request.attempts || undefined,
+    "put off": request.attempts ? counted(request.attempts, "time") : undefined,
     when: request.at_ms === undefined ? undefined : instant(request.at_ms),
     where: request.place && `${request.place.topic}/${request.place.partition}@${request.place.offset}`,
     reason: request.reason,
