@@ -275,6 +275,11 @@ def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool
         until("it says so", lambda: grants(town.own(right))(town.said()))
 
 
+WRITES = "API and cancel and reschedule"
+LOOKS_AT_SHARDS: dict[str, list[tuple[str, ...]]] = {
+    "pending": [("pending",)],
+    "pause and resume": [("pause", "orders"), ("resume", "orders")],
+}
 REASONS = "get that tells reasons"
 KNOWS = "run that knows its targets"
 COLD = "run with a cold tier"
@@ -399,8 +404,13 @@ def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
     assert town.run("letters", "--replay", str(place)).code == 0
     town.allow(kafka_rights("send"))
     pending = town.run("send", "--topic", "no.such", "--message", "x", "--countdown", "60")
-    town.allow(kafka_rights("show", "API and cancel"))
+    town.allow(kafka_rights("show", WRITES))
     assert town.run("cancel", "--json", pending.out.strip()).json["outcome"] == "asked"
+    moved = town.run("reschedule", "--json", pending.out.strip(), "--countdown", "90")
+    assert moved.json["outcome"] == "asked"
+    for command, lines in LOOKS_AT_SHARDS.items():
+        town.allow(kafka_rights(command))
+        assert [town.run(*line).code for line in lines] == [0] * len(lines)
     town.allow(kafka_rights("load"))
     load_a_piece(town)
     for command, does in READ_BY_SPARK.items():
@@ -469,6 +479,17 @@ def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(answer.errors[0])
 
 
+@each(*LOOKS_AT_SHARDS)
+def test_who_may_not_see_the_shards_is_told(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.allow(without(missing, missing.command))
+    told = grants(town.own(missing._replace(operation="Read")))  # which is more
+    for line in LOOKS_AT_SHARDS[missing.command]:
+        answer = town.run(*line)
+        assert answer.code == 1
+        assert told(answer.errors[0])
+
+
 def load_a_piece(town: Town) -> None:
     """What the tasks of `blackbox load` do."""
     access = town.access()
@@ -532,6 +553,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, "API and cancel", "letters",
+        OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

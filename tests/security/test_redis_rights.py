@@ -216,6 +216,7 @@ def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
         assert blackbox(environment, "check").code == 0
         assert blackbox(environment, "status").code == 0
         assert blackbox(environment, "show", f"{town.requests}/0@0").code == 0
+        assert blackbox(environment, "pending").code == 0
         dump, inspector = Dump(url), Inspector.of(url)
         for shard in shards:
             assert inspector.labels(shard)
