@@ -93,7 +93,9 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._accepted = self._counter("accepted", "Requests stored", "topic")
-        self._invalid = self._counter("invalid", "Requests that cannot be understood", "topic")
+        self._invalid = self._counter(
+            "invalid", "Requests not understood, or too late to replace", "topic"
+        )
         self._cancelled = self._counter("cancelled", "Pending requests cancelled", "topic")
         self._replaced = self._counter("replaced", "Pending requests replaced", "topic")
         self._delivered = self._counter("delivered", "Messages delivered", "topic")
