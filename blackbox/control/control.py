@@ -397,10 +397,10 @@ class Control:
         )
 
 
-def _is_taken_in(registry: Registry, shard: Shard, cancel: int, offset: int) -> bool:
-    """Whether a cancel has been read, and no delivery of its request is under way any more."""
+def _is_taken_in(registry: Registry, shard: Shard, written: int, offset: int) -> bool:
+    """Whether the record `written` has been read, and no delivery of the request at `offset` is under way."""
     label = registry.inspector.labels(shard)
-    is_read = label is not None and label.requests > cancel
+    is_read = label is not None and label.requests > written
     return is_read and not registry.inspector.is_leaving(shard, offset)
 
 
