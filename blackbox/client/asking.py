@@ -151,7 +151,7 @@ class Asker:
         return self.ask(None, headers=[(CANCEL_HEADER, id.encode())], partition=shard.partition)
 
     def ask_to_move(self, shard: Shard, moved: Moved) -> Asked:
-        """Write a request that takes the place of another, for whoever asked for that one."""
+        """Write a request that takes the place of another; in this caller's name, without one in that of the other."""
         headers = [one for one in moved.headers if not self._own_headers or one[0] != CALLER_HEADER]
         return self.ask(moved.value, key=moved.key, headers=headers, partition=shard.partition)
 
