@@ -222,28 +222,30 @@ class Control:
         fate = None if place is None else registry.fate(*place)
         if place is None or fate is None or fate.state == "unknown":
             return Rescheduled("unknown", None)
-        if fate.state not in WAITING or fate.reason is not None:
-            return Rescheduled("too-late", fate)
-        shard, offset = place if fate.carried is None else _at(fate.carried)
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while fate.state in WAITING and fate.reason is None:
+            shard, offset = place if fate.carried is None else _at(fate.carried)
+            new = self._write_moved(shard, offset, countdown_s, at)
+            while not _is_taken_in(registry, shard, new, new):
+                if time.monotonic() > deadline:
+                    return Rescheduled("asked", registry.fate(shard, new))
+                time.sleep(LOOK_S)
+            asked = registry.fate(shard, new)
+            if asked.reason != Reason.TOO_LATE:
+                return Rescheduled("rescheduled", asked)
+            before, fate = fate, registry.fate(*place)
+            if fate.carried == before.carried:
+                break
+        return Rescheduled("too-late", fate)
+
+    def _write_moved(
+        self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
+    ) -> int:
         if self._settings.topics[shard.topic] != WRITTEN:
             raise ValueError(
                 f"{shard.topic} has the format {self._settings.topics[shard.topic]}; write the "
                 "request again there, under its key or id"
             )
-        new = self._write_moved(shard, offset, countdown_s, at)
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while not _is_taken_in(registry, shard, new, new):
-            if time.monotonic() > deadline:
-                return Rescheduled("asked", registry.fate(shard, new))
-            time.sleep(LOOK_S)
-        fate = registry.fate(shard, new)
-        if fate.reason == Reason.TOO_LATE:
-            return Rescheduled("too-late", registry.fate(*place))
-        return Rescheduled("rescheduled", fate)
-
-    def _write_moved(
-        self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
-    ) -> int:
         record = self._registry().record(shard, offset)
         if record is None:
             raise ValueError(f"{shard.source(offset)} is not kept in Kafka any more")

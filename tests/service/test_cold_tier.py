@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -19,6 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from blackbox.cli.show import instant
+from blackbox.control.control import Control
 from blackbox.control.fate import Registry
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
@@ -276,6 +278,34 @@ def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year
     fate = registry.fate(shard, 0)
     registry.close()
     assert (fate.state, fate.id) == ("delivered", request_id(shard, 0))
+
+
+def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
+    year: Year, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = year.began_ms
+    year.ask("far", now_ms + 9 * HOUR_MS)
+    year.pass_to(now_ms)
+    write = Control._write_moved
+
+    def write_once_carried_on(control: Control, *terms: Any) -> int:
+        year.promote(now_ms + 8 * HOUR_MS)
+        year.pass_to(now_ms + 8 * HOUR_MS)
+        new = write(control, *terms)
+        year.pass_to(now_ms + 8 * HOUR_MS)
+        return new
+
+    monkeypatch.setattr(Control, "_write_moved", write_once_carried_on)
+    control = Control(year.settings)
+    done = control.reschedule(request_id(year.shards[0], 0), at=now_ms + 10 * HOUR_MS)
+    control.close()
+    assert done.request is not None
+    assert (done.outcome, done.request.due_ms) == ("rescheduled", now_ms + 10 * HOUR_MS)
+    year.pass_to(now_ms + 9 * HOUR_MS)
+    assert year.delivered() == []
+    year.promote(now_ms + 9 * HOUR_MS)
+    year.pass_to(now_ms + 10 * HOUR_MS)
+    assert year.delivered() == ["far"]
 
 
 def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
