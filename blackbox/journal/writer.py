@@ -98,11 +98,7 @@ class Writer:
         left = self._transactions.flush()
         if left:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
-        if self._unplaced:
-            raise JournalLost(
-                f"{self._shard}: {self._unplaced} records may not be with the brokers: they were "
-                "acknowledged without an offset"
-            )
+        self._check_places()
         if not self._failed:
             return {}
         suspects: dict[int, Refusal] = {
@@ -135,8 +131,11 @@ class Writer:
         else:
             self._transactions.flush()
         if not places:
+            self._check_places()
             what = f"{self._shard}: the receipt was not acknowledged"
-            raise doubt(KafkaException(self._failed.get(_RECEIPT)), what, needs)
+            if _RECEIPT not in self._failed:
+                raise JournalLost(f"{what} after {SETTLE_S} s")
+            raise doubt(KafkaException(self._failed[_RECEIPT]), what, needs)
         [[(_, offset)]] = places.values()
         return offset + 1
 
@@ -158,6 +157,13 @@ class Writer:
             )
         except (KafkaException, BufferError) as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
+
+    def _check_places(self) -> None:
+        if self._unplaced:
+            raise JournalLost(
+                f"{self._shard}: {self._unplaced} records may not be with the brokers: they were "
+                "acknowledged without an offset"
+            )
 
     def _report(
         self, offset: int, places: Places, error: KafkaError | None, message: Message

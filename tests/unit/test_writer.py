@@ -6,6 +6,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.writer import Writer
+from blackbox.receipt import Receipt
 from blackbox.request import Reason, Shard
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
@@ -42,6 +43,20 @@ def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(write
 
     with pytest.raises(JournalLost, match="acknowledged without an offset"):
         writer.flush()
+
+
+@pytest.mark.parametrize(
+    ("is_told", "why"),
+    [(True, "acknowledged without an offset"), (False, "was not acknowledged after")],
+)
+def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, is_told: bool, why: str
+) -> None:
+    monkeypatch.setattr("blackbox.journal.transactions.SETTLE_S", 0.01)
+    if is_told:
+        writer._report(-1, {}, None, Message(topic="TB.receipts", partition=0))
+    with pytest.raises(JournalLost, match=why):
+        writer.commit(Receipt(at_ms=0))
 
 
 def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
