@@ -31,7 +31,7 @@ test: install  ## All tests, on real servers that they start themselves (about 2
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
 	BLACKBOX_TEST_AT_LENGTH=1 BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 BLACKBOX_TEST_FAILOVERS=10 \
 	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
-	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or failover or wake_up or pending or away or dead or utf_8 or least or instant or nobody or undeliverable or half or demo or hangs"
+	$(BIN)/python -m pytest tests/service tests/pipeline -m "fault or service" -s -k "kill or frozen or redis or failover or wake_up or pending or away or dead or utf_8 or least or instant or nobody or undeliverable or half or demo or hangs or room or hold"
 
 fuzz: install  ## A million random and mutated records to each engine
 	BLACKBOX_TEST_FUZZ=1000000 $(BIN)/python -m pytest -s tests/service/test_fuzz.py

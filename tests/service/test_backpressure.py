@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from tests.world import World, both_engines, until
+from tests.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 
@@ -27,7 +27,7 @@ def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[W
     redis.stop()
 
 
-@both_engines
+@both_engines_at_length
 @pytest.mark.timeout(300)
 def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
     service = small_world.start_service().wait_ready()

@@ -99,7 +99,7 @@ def kill(service: ServiceProcess, dice: random.Random) -> None:
     service.kill()
 
 
-@both_engines
+@both_engines_at_length
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_an_owner_frozen_past_its_session_is_fenced_when_it_comes_back(world: World) -> None:

@@ -11,13 +11,14 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from tests.world import World, both_engines
+from tests.world import World, both_engines, both_engines_at_length
 
-pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600), both_engines]
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
 
 CUTS = int(os.environ.get("BLACKBOX_TEST_CUTS", "3"))
 
 
+@both_engines
 def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     fragile_world: World,
 ) -> None:
@@ -32,6 +33,7 @@ def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     assert pending(client, fragile_world) == 0
 
 
+@both_engines_at_length
 def test_redis_restarted_from_an_aof_cut_at_a_random_byte_is_healed(fragile_world: World) -> None:
     dice = random.Random(11)
     fragile_world.start_service().wait_ready()
