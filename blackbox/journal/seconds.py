@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.shard_journal import ShardJournal
@@ -30,6 +30,7 @@ class Seconds:
     def __init__(self, access: KafkaAccess, topic: str) -> None:
         self._shard = Shard(topic, PARTITION)
         self._access = access
+        self._needs = f"Write on topic {topic}"
         name = f"{access.group_id}-oscillator"
         self._transactions = Transactions(access, name, f"{topic}: seconds")
 
@@ -54,7 +55,7 @@ class Seconds:
         self._transactions.begin()
         for second in seconds:
             self._send(second)
-        self._transactions.commit(f"Write on topic {self._shard.topic}")
+        self._transactions.commit(self._needs)
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next writer to settle."""
@@ -70,4 +71,6 @@ class Seconds:
             except BufferError:
                 producer.poll(0.1)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    self._transactions.commit(self._needs)  # it has failed before, and says why
                 raise doubt(error, f"{topic}: cannot produce") from None
