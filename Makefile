@@ -25,7 +25,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: install  ## All tests, on real servers that they start themselves (about 25 minutes)
+test: install  ## All tests, on real servers that they start themselves (about 35 minutes)
 	$(TESTS)
 
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
@@ -64,8 +64,8 @@ bench: install  ## Intake and drain beside the raw work and beside the usual loo
 engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines
 
-jobs: install  ## A lost Redis with two million pending: restored, and healed by the service (long)
-	$(BIN)/python -m bench.jobs restore
+jobs: install  ## A lost Redis with two million pending, healed by the service of each engine (long)
+	$(BIN)/python -m bench.jobs heal
 
 helm:  ## The helm that the chart's tests use, if none is on PATH
 	@command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)

@@ -113,9 +113,10 @@ ORPHANED = Kind(
 FEWER_RECEIPTS = Kind(
     "warn",
     "{receipts} has {have} partitions and {topic} {wanted}: the service adds the missing ones when "
-    "it starts, and delivers from their shards once they are there",
+    "it starts, and delivers from their shards once they are there. If {topic} has grown, a later "
+    "request under an id does not replace one that is pending in the id's former partition",
     "nothing, if blackbox may Alter {receipts}; else kafka-topics.sh --alter --topic {receipts} "
-    "--partitions {wanted}",
+    "--partitions {wanted}. Cancel what is pending under an id over HTTP, before it is asked for again",
 )
 MORE_RECEIPTS = Kind(
     "warn",
@@ -124,16 +125,18 @@ MORE_RECEIPTS = Kind(
     "nothing, if {topic} was never deleted; else stop blackbox and delete {receipts} as well",
 )
 SHORT_REQUESTS = Kind(
-    "warn",
-    "{topic}: retention.ms is {have}, less than the longest countdown plus grace, {wanted}: what "
-    "left Kafka while pending is lost if Redis loses it",
-    _ALTER + "retention.ms={wanted_ms}; or lower BLACKBOX_MAX_COUNTDOWN_S or BLACKBOX_GRACE_S",
+    "refuse",
+    "{topic}: retention.ms is {have}, less than {wanted}: Kafka would remove requests that are still "
+    "pending, and a lost Redis would lose them",
+    _ALTER
+    + "retention.ms=-1; blackbox then removes what has ended. Or set BLACKBOX_HOT_HORIZON_S to at "
+    "most half of retention.ms",
 )
 SHORT_RECEIPTS = Kind(
     "warn",
-    "{topic}: retention.ms is {have}, less than {wanted}, for which requests are kept: if Redis is "
-    "lost, messages whose receipts are gone are delivered again",
-    _ALTER + "retention.ms={wanted_ms}",
+    "{topic}: retention.ms is {have}: Kafka may remove receipts that a rebuild needs. If Redis is then "
+    "lost, requests that may have been delivered become dead letters (outcome-unknown)",
+    _ALTER + "retention.ms=-1; blackbox then removes the receipts that are no longer needed",
 )
 LIMITED_BYTES = Kind(
     "warn",
@@ -245,7 +248,7 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
         yield from about_journals(
             topic,
             _told(described),
-            settings.retention_ms,
+            settings.kept_ms_of(topic),
             is_schedule=topic in settings.schedule_topics,
         )
     letters = _told(described).get(settings.dead_letter_topic)
@@ -293,17 +296,16 @@ def about_journals(
     due times are no countdowns.
     """
     requests, receipts = told.get(topic), told.get(receipts_topic(topic))
+    # Schedules may be due at any time, so that no retention is long enough for sure.
+    too_short = SHORT_REQUESTS._replace(severity="warn") if is_schedule else SHORT_REQUESTS
     if requests is not None:
         yield from _about_journal(
-            topic, requests, SHORT_REQUESTS, needed_ms, may_be_compacted=is_schedule
+            topic, requests, too_short, needed_ms, may_be_compacted=is_schedule
         )
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield CREATE_TIME.found(topic=topic, type=requests.timestamp_type)
     if receipts is not None:
-        kept_ms = needed_ms
-        if requests is not None and (is_schedule or not _is_compacted(requests)):
-            kept_ms = _longer([needed_ms, requests.retention_ms])
-        yield from _about_journal(receipts_topic(topic), receipts, SHORT_RECEIPTS, kept_ms)
+        yield from _about_journal(receipts_topic(topic), receipts, SHORT_RECEIPTS, FOR_EVER)
 
 
 def _about_journal(

@@ -109,7 +109,6 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
         settings.output_topics,
         settings.oscillator_topic,
         compacted=settings.schedule_topics,
-        retention_ms=settings.retention_ms,
     )
 
 

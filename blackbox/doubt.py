@@ -11,6 +11,10 @@ class LabelsMoved(Doubt):
     """The labels in Redis are not the ones this owner last saw: Redis went back, or another owner is here."""
 
 
+class ForeignIndex(Doubt):
+    """The index in Redis belongs to something else: a newer version, another topic, cluster or group."""
+
+
 class IndexLost(Doubt):
     """The connection to Redis is gone, and with it the certainty that it is the same Redis as before."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from blackbox.cancel import cancel_of, cancels
@@ -19,9 +20,18 @@ from blackbox.request import Cancel, Record, Request, Shard, request_id
 CLOCKS_APART_MS = 60_000
 """How far a receipt's time may lie before the time it answers: the clocks' difference."""
 
+LOOK_UP_S = 5.0
+"""How long a look-up may read: no longer than a person or an HTTP client waits for an answer."""
+
+LOOK_UP_RECORDS = 200_000
+"""How many records a look-up may read: some seconds of a core, which a service lacks meanwhile."""
+
+NEAR = 4_000
+"""Offsets that are read where the record in question probably is, before any other stretch: one fetch."""
+
 State = Literal[
     "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "tombstone",
-    "unknown",
+    "unknown", "over", "undetermined",
 ]  # fmt: skip
 
 
@@ -54,6 +64,8 @@ class Fate:
     cancel  -- the record is no request, it cancels one
     tombstone -- the record is no request, blackbox wrote it when a schedule had ended
     unknown -- there is no such record
+    over    -- not pending any more; how it ended was not found within the limit of a look-up
+    undetermined -- whether it is pending was not found within that limit
 
     `is_cold`: it waits in Kafka, out of Redis. `carried` is the record that took its place.
     """
@@ -81,15 +93,44 @@ class Fate:
         return replace(self, id=request_id(shard, offset), source=source, carried=taken)
 
 
+class LimitReached(Exception):
+    """A look-up has read as much as it may."""
+
+
+class Limit:
+    """How much of the journals one look-up may read: for so long, and so many records."""
+
+    def __init__(
+        self,
+        seconds: float = LOOK_UP_S,
+        records: float = LOOK_UP_RECORDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seconds, self._records, self._clock = seconds, records, clock
+        self._began_s = clock()
+        self._read = 0
+
+    def spend(self, records: int = 0) -> None:
+        """Count records that were read. Raises LimitReached when it is enough."""
+        self._read += records
+        if self._read > self._records or self._clock() - self._began_s > self._seconds:
+            raise LimitReached
+
+    def __str__(self) -> str:
+        return f"{self._read:,} records within {self._clock() - self._began_s:.1f} s"
+
+
 class Asked(NamedTuple):
     """What a request's own record says: its fate is `unread`, and `unknown` where there is none.
 
-    `written_ms` is when Kafka got it, None when that is not known.
+    `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
+    caller wrote it: another offset than its own for a carried record.
     """
 
     offset: int
     written_ms: int | None
     fate: Fate
+    origin: int
 
 
 class Bounds(Protocol):
@@ -108,6 +149,7 @@ class Journal(Protocol):
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
     def record(self, offset: int) -> Record | None: ...
     def record_at(self, topic: str, partition: int, offset: int) -> Record | None: ...
+    def first_request_since(self, at_ms: int) -> int | None: ...
     def receipt_bounds(self) -> Bounds: ...
     def first_receipt_since(self, at_ms: int) -> int | None: ...
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
@@ -117,7 +159,8 @@ class Journal(Protocol):
 class Fates:
     """Judges the requests of one shard. Raises a Doubt when Kafka does not answer.
 
-    `has_receipts`: whether the receipts have a partition for the shard yet.
+    `has_receipts`: whether the receipts have a partition for the shard yet. Methods that search
+    raise LimitReached once they have read as much as the `limit` allows, and found nothing.
     """
 
     shard: Shard
@@ -125,6 +168,7 @@ class Fates:
     contract: Format
     now_ms: int
     has_receipts: bool = True
+    limit: Limit = field(default_factory=Limit)
 
     def fate(self, offset: int) -> Fate:
         """By the journals alone: pending is what no receipt and no later record has ended.
@@ -146,31 +190,50 @@ class Fates:
         """What the request's own record says."""
         record = self.journal.record(offset)
         if record is None:
-            return Asked(offset, None, self._fate(offset, "unknown"))
+            return Asked(offset, None, self._fate(offset, "unknown"), offset)
         written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
-        return Asked(offset, written_ms, self._read(record))
+        return Asked(offset, written_ms, self._read(record), origin_of(record))
 
-    def outcome(self, asked: Asked) -> Fate | None:
+    def outcome(self, asked: Asked, since: int = 0) -> Fate | None:
         """What a receipt says of it, without the words of a dead letter; None: no receipt names it.
 
-        Most are named soon after they were due, so that is looked at first.
+        It is named soon after it was due, or soon after it was written if it was refused: these
+        stretches are read at first. Without its record, it is by the first receipt whose writer
+        knew it. No receipt below `since` is read.
         """
         if not self.has_receipts:
             return None
         bounds = self.journal.receipt_bounds()
         end = bounds.end
-        written = self._first_since(asked.written_ms, bounds.start, end)
-        due = self._first_since(asked.fate.due_ms, written, end)
-        return self._outcome_in(asked, due, end, end) or self._outcome_in(asked, written, due, end)
+        first = min(max(bounds.start, since), end)
+        written = self._first_since(asked.written_ms, first, end)
+        if asked.written_ms is None:
+            near = self._first_that_knew(asked.offset, written, end)
+        else:
+            near = self._first_since(asked.fate.due_ms, written, end)
+        for low, high in _nearest_first(written, near, end):
+            found = self._outcome_in(asked, low, high, end)
+            if found is not None:
+                return found
+        return None
 
-    def carried_to(self, offset: int) -> int | None:
-        """The record that a request of the cold tier has become."""
-        for batch in self.journal.requests(offset + 1, self.journal.request_bounds().end):
-            for record in batch.records:
-                if carried(record.headers):
-                    with suppress(ValueError):
-                        if carry_of(record).previous == offset:
-                            return record.offset
+    def carried_nearby(self, asked: Asked, horizon_ms: int) -> int | None:
+        """As `carried_to`, but looks only where promotion should have written it."""
+        low, high = self._behind(asked, 0)
+        near = self._promoted(asked, horizon_ms, low, high)
+        return self._carried_in(asked, near, min(near + NEAR, high))
+
+    def carried_to(self, asked: Asked, horizon_ms: int, since: int = 0) -> int | None:
+        """The record, not below `since`, that a request of the cold tier has become.
+
+        Promotion writes it about a horizon before it is due: what is behind that is read at first.
+        """
+        low, high = self._behind(asked, since)
+        near = self._promoted(asked, horizon_ms, low, high)
+        for first, last in _nearest_first(low, near, high):
+            found = self._carried_in(asked, first, last)
+            if found is not None:
+                return found
         return None
 
     def explained(self, fate: Fate) -> Fate:
@@ -214,18 +277,64 @@ class Fates:
         told = {"reason": asked.reason, "detail": asked.detail}
         return self._fate(offset, "unread", due_ms=record.timestamp_ms, **told)
 
+    def _behind(self, asked: Asked, since: int) -> tuple[int, int]:
+        bounds = self.journal.request_bounds()
+        return min(max(asked.offset + 1, since, bounds.start), bounds.end), bounds.end
+
+    def _promoted(self, asked: Asked, horizon_ms: int, low: int, high: int) -> int:
+        """The first of the offsets `low` to `high` that promotion may have written it at."""
+        if asked.fate.due_ms is None:
+            return low
+        at_ms = asked.fate.due_ms - horizon_ms - CLOCKS_APART_MS
+        found = self.journal.first_request_since(at_ms)
+        return high if found is None else min(max(found, low), high)
+
+    def _carried_in(self, asked: Asked, first: int, last: int) -> int | None:
+        for batch in self._requests(first, last):
+            for record in batch.records:
+                if carried(record.headers) and origin_of(record) == asked.origin:
+                    return record.offset
+        return None
+
+    def _requests(self, start: int, end: int) -> Iterator[Batch]:
+        self.limit.spend()
+        for batch in self.journal.requests(start, end) if start < end else ():
+            yield batch
+            self.limit.spend(len(batch.records))
+
+    def _receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
+        self.limit.spend()
+        for found in self.journal.receipts(start, end):
+            yield found
+            self.limit.spend(1)
+
     def _first_since(self, at_ms: int | None, start: int, end: int) -> int:
         if at_ms is None:
             return start
         found = self.journal.first_receipt_since(at_ms - CLOCKS_APART_MS)
         return end if found is None else min(max(found, start), end)
 
+    def _first_that_knew(self, offset: int, first: int, end: int) -> int:
+        """By bisection, the first receipt whose writer's index knew the request.
+
+        An owner that has just lost its index may have written one that knew less than those
+        before: then this is not exact.
+        """
+        while first < end:
+            middle = (first + end) // 2
+            at, receipt = next(self._receipts(middle, end), (end, None))
+            if receipt is None or receipt.read == 0 or receipt.read > offset:
+                end = middle
+            else:
+                first = at + 1
+        return first
+
     def _outcome_in(self, asked: Asked, first: int, last: int, end: int) -> Fate | None:
         """From the receipts `first` to `last` - 1; those behind them may void one of these."""
         if first >= last:
             return None
         offset = asked.offset
-        for at, receipt in settled(self.journal.receipts(first, end)):
+        for at, receipt in settled(self._receipts(first, end)):
             if at >= last:
                 return None
             told = replace(asked.fate, at_ms=receipt.at_ms)
@@ -265,7 +374,7 @@ class Fates:
         at, caller_id = asked.offset, asked.fate.caller_id
         id = request_id(self.shard, at)
         view = View(Labels(at, 0), frozenset(), {}, named={id: Named(at, False, caller_id)})
-        for batch in self.journal.requests(start, end):
+        for batch in self._requests(start, end):
             others = [record for record in batch.records if not self._follows(record, at)]
             changes = parse(
                 self.contract, batch._replace(records=others), self.now_ms, None
@@ -289,6 +398,21 @@ class Fates:
         """A request that the service's own limits refuse replaces nothing."""
         outcome = self.outcome(self.asked(offset))
         return outcome is not None and outcome.state == "invalid"
+
+
+def origin_of(record: Record) -> int:
+    """The request as its caller wrote it: of a carried record that of another offset."""
+    if carried(record.headers):
+        with suppress(ValueError):  # a forged one
+            return carry_of(record).origin
+    return record.offset
+
+
+def _nearest_first(low: int, near: int, high: int) -> Iterator[tuple[int, int]]:
+    """The stretches of `low` to `high` - 1, those that begin at `near` and at `low` before the rest."""
+    behind, after = min(near + NEAR, high), min(low + NEAR, near)
+    stretches = [(near, behind), (low, after), (behind, high), (after, near)]
+    return ((first, last) for first, last in stretches if first < last)
 
 
 def _place_in(places: Places, offset: int) -> Place | None:

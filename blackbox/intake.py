@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
+from blackbox.ended import Ended
 from blackbox.entry import Entry
 from blackbox.formats import Format
 from blackbox.formats.terms import start_ms
@@ -26,7 +27,16 @@ from blackbox.plan import (
     resolve,
 )
 from blackbox.recurrence import follows
-from blackbox.request import NOT_ADMITTED, Cancel, Invalid, Reason, Record, Request, Shard
+from blackbox.request import (
+    NOT_ADMITTED,
+    OUTCOME_UNKNOWN,
+    Cancel,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+    Shard,
+)
 from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
@@ -46,6 +56,7 @@ class Index(Protocol):
         make_plan: Callable[[View], Plan],
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
     ) -> Plan: ...
 
 
@@ -71,6 +82,24 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Opening(NamedTuple):
+    """How requests are read while an index is rebuilt.
+
+    `ended` have an outcome. What was due, or was to replace another, before `unknown_before_ms` and
+    has none may have had one that is gone.
+    """
+
+    ended: Ended
+    unknown_before_ms: int | None = None
+
+
+class Upcoming(NamedTuple):
+    """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin)."""
+
+    touched: Touched
+    carried: Sequence[tuple[int, int, int]]
 
 
 class Parsed(NamedTuple):
@@ -107,7 +136,7 @@ class Intake:
         self._horizon_ms = horizon_ms
         self._admission = admission
 
-    def apply(self, batch: Batch, latest_ms: int) -> Taken:
+    def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
         """Store one batch; the same batch again changes nothing.
 
         1. parse each record; an invalid one becomes an entry that is due at once, which dispatch
@@ -121,12 +150,22 @@ class Intake:
         """
         rules = None if self._admission is None else self._admission.rules()
         parsed = parse(self._contract, batch, latest_ms, self._horizon_ms, rules)
-        return self.store(parsed, latest_ms)
+        if opening is not None and opening.unknown_before_ms is not None:
+            changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
+            parsed = parsed._replace(changes=changes, refused={}, asked=())
+        return self.store(parsed, latest_ms, ended=None if opening is None else opening.ended)
 
     def store(
-        self, parsed: Parsed, now_ms: int, meanwhile: Callable[[], None] | None = None
+        self,
+        parsed: Parsed,
+        now_ms: int,
+        meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
     ) -> Taken:
-        """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch."""
+        """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch.
+
+        Who rebuilds the index says what has `ended`.
+        """
         rules = parsed.rules
         over: dict[int, Refusal] | None = None
 
@@ -140,7 +179,9 @@ class Intake:
             return plan
 
         touched = touched_by(parsed.changes)
-        plan = self._index.store(parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile)
+        plan = self._index.store(
+            parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
+        )
         return _taken(plan, rules)
 
     def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
@@ -153,15 +194,15 @@ class Intake:
         ]
         return self._admission.over_quota(self._index.shard, parsed.end, new) if new else {}
 
-    def names(self, batch: Batch, latest_ms: int) -> Touched:
-        """The caller ids, and ids, whose pending request this batch replaces or cancels.
+    def upcoming(self, batch: Batch, latest_ms: int) -> Upcoming:
+        """What this batch replaces, cancels or carries on, before it can be stored.
 
         Without those that are replaced by id: what replaces them only does while they are pending.
         """
         changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
-        return touched_by(
-            [(o, change) for o, change in changes if type(change) not in (Carried, Replacement)]
-        )
+        others = [one for one in changes if type(one[1]) not in (Carried, Replacement)]
+        carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
+        return Upcoming(touched_by(others), carried)
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
@@ -231,6 +272,29 @@ def parse(
     return Parsed(batch.start, batch.end, changes, rules, refused, counted)
 
 
+def _outcome_unknown(
+    batch: Batch, changes: Sequence[tuple[int, Change]], before_ms: int
+) -> list[tuple[int, Change]]:
+    """With dead letters instead of what may have been delivered, or may have been too late to replace."""
+    records = {record.offset: record for record in batch.records}
+    judged: list[tuple[int, Change]] = []
+    for offset, change in changes:
+        record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
+        asked = change.asked if isinstance(change, Carried | Replacement) else change
+        due_ms = asked.due_ms if isinstance(asked, Request | Entry) else None
+        is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
+        is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
+        if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
+            unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
+            unknown = unknown._replace(caller_id=change.caller_id)
+            if isinstance(change, Carried | Replacement):
+                change = change._replace(asked=unknown)
+            else:
+                change = unknown
+        judged.append((offset, change))
+    return judged
+
+
 def _is_next(asked: Request, record: Record) -> bool:
     """Whether blackbox wrote it, for the next time of what recurs."""
     return asked.recurs is not None and follows(record.headers)
@@ -262,6 +326,7 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
         [*previous, *(offset for offset, _ in cold)],
         sorted(cancelled | replaced),
         sorted(replaced),
+        [offset for offset, change in changes if type(change) in (Carried, Replacement)],
     )
 
 

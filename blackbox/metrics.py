@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from blackbox.dispatch import Dispatched
 from blackbox.intake import Taken
 from blackbox.plan import Labels
+from blackbox.receipt import Mark
 from blackbox.recovery import Recovered
 from blackbox.request import Shard
 
@@ -121,6 +122,16 @@ class Metrics:
         self._position = self._gauge(
             "journal_position", "Next offset to be read", "shard", "journal"
         )
+        self._low_water_age = self._gauge(
+            "journal_low_water_age_seconds",
+            "Age of the oldest request that a lost Redis would be rebuilt from", "shard",
+        )  # fmt: skip
+        self._low_water = self._gauge(
+            "journal_low_water_position", "Records below it are not needed", "shard", "journal"
+        )
+        self._rebuilding = self._gauge(
+            "rebuild_records", "Requests that a rebuild has read, and is to read", "shard", "state"
+        )
         self._open = self._gauge("shard_open", "1 when the shard is open here", "shard")
         self._oscillated = self._counter(
             "oscillator_written", "Seconds written to the oscillator topic", "topic"
@@ -195,14 +206,25 @@ class Metrics:
         self._position.labels(str(shard), "requests").set(labels.requests)
         self._position.labels(str(shard), "receipts").set(labels.receipts)
 
+    def low_water(self, shard: Shard, mark: Mark, age_ms: int) -> None:
+        self._low_water_age.labels(str(shard)).set(age_ms / 1000)
+        self._low_water.labels(str(shard), "requests").set(mark.requests)
+        self._low_water.labels(str(shard), "receipts").set(mark.receipts)
+
+    def rebuilding(self, shard: Shard, read: int, total: int) -> None:
+        self._rebuilding.labels(str(shard), "read").set(read)
+        self._rebuilding.labels(str(shard), "total").set(total)
+
     def opened(self, shard: Shard, is_open: bool) -> None:
         self._open.labels(str(shard)).set(is_open)
 
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""
-        for gauge in (self._pending, self._overdue, self._open):
+        for gauge in (
+            self._pending, self._overdue, self._open, self._position, self._low_water,
+            self._low_water_age, self._rebuilding,
+        ):  # fmt: skip
             gauge.remove_by_labels({"shard": str(shard)})
-        self._position.remove_by_labels({"shard": str(shard)})
 
     def oscillated(self, topic: str, seconds: int) -> None:
         """So many seconds were written to the oscillator topic."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Protocol
@@ -15,15 +16,19 @@ from tenacity.nap import sleep_using_event
 from blackbox.clock import Clock
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
-from blackbox.intake import Intake, Parsed, Taken
+from blackbox.index.walk import Walk
+from blackbox.intake import Intake, Opening, Parsed, Taken, Upcoming
+from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
-from blackbox.plan import Batch, Labels, Touched
+from blackbox.plan import Batch, Binding, Labels
+from blackbox.receipt import Mark
 from blackbox.recovery import Recovered, Recovery
 from blackbox.request import Shard
 
 logger = logging.getLogger("blackbox.owner")
 
 SHORT_RUN_S = 5.0
+WRITTEN_WITHIN_S = 60.0
 LONGEST_PAUSE_S = 10.0
 """Between two openings, when a shard opens well and is in doubt again within seconds."""
 
@@ -38,7 +43,7 @@ class Closable(Protocol):
 class Index(Closable, Protocol):
     @property
     def labels(self) -> Labels: ...
-    def load(self) -> Labels | None: ...
+    def walk(self) -> Walk: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Hold:
     intake: Intake
     dispatch: Dispatch
     recovery: Recovery
+    low_water: LowWater
     journal: Closable
     closing: tuple[Closable, ...]
 
@@ -83,6 +89,9 @@ class Owner:
         self._hold: Hold | None = None
         self._is_open = False
         self._doubt: Exception | None = None
+        self._problem = ""
+        self._recovered: Recovered | None = None
+        self._walked: tuple[Hold, Labels, int, Future[Mark]] | None = None
         self._lock = Lock()
         self._stopping = Event()
         self._look = Event()
@@ -116,6 +125,55 @@ class Owner:
     def labels(self) -> Labels | None:
         hold = self._hold
         return hold.index.labels if hold is not None and self._is_open else None
+
+    @property
+    def binding(self) -> Binding | None:
+        """What the index belongs to, while the shard is open."""
+        recovered = self._recovered
+        return recovered.binding if recovered is not None and self._is_open else None
+
+    @property
+    def why_not_open(self) -> str:
+        """Why the last try to open it failed; empty while it is open, or opens for the first time."""
+        return "" if self._is_open else self._problem
+
+    def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
+        """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
+
+        None when the shard is not open, or `stopping` is set. Raises a Doubt when it has to be tried again.
+        """
+        hold = self._hold
+        if hold is None or not self._is_open:
+            return None
+        walk = hold.index.walk()
+        try:
+            pause_s = walk_s / walk.slices()
+            while walk.slice():
+                if stopping.wait(pause_s) or self._hold is not hold:
+                    return None
+        finally:
+            walk.close()
+        written: Future[Mark] = Future()
+        self._walked = hold, walk.labels, walk.lowest, written
+        self._look.set()
+        try:
+            return written.result(WRITTEN_WITHIN_S)
+        except (TimeoutError, CancelledError):
+            raise Doubt(f"{self.shard}: the mark was not written") from None
+
+    def _write_mark(self, hold: Hold) -> None:
+        """In the owner's thread, which alone may use its producer."""
+        if self._walked is None:
+            return
+        (walked_in, labels, lowest, written), self._walked = self._walked, None
+        if walked_in is hold and written.set_running_or_notify_cancel():
+            try:
+                written.set_result(hold.low_water.write(labels, lowest))
+            except BaseException as error:
+                written.set_exception(error)
+                raise
+        else:
+            written.cancel()
 
     def poll(self) -> None:
         """Look at the index now."""
@@ -162,17 +220,17 @@ class Owner:
                     self._next_due_ms = due_ms
                     self._look.set()
 
-    def apply_while_opening(self, batch: Batch) -> Taken:
+    def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
         """What recovery calls for the requests that the index does not know yet."""
         assert self._hold is not None
-        taken = self._hold.intake.apply(batch, self._clock.latest_ms())
+        taken = self._hold.intake.apply(batch, self._clock.latest_ms(), opening)
         self._account_for(self._hold, taken)
         return taken
 
-    def names_while_opening(self, batch: Batch) -> Touched:
+    def upcoming_while_opening(self, batch: Batch) -> Upcoming:
         """What recovery calls for requests that the index has no room for."""
         assert self._hold is not None
-        return self._hold.intake.names(batch, self._clock.latest_ms())
+        return self._hold.intake.upcoming(batch, self._clock.latest_ms())
 
     def _run(self) -> None:
         again = Retrying(
@@ -204,6 +262,8 @@ class Owner:
         try:
             self._hold = self._take_hold(self)
             recovered = self._hold.recovery.open()
+            self._hold.low_water.last = recovered.mark
+            self._hold.low_water.topic_id = recovered.binding.topic_id
             self._hold.journal.close()  # seldom needed from now on
             self._doubt = None
             if self._stopping.is_set():
@@ -214,6 +274,7 @@ class Owner:
             self._let_go()
             raise
         self._is_open = True
+        self._recovered = recovered
         self._metrics.recovered(self.shard, recovered)
         self._opened(self, self._hold.index.labels.requests)
         self._log_opened(recovered, time.monotonic() - began, self._hold.index.labels)
@@ -237,6 +298,7 @@ class Owner:
                 raise self._doubt
             began = time.monotonic()
             did = self._tick(hold)
+            self._write_mark(hold)
             if not did.is_full:
                 self._wait(did, began)
 
@@ -264,6 +326,7 @@ class Owner:
             self._look.wait(wait_s)
 
     def _explain(self, reason: Exception) -> None:
+        self._problem = str(reason)
         if isinstance(reason, Doubt):
             logger.warning("%s; recovering", reason)
         else:
@@ -272,6 +335,9 @@ class Owner:
     def _let_go(self) -> None:
         hold, self._hold = self._hold, None
         was_open, self._is_open = self._is_open, False
+        walked, self._walked = self._walked, None
+        if walked is not None:
+            walked[3].cancel()  # who waits for its mark walks again later
         if was_open:
             self._doubted(self)
         if hold is not None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 
+from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.connect import admission, formats, pace
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
 from blackbox.entry import Entry
+from blackbox.formats import may_have_caller_id
 from blackbox.index.connection import pool
+from blackbox.index.server import RedisServer, Room
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
+from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
 from blackbox.owner import GATHER_S, Closable, Hold, Owner
 from blackbox.recovery import Recovery
@@ -66,6 +71,12 @@ class Owners:
         self._pace = pace(settings)
         self._owners: dict[Shard, Owner] = {}
         self._lock = Lock()
+        self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
+        self._caretaker = Caretaker(
+            access, metrics, clock, self.all,
+            interval_s=settings.trim_interval_s, retention_s=settings.retention_s,
+        )  # fmt: skip
+        self._caretaker.start()
 
     def gain(self, shard: Shard) -> None:
         """Own this shard from now on."""
@@ -96,6 +107,14 @@ class Owners:
         for owner in owners:
             if not owner.join(max(0.0, deadline - time.monotonic())):
                 logger.warning("%s: still busy; its next owner will fence it", owner.shard)
+
+    def close(self) -> None:
+        """Look after no shard any more; those that are owned go on until they are lost."""
+        self._caretaker.stop()
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """The shards whose opening failed, and why it did the last time."""
+        return {owner.shard: why for owner in self.all() if (why := owner.why_not_open)}
 
     def get(self, shard: Shard) -> Owner | None:
         with self._lock:
@@ -155,7 +174,8 @@ class Owners:
         settings, shard = self._settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
-        journal = ShardJournal(shard, self._access)
+        has_id = may_have_caller_id(settings.topics[shard.topic])
+        journal = ShardJournal(shard, self._access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self._access, ahead=1)
         contract = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
@@ -167,19 +187,23 @@ class Owners:
         history_topic = settings.history_topic if is_schedule else None
 
         def confirm() -> None:
-            labels = index.load()
-            self._confirm(shard, labels.requests if labels is not None else 0)
+            kept = index.load()
+            self._confirm(shard, kept.labels.requests if kept is not None else 0)
 
         recovery = Recovery(
             shard=shard,
+            group=settings.group_id,
             index=index,
             journal=journal,
             writer=writer,
             confirm=confirm,
             apply=owner.apply_while_opening,
-            names=owner.names_while_opening,
+            ahead=owner.upcoming_while_opening,
             now_ms=self._clock.earliest_ms,
+            has_room=self._has_room,
+            progress=partial(self._metrics.rebuilding, shard),
         )
+        low_water = LowWater(shard, index, writer, self._clock.earliest_ms)
         dispatch = Dispatch(
             shard=shard,
             index=index,
@@ -194,4 +218,4 @@ class Owners:
             pace=self._pace,
             counted=self._counted,
         )
-        return Hold(index, intake, dispatch, recovery, journal, closing=tuple(closing))
+        return Hold(index, intake, dispatch, recovery, low_water, journal, tuple(closing))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.entry import Entry
+from blackbox.receipt import Mark
 from blackbox.request import Cancel, Record, Request
 
 
@@ -18,6 +19,29 @@ class Labels(NamedTuple):
 
     requests: int
     receipts: int
+
+
+class Binding(NamedTuple):
+    """Which cluster, which incarnation of the two topics, and which group an index belongs to."""
+
+    cluster_id: str
+    topic_id: str
+    receipts_id: str
+    group: str
+
+
+class Kept(NamedTuple):
+    """What an index says of itself when it is opened.
+
+    `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
+    who did so was interrupted. `mark` is the last low-water mark that its owner wrote.
+    """
+
+    labels: Labels
+    is_whole: bool = True
+    is_rebuilding: bool = False
+    binding: Binding | None = None
+    mark: Mark | None = None
 
 
 class Batch(NamedTuple):
@@ -63,13 +87,15 @@ class Second(NamedTuple):
 class Touched(NamedTuple):
     """What a batch may touch of what is there already: caller ids, requests of the cold tier, ids.
 
-    `replaced` are those of the ids whose request is replaced, and so must not be leaving.
+    `replaced` are those of the ids whose request is replaced, and so must not be leaving;
+    `conditional` the offsets of records that count only if what they name is pending.
     """
 
     caller_ids: Sequence[str]
     cold: Sequence[int]
     ids: Sequence[str] = ()
     replaced: Sequence[str] = ()
+    conditional: Sequence[int] = ()
 
 
 class Named(NamedTuple):
@@ -80,12 +106,24 @@ class Named(NamedTuple):
     caller_id: str | None
 
 
+class Gap(NamedTuple):
+    """Requests from `start` to `end` - 1 that retention removed before the index read them.
+
+    Conditional records below `told` that name one of these are taken to have counted.
+    """
+
+    start: int = 0
+    end: int = 0
+    told: int = 0
+
+
 class View(NamedTuple):
     """What an index says while a batch is planned: its labels, early removals, holders of caller ids.
 
     `cold` are the requests of the cold tier, as far as the batch may touch them, `named` those
     whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
-    them. Those below `judged` were let in, or refused, before the index was lost.
+    them. Those below `judged` were let in, or refused, before the index was lost. What became of
+    conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
     """
 
     labels: Labels
@@ -95,6 +133,18 @@ class View(NamedTuple):
     known_from: int = 0
     named: Mapping[str, Named] = {}
     judged: int = 0
+    told: int = 0
+    ignored: Container[int] = frozenset()
+    gap: Gap = Gap()
+
+    def knows(self, offset: int) -> bool:
+        """Whether the index can tell that this request is not pending."""
+        return offset >= self.known_from and not self.gap.start <= offset < self.gap.end
+
+    def counted(self, offset: int, named: int) -> bool:
+        """Whether a conditional record took effect, where the request `named` is not known any more."""
+        told = self.told if named < self.known_from else self.gap.told
+        return offset < told and offset not in self.ignored
 
 
 class Cold(NamedTuple):
@@ -134,8 +184,9 @@ class Plan:
     """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id.
 
     `frozen` are requests new in the cold tier, `thawed` those that leave it. `carried` are those that
-    come from there, into the index or as another record. `counted` are the puts, (due time, offset),
-    of the callers whose pending requests are counted.
+    come from there, into the index or as another record. `ignored` are conditional records (carried
+    ones, and replacements by id) that did not count. `counted` are the puts, (due time, offset), of
+    the callers whose pending requests are counted.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -146,6 +197,7 @@ class Plan:
     cancelled: int = 0
     replaced: int = 0
     carried: set[int] = field(default_factory=set)
+    ignored: set[int] = field(default_factory=set)
     counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -165,11 +217,14 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             plan.cancelled += _end_named(plan, view, change.id)
             continue
         if type(change) is Replacement:
-            is_in_time = _end_named(plan, view, change.id)
+            is_in_time = _end_named(plan, view, change.id, offset)
             plan.replaced += is_in_time
+            if not is_in_time:
+                plan.ignored.add(offset)
             change = change.asked if is_in_time else change.too_late
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
+                plan.ignored.add(offset)
                 continue
             change = change.asked
         elif change.caller_id is not None:
@@ -197,11 +252,17 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
         plan.replaced += 1
 
 
-def _end_named(plan: Plan, view: View, id: str) -> bool:
-    """Whether the request of this id was pending; what can only become a dead letter stays, to become one."""
+def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
+    """Whether the request of this id was pending; what can only become a dead letter stays, to become one.
+
+    A replacement, at the offset `by`, of a request that the index does not know ends nothing that is
+    there, but may have been in time.
+    """
     if id not in view.named:
         return False
     offset, is_pending, caller_id = view.named[id]
+    if by is not None and not view.knows(offset):
+        return view.counted(by, offset)
     new = plan.puts.get(offset)
     if new is not None:
         if isinstance(new, Entry) and new.reason is not None:
@@ -222,12 +283,13 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
 
     Not when the request it carries on was ended meanwhile, or was carried on already. Nor when it
     is in the index itself, as under a longer horizon than once; unless the carried one was
-    delivered already: that ends it. Of requests before the index began, its word is taken.
+    delivered already: that ends it. Of requests before the index began, receipts told.
     """
     previous, origin, caller_id, _ = change
     is_cold = _thaw(plan, view, previous)
     was_delivered = offset in view.skipped
-    if not is_cold and previous >= view.known_from and not was_delivered:
+    is_believed = not view.knows(previous) and view.counted(offset, previous)
+    if not (is_cold or was_delivered or is_believed):
         return False
     if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
         plan.holders[caller_id] = None

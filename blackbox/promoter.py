@@ -30,9 +30,10 @@ FIRST_S = 30.0
 """After a start, so that what came near meanwhile does not wait for long."""
 
 
-def schedule(scheduler: BackgroundScheduler, schedule: Schedule, horizon_s: int) -> None:
+def schedule(scheduler: BackgroundScheduler, schedule: Schedule, settings: Settings) -> None:
     """Promote soon, then four times within the horizon, so that one run may fail; hourly without one."""
-    every_s = min(LONGEST_PAUSE_S, horizon_s / 4 or LONGEST_PAUSE_S)
+    within_s = min(settings.hot_horizon_s or LONGEST_PAUSE_S, settings.renew_after_ms / 1000)
+    every_s = min(LONGEST_PAUSE_S, within_s / 4)
     soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
     scheduler.add_job(schedule.run, "interval", seconds=every_s, next_run_time=soon, id="promote")
 
@@ -82,8 +83,8 @@ class Promoter:
         except IndexLost:  # a connection that was kept may have ended long ago
             return self._inspector.cold(shard)
 
-    def _renew_after_ms(self, topic: str) -> int | None:
-        """Half of what Kafka keeps: time enough for a run that fails."""
+    def _renew_after_ms(self, topic: str) -> int:
+        """Half of what Kafka keeps at most: time enough for a run that fails."""
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None or not isinstance(found.settings, TopicSettings):
             why = found.settings if found is not None else "there is no such topic"
@@ -92,7 +93,8 @@ class Promoter:
                 f"grant DescribeConfigs on topic {topic}"
             )
         kept_ms = found.settings.retention_ms
-        return None if kept_ms < 0 else kept_ms // 2
+        wanted_ms = self._settings.renew_after_ms
+        return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
 
 
 class Schedule:

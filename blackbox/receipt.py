@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import orjson
 
@@ -14,6 +15,19 @@ Places = dict[str, list[tuple[int, int]]]
 VERSION = 1
 DOUBTFUL = 8
 """How far back, in receipts, a void may reach; recovery never leaves more in doubt."""
+
+
+class Mark(NamedTuple):
+    """From where on the two journals say all that is pending: the low-water mark.
+
+    Every request below the offset `requests` has ended, and no receipt below the offset `receipts` speaks of one
+    at or above `requests`. `pairs` are positions of both journals that one walk read together: receipts
+    below the second name only requests below the first.
+    """
+
+    requests: int
+    receipts: int
+    pairs: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +40,10 @@ class Receipt:
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
     read       -- the next request that its writer's index did not know yet: those below were let in
+    ignored    -- conditional records (carried ones, replacements by id) that did not count
+    mark       -- the low-water mark; conditional records below `read` that no receipt up to this one
+                  ignores did count
+    topic_id   -- in a barrier, which incarnation of the request topic this and later receipts speak of
     """
 
     at_ms: int
@@ -38,6 +56,9 @@ class Receipt:
     barrier: bool = False
     gone: tuple[int, int] | None = None
     read: int = 0
+    ignored: list[int] = field(default_factory=list)
+    mark: Mark | None = None
+    topic_id: str = ""
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""
@@ -67,11 +88,14 @@ def encode(receipt: Receipt) -> bytes:
     value: dict[str, object] = {"v": VERSION, "at_ms": receipt.at_ms}
     for name in _PARTS:
         if part := getattr(receipt, name):
-            value[name] = part
+            value[name] = tuple(part) if name == "mark" else part
     return orjson.dumps(value)
 
 
-_PARTS = ("delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone", "read")
+_PARTS = (
+    "delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone", "read", "ignored",
+    "mark", "topic_id",
+)  # fmt: skip
 
 
 def decode(value: bytes | None) -> Receipt:
@@ -80,7 +104,8 @@ def decode(value: bytes | None) -> Receipt:
     if not isinstance(found, dict) or found.pop("v", None) != VERSION:
         raise ValueError(f"not a receipt of version {VERSION}: {(value or b'')[:80]!r}")
     try:
-        return Receipt(**found)
+        receipt = Receipt(**found)
+        return receipt if receipt.mark is None else replace(receipt, mark=Mark(*receipt.mark))
     except TypeError as error:
         raise ValueError(f"not a receipt: {error}: {(value or b'')[:80]!r}") from None
 

@@ -7,30 +7,25 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from blackbox.doubt import Doubt, IndexFull
-from blackbox.intake import Taken
-from blackbox.plan import Batch, Labels, Named, Touched
-from blackbox.receipt import DOUBTFUL, Receipt, settled
+from blackbox.barrier import Bounds, Receipts, commit_barrier
+from blackbox.doubt import Doubt, ForeignIndex, IndexFull
+from blackbox.ended import Ended
+from blackbox.intake import Opening, Taken, Upcoming
+from blackbox.marks import newest_mark, recreated, shortened
+from blackbox.plan import Batch, Binding, Kept, Labels, Named
+from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Shard
 
 logger = logging.getLogger("blackbox.recovery")
 
 CHUNK = 5000
-TAIL = 100
-ROUNDS = DOUBTFUL - 2
 RECENT_S = 1.0
 """A shard that opens has read every cancel that was written so long before."""
 
-
-class Bounds(Protocol):
-    """First offset kept, and the next offset to be committed."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
+CLOCKS_APART_MS = 60_000
+"""How far the clocks of two owners may lie apart."""
 
 
 class Index(Protocol):
@@ -38,11 +33,25 @@ class Index(Protocol):
 
     @property
     def labels(self) -> Labels: ...
-    def load(self) -> Labels | None: ...
-    def begin(self, labels: Labels, judged: int) -> None: ...
+    def load(self) -> Kept | None: ...
+    def begin(
+        self,
+        labels: Labels,
+        *,
+        binding: Binding,
+        mark: Mark | None,
+        told: int,
+        judged: int,
+        is_rebuild: bool,
+    ) -> None: ...
+    def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None: ...
+    def ignore(self, offsets: Sequence[int]) -> None: ...
+    def finish(self, receipts: int, ended: Ended) -> None: ...
     def judged_before(self, judged: int) -> None: ...
-    def lost_before(self, first: int) -> None: ...
+    def lost_before(self, first: int, told: int) -> None: ...
     def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
+    def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
+    def pending(self, rank: int, limit: int) -> list[int]: ...
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
     def named(self, ids: Sequence[str]) -> dict[str, Named]: ...
@@ -56,55 +65,74 @@ class Writer(Protocol):
     def commit(self, receipt: Receipt) -> int: ...
 
 
-class Receipts(Protocol):
-    """What a barrier needs of the journals."""
-
-    def receipt_bounds(self) -> Bounds: ...
-    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
-    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
-
-
 class Journal(Receipts, Protocol):
     """What recovery needs of the journals."""
 
+    def binding(self, group: str) -> Binding: ...
     def request_bounds(self) -> Bounds: ...
-    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]: ...
+
+
+NOWHERE = Binding("", "", "", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening a shard did: outcomes applied, outcomes found void, requests lost to retention."""
+    """What opening a shard did: outcomes applied, outcomes found void, requests lost to retention.
+
+    `mark` is the last low-water mark, `binding` what the index belongs to.
+    """
 
     outcomes: int
     void: int
     gone: int
+    mark: Mark | None = None
+    binding: Binding = NOWHERE
+
+
+class _Start(NamedTuple):
+    """From where on an opening reads, and what it found out first.
+
+    Requests that were due before `unknown_before_ms` may have had an outcome that is gone.
+    """
+
+    labels: Labels
+    is_rebuild: bool = False
+    gone: tuple[int, int] | None = None
+    mark: Mark | None = None
+    unknown_before_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
 
-    `names` tells what the records of a batch ask for or cancel, by caller ids and ids.
+    `ahead` tells what the records of a batch ask for, cancel or carry on, by caller ids and ids.
+    `has_room` is False while Redis is so full that requests are to be left in Kafka.
     """
 
     shard: Shard
+    group: str
     index: Index
     journal: Journal
     writer: Writer
     confirm: Callable[[], None]
-    apply: Callable[[Batch], Taken]
-    names: Callable[[Batch], Touched]
+    apply: Callable[[Batch, Opening | None], Taken]
+    ahead: Callable[[Batch], Upcoming]
     now_ms: Callable[[], int]
+    has_room: Callable[[], bool] = lambda: True
+    progress: Callable[[int, int], None] = lambda read, end: None
 
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and after every doubt.
 
         1. still the owner? then fence every earlier one, and settle its open transaction;
-        2. read the end of the receipts: the last one is a witness, not a proof, so look for its
-           messages at the places it names;
-        3. commit a barrier: it proves ownership, and voids what was not found;
-        4. read the receipts up to the barrier and apply their removals; a record that came in
-           between is doubtful as well: go round again;
+        2. does the index belong to these topics? If it is lost, empty it and begin at the newest
+           low-water mark;
+        3. commit a barrier: the last receipt is a witness, not a proof, so look for its messages at
+           the places it names; the barrier proves ownership, and voids what was not found;
+        4. read the receipts up to the barrier and apply their removals. Who rebuilds an index keeps
+           them in memory, and reads the requests once, from the mark on, without those that ended;
         5. read the requests that the index does not know yet, and those that came meanwhile: a
            cancel that was applied before is applied again before anything is delivered. When Redis
            has no room for them, what they cancel or replace is removed all the same.
@@ -113,52 +141,191 @@ class Recovery:
         """
         self.confirm()  # 1
         self.writer.open()
-        labels, gone, is_new = self._start()
-        label, void = commit_barrier(  # 2, 3
-            self.shard, self.journal, self.writer, self.now_ms, labels, gone
-        )
-        applied, judged = self._apply_receipts(labels.receipts, label, is_new=is_new)  # 4
+        try:
+            start = self._start()  # 2
+        except IndexFull as full:
+            raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+        binding = self.journal.binding(self.group)
+        label, void = commit_barrier(  # 3
+            self.shard, self.journal, self.writer, self.now_ms, start.labels, start.gone,
+            binding.topic_id,
+        )  # fmt: skip
+        if start.is_rebuild:  # 4
+            count, judged = self._rebuild(start, label)
+        else:
+            count, judged = self._apply_receipts(start.labels.receipts, label)
         self._catch_up()  # 5
         if judged is not None and self.index.labels.requests >= judged:
             self.index.judged_before(0)
-        return Recovered(applied, void, gone[1] - gone[0] if gone else 0)
+        gone = start.gone[1] - start.gone[0] if start.gone else 0
+        return Recovered(count, void, gone, start.mark, binding)
 
-    def _start(self) -> tuple[Labels, tuple[int, int] | None, bool]:
+    def _start(self) -> _Start:
+        binding = self.journal.binding(self.group)
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
-        labels = self.index.load()
-        if labels is None:
+        kept = self.index.load()
+        if kept is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
-            self.index.begin(Labels(requests.start, receipts.start), requests.end)
-            return self.index.labels, None, True
-        self._check_ahead(labels, requests, receipts)
-        if labels.receipts < receipts.start:
+            return self._begin(binding, requests, receipts)
+        if kept.binding is not None:
+            self._check_binding(kept.binding, binding)
+        self._check_ahead(kept.labels, requests, receipts)
+        is_behind = kept.labels.requests < requests.start or kept.labels.receipts < receipts.start
+        if not kept.is_whole:
             logger.error(
-                "%s: receipts %d to %d were removed by retention before they were read: their "
-                "requests may be delivered again; keep receipts as long as the request topic",
-                self.shard, labels.receipts, receipts.start - 1,
+                "%s: Redis lost a key of the index alone: is maxmemory-policy noeviction, or did "
+                "somebody delete it? Rebuilding the index from the journals", self.shard,
             )  # fmt: skip
-        if labels.requests >= requests.start:
-            return labels, None, False
-        logger.error(
-            "%s: requests %d to %d were removed by retention before they were read: they are lost; "
-            "set retention.ms of %s above the longest countdown plus the longest outage",
-            self.shard, labels.requests, requests.start - 1, self.shard.topic,
-        )  # fmt: skip
-        return labels, (labels.requests, requests.start), False
+            return self._begin(binding, requests, receipts)
+        if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
+            logger.warning(
+                "%s: the index is at %s, and the journals begin at %d and %d: it is older than what "
+                "was removed from them; rebuilding it", self.shard, tuple(kept.labels),
+                requests.start, receipts.start,
+            )  # fmt: skip
+            return self._begin(binding, requests, receipts)
+        self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
+        if kept.is_rebuilding:
+            logger.info("%s: going on with a rebuild at %d", self.shard, kept.labels.requests)
+            is_unknown = kept.mark is None and kept.labels.receipts == receipts.start > 0
+            before_ms = self._first_receipt_ms(receipts) if is_unknown else None
+            return _Start(kept.labels, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms)
+        return self._keep(kept, requests, receipts)
 
-    def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
-        if labels.requests > requests.end or labels.receipts > receipts.end:
-            raise Doubt(
-                f"{self.shard}: the index is at {labels}, beyond the journals' ends "
-                f"({requests.end}, {receipts.end}); were the topics deleted and created anew? Then "
-                f"stop the service, delete the receipts topic too, then the keys blackbox:"
-                f"{{{self.shard}}}:*, and start it: old receipts would end new requests"
+    def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
+        """The index knows more than is left of the journals, if they begin behind it."""
+        labels, gone = kept.labels, None
+        if labels.receipts < receipts.start:
+            before_ms = self._first_receipt_ms(receipts)
+            count = self.index.outcome_unknown(before_ms, self.now_ms())
+            logger.error(
+                "%s: receipts %d to %d were removed before they were read: %d pending requests that "
+                "may have been delivered become dead letters; keep receipts as long as the request "
+                "topic", self.shard, labels.receipts, receipts.start - 1, count,
+            )  # fmt: skip
+            self.index.settle({}, receipts.start)
+            labels = self.index.labels
+        if labels.requests < requests.start:
+            gone = labels.requests, requests.start
+            logger.error(
+                "%s: requests %d to %d were removed by retention before they were read: they are "
+                "lost; set retention.ms=-1 on %s, so that blackbox alone removes what has ended",
+                self.shard, labels.requests, requests.start - 1, self.shard.topic,
+            )  # fmt: skip
+            self.index.lost_before(requests.start, requests.end)
+            self.apply(Batch(labels.requests, requests.start, []), None)
+            labels = self.index.labels
+        return _Start(labels, gone=gone, mark=kept.mark)
+
+    def _begin(self, binding: Binding, requests: Bounds, receipts: Bounds) -> _Start:
+        """Empty the index and begin it at the newest mark; without one, where the journals begin."""
+        first, found = newest_mark(self.shard, self.journal, binding.topic_id)
+        gone = unknown_ms = None
+        mark = None if found is None else found.mark
+        told = judged = requests.end
+        if found is None or mark is None:
+            labels = Labels(requests.start, first)
+            if first == receipts.start > 0:
+                unknown_ms, judged = self._first_receipt_ms(receipts), 0
+                logger.error(
+                    "%s: receipts begin at %d, and no low-water mark is known: requests that may "
+                    "have been delivered before become dead letters", self.shard, receipts.start,
+                )  # fmt: skip
+        else:
+            labels, told = Labels(max(mark.requests, requests.start), mark.receipts), found.read
+            if mark.requests < requests.start:
+                gone = mark.requests, requests.start
+                logger.error(
+                    "%s: requests %d to %d were removed by retention while some of them were "
+                    "pending: these are lost; set retention.ms=-1 on %s",
+                    self.shard, *gone, self.shard.topic,
+                )  # fmt: skip
+        self.index.begin(
+            labels, binding=binding, mark=mark, told=told, judged=judged, is_rebuild=True
+        )
+        return _Start(labels, is_rebuild=True, gone=gone, mark=mark, unknown_before_ms=unknown_ms)
+
+    def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
+        """Whether a mark tells all that is pending: else the index may know more than the journals."""
+        _, found = newest_mark(self.shard, self.journal, binding.topic_id)
+        return (
+            found is not None and found.mark is not None and found.mark.requests >= requests.start
+        )
+
+    def _first_receipt_ms(self, receipts: Bounds) -> int:
+        """Before this no outcome is known any more, as far as clocks agree."""
+        first = next(iter(self.journal.receipts(receipts.start, receipts.end)), None)
+        return (first[1].at_ms if first else self.now_ms()) + CLOCKS_APART_MS
+
+    def _check_binding(self, theirs: Binding, ours: Binding) -> None:
+        shard = self.shard
+        if theirs.topic_id != ours.topic_id:
+            raise recreated(shard, theirs, ours)
+        if theirs.receipts_id != ours.receipts_id:
+            raise ForeignIndex(
+                f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, and "
+                f"{shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created again, "
+                f"so what was delivered is known to Redis alone; keep what Redis says with "
+                f"blackbox rebind {shard.topic} --pending deliver"
+            )
+        if theirs.group != ours.group:
+            raise ForeignIndex(
+                f"{shard}: the index in Redis belongs to the group {theirs.group!r}, and "
+                f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both would deliver the same "
+                f"messages; set it back, or stop all of the other group and run "
+                f"blackbox rebind {shard.topic} --pending deliver"
             )
 
-    def _apply_receipts(self, start: int, label: int, *, is_new: bool) -> tuple[int, int | None]:
+    def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
+        """A journal that ends before the index although it is the same topic was cut off."""
+        if labels.requests > requests.end or labels.receipts > receipts.end:
+            raise shortened(self.shard, labels, Labels(requests.end, receipts.end))
+
+    def _rebuild(self, start: _Start, label: int) -> tuple[int, int | None]:
+        """Outcomes into memory, then one pass over the requests, then one MULTI that ends it."""
+        ended = Ended()
+        ignored: list[int] = []
+        count = judged = 0
+        for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
+            count += ended.add(receipt.removals())
+            ignored += receipt.ignored
+            judged = max(judged, receipt.read)
+        first = self.index.labels.requests
+        self._remove_ended(ended)
+        if ignored:
+            self.index.ignore([offset for offset in ignored if offset >= first])
+        if start.unknown_before_ms is None:
+            self.index.judged_before(judged)
+        bounds = self.journal.request_bounds()
+        opening = Opening(ended, start.unknown_before_ms)
+        try:
+            for batch in self.journal.requests(first, bounds.end, ended):
+                self.progress(batch.end - start.labels.requests, bounds.end - start.labels.requests)
+                if not self.has_room():
+                    raise IndexFull("Redis is nearly full")
+                self.apply(batch, opening)
+        except IndexFull as full:
+            if start.unknown_before_ms is not None:  # who reads the rest would not know
+                raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+            self._end_ahead(bounds.end, ended)
+        self.index.finish(label, ended)
+        return count, judged
+
+    def _remove_ended(self, ended: Ended) -> None:
+        """Of a rebuild that is gone on with: it was complete once, if Redis went back to before its end."""
+        rank = 0
+        while pending := self.index.pending(rank, CHUNK):
+            found = [offset for offset in pending if offset in ended]
+            if found:
+                known = self.index.caller_ids(found)
+                removed = {offset: known.get(offset) for offset in found}
+                self.index.settle(removed, self.index.labels.receipts)
+            rank += len(pending) - len(found)
+
+    def _apply_receipts(self, start: int, label: int) -> tuple[int, int | None]:
         """How many outcomes there were; up to where rules judge nothing again, if that is not the label."""
         count = judged = 0
-        start = max(start, self.journal.receipt_bounds().start)
         for reached, removed, read in _chunked(settled(self.journal.receipts(start, label))):
             known = self.index.caller_ids(removed)
             self.index.settle({offset: known.get(offset) for offset in removed}, reached)
@@ -166,9 +333,9 @@ class Recovery:
             judged = max(judged, read)
         if self.index.labels.receipts != label:
             self.index.settle({}, label)
-        if not is_new and judged <= self.index.labels.requests:
+        if judged <= self.index.labels.requests:
             return count, None
-        self.index.judged_before(judged)  # it was lost, or went back
+        self.index.judged_before(judged)  # it went back
         return count, judged
 
     def _catch_up(self) -> None:
@@ -176,80 +343,42 @@ class Recovery:
         took_s = math.inf
         while True:
             before_s, began = took_s, time.monotonic()
-            self._read_to_the_end()
+            if not self._read_to_the_end():
+                return
             took_s = time.monotonic() - began
             if took_s < RECENT_S or took_s >= before_s:
                 return
 
-    def _read_to_the_end(self) -> None:
+    def _read_to_the_end(self) -> bool:
+        """Whether all of it found room."""
         bounds = self.journal.request_bounds()
         try:
-            if self.index.labels.requests < bounds.start:
-                self.index.lost_before(bounds.start)
-                self.apply(Batch(self.index.labels.requests, bounds.start, []))
             for batch in self.journal.requests(self.index.labels.requests, bounds.end):
-                self.apply(batch)
+                if not self.has_room():
+                    raise IndexFull("Redis is nearly full")
+                self.apply(batch, None)
         except IndexFull as full:
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end)
+            self._end_ahead(bounds.end, Ended())
+            return False
+        return True
 
-    def _end_ahead(self, end: int) -> None:
+    def _end_ahead(self, end: int, ended: Ended) -> None:
+        """What is pending and ended by requests that stay in Kafka for now."""
         for batch in self.journal.requests(self.index.labels.requests, end):
-            named = self.names(batch)
-            holders = self.index.holders(named.caller_ids)
-            ended = self.index.caller_ids(list(holders.values()))  # without those of the cold tier
-            by_id = self.index.named(named.ids).values()
-            ended |= {one.offset: one.caller_id for one in by_id if one.is_pending}
-            if ended:
-                self.index.settle(ended, self.index.labels.receipts)
-
-
-def commit_barrier(
-    shard: Shard,
-    journal: Receipts,
-    writer: Writer,
-    now_ms: Callable[[], int],
-    labels: Labels,
-    gone: tuple[int, int] | None = None,
-) -> tuple[int, int]:
-    """The label that a new owner's barrier reaches, and how many outcomes it voids.
-
-    The owner's index is at `labels`, and it has opened its writer. Raises a Doubt when
-    others keep writing receipts.
-    """
-    void, start = 0, labels.receipts
-    for attempt in range(ROUNDS):
-        bounds = journal.receipt_bounds()
-        end = bounds.end
-        tail = _tail(journal, max(start, bounds.start), end)
-        newest = tail[-1:] if attempt == 0 else tail
-        missing = journal.missing([r for _, r in newest if not r.barrier])
-        if missing:
-            logger.warning(
-                "%s: the last receipt names %d messages that are not there; they stay pending",
-                shard, len(missing),
-            )  # fmt: skip
-        void += len(missing)
-        barrier = Receipt(
-            at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests
-        )
-        writer.begin()
-        label = writer.commit(barrier)
-        start = end
-        if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
-            return label, void
-    raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
-
-
-def _tail(journal: Receipts, start: int, end: int) -> list[tuple[int, Receipt]]:
-    """The last receipts; further back where there are none, as aborted ones leave only gaps."""
-    length = TAIL
-    while True:
-        first = max(start, end - length)
-        tail = list(journal.receipts(first, end))
-        if tail or first == start:
-            return tail
-        length *= 10
+            ahead = self.ahead(batch)
+            holders = self.index.holders(ahead.touched.caller_ids)
+            removed = self.index.caller_ids(
+                list(holders.values())
+            )  # without those of the cold tier
+            by_id = self.index.named(ahead.touched.ids).values()
+            removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
+            # Under a shorter horizon than now these were cold, carried on and then delivered.
+            delivered = {o for at, *before in ahead.carried if at in ended for o in before}
+            known = [offset for offset in delivered if offset < self.index.labels.requests]
+            removed |= dict.fromkeys(known) | self.index.caller_ids(known)
+            if removed:
+                self.index.settle(removed, self.index.labels.receipts)
 
 
 def _chunked(

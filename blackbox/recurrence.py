@@ -99,13 +99,18 @@ def without_mark(headers: Headers) -> Headers:
 
 def asked_again(entry: Entry, now_ms: int) -> bytes:
     """The value of the record that asks for the next time, in the format `countdown`."""
-    recurs = entry.recurs or ""
-    at_ms = next_ms(recurs, entry.due_ms, now_ms)
-    kind, _, rest = recurs.partition(" ")
-    asked: dict[str, Any] = {"topic": entry.target, "at": at_ms, "id": entry.caller_id}
+    return asked_at(entry, next_ms(entry.recurs or "", entry.due_ms, now_ms))
+
+
+def asked_at(entry: Entry, at_ms: int) -> bytes:
+    """The value of a record that asks for the same at this time, in the format `countdown`."""
+    kind, _, rest = (entry.recurs or "").partition(" ")
+    asked: dict[str, Any] = {"topic": entry.target, "at": at_ms}
+    if entry.caller_id is not None:
+        asked["id"] = entry.caller_id
     if kind == _EVERY:
         asked[_EVERY] = int(rest) / 1000
-    else:
+    elif kind == _CRON:
         asked["timezone"], _, asked[_CRON] = rest.partition(" ")
     asked |= _as_text("message", "encoding", entry.message)
     if entry.key is not None:

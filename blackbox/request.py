@@ -89,6 +89,7 @@ class Reason(StrEnum):
     QUOTA = "quota"
     EXPIRED = "expired"
     PAYLOAD_LOST = "payload-lost"
+    OUTCOME_UNKNOWN = "outcome-unknown"
 
 
 MAY_COME_BACK = frozenset({Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE})
@@ -98,10 +99,18 @@ NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})
 """Reasons that lie with what the operator allows the caller."""
 
 UNDELIVERABLE = (
-    MAY_COME_BACK | NOT_ADMITTED | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST}
+    MAY_COME_BACK
+    | NOT_ADMITTED
+    | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST, Reason.OUTCOME_UNKNOWN}
 )
 """Reasons found with a request that reads well and has taken the place of others, as one that is
 TOO_LATE has not."""
+
+
+OUTCOME_UNKNOWN = (
+    "it may have been delivered: the receipts of that time were removed from Kafka before they were "
+    "read; replay it if it was not"
+)
 
 
 class Request(NamedTuple):
@@ -180,6 +189,18 @@ def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
         if request_id(Shard(topic, partition), offset) == str(parsed):
             return Shard(topic, partition), offset
     raise ValueError(f"{text!r} belongs to none of the request topics {', '.join(topics)}")
+
+
+_SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,7})@([0-9]{1,19})")
+
+
+def placed(text: str) -> tuple[Shard, int] | None:
+    """The shard and offset that a place such as `TB/3@1234` names; None for another text."""
+    found = _SOURCE.fullmatch(text)
+    if found is None:
+        return None
+    shard, offset = Shard(found[1], int(found[2])), int(found[3])
+    return (shard, offset) if shard.partition <= MAX_PARTITION and offset <= MAX_OFFSET else None
 
 
 def offset_in(shard: Shard, text: str) -> int | None:

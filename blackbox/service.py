@@ -81,7 +81,7 @@ class Service:
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
-        schedule(self._scheduler, self._promotion, settings.hot_horizon_s)
+        schedule(self._scheduler, self._promotion, settings)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.add_job(
@@ -102,13 +102,14 @@ class Service:
         self._oscillator.stop()
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
+        self._owners.close()
         self._membership.close()
         self._reader.close()
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Something due was delivered within the last minute, or nothing was due."""
-        return not self.stuck()
+        """Whether the threads of this process go on; what Kafka and Redis do is no reason to restart it."""
+        return not self._scheduler.running or self._intake.is_alive()
 
     def is_ready(self) -> bool:
         """Every shard the group gave to this process is open."""
@@ -121,6 +122,10 @@ class Service:
     def not_open(self) -> list[Shard]:
         """The shards that the group gave to this process and that are not open."""
         return sorted(self._membership.owned() - self._owners.open_shards())
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, what was in the way the last time."""
+        return self._owners.why_not_open()
 
     def _take_in(self) -> None:
         """Store what was read; while Redis is busy with it, read and parse what comes next."""

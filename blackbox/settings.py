@@ -176,8 +176,21 @@ class Settings(BaseSettings):
     max_countdown_s: int = Field(
         34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
     )
+    retention_s: int = Field(
+        604_800, ge=1, le=315_360_000,
+        description="journals keep what has ended for at least so long, for look-ups, ledger and audit",
+    )  # fmt: skip
+    trim_interval_s: int = Field(
+        900, ge=1, le=86_400,
+        description="how often to look from where on the journals are still needed, and to trim them",
+    )  # fmt: skip
+    renew_after_s: int | None = Field(
+        None, ge=1, le=315_360_000,
+        description="age at which a request beyond the horizon is written again; by default a day, or "
+        "the horizon if that is longer",
+    )  # fmt: skip
     hot_horizon_s: int = Field(
-        0, ge=0, le=315_360_000,
+        86_400, ge=0, le=315_360_000,
         description="requests due further ahead stay out of Redis until they come near; 0: all enter",
     )  # fmt: skip
     spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
@@ -248,9 +261,9 @@ class Settings(BaseSettings):
         )
 
     @property
-    def retention_ms(self) -> int:
-        """How long journals must be kept so that nothing pending ever leaves them."""
-        return (self.max_countdown_s + self.grace_s) * 1000
+    def renew_after_ms(self) -> int:
+        """The age at which a request of the cold tier is written again."""
+        return 1000 * (self.renew_after_s or max(86_400, self.hot_horizon_s))
 
     @property
     def horizon_ms(self) -> int | None:
@@ -260,6 +273,17 @@ class Settings(BaseSettings):
     def horizon_ms_of(self, topic: str) -> int | None:
         """The same for one request topic: a compacted one does not keep a cold tier."""
         return None if topic in self.schedule_topics else self.horizon_ms
+
+    def kept_ms_of(self, topic: str) -> int:
+        """How long Kafka must keep a request topic at least, if it removes records by their age.
+
+        Twice the horizon: what is due later is written again before. Without one, as long as anything
+        can be pending.
+        """
+        horizon_ms = self.horizon_ms_of(topic)
+        return (
+            (self.max_countdown_s + self.grace_s) * 1000 if horizon_ms is None else 2 * horizon_ms
+        )
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""

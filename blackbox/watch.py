@@ -9,13 +9,12 @@ from threading import Lock
 from blackbox.clock import Clock
 from blackbox.connect import rules
 from blackbox.doubt import Doubt
-from blackbox.index.server import NotTold, RedisServer
+from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
 from blackbox.metrics import Metrics
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.watch")
 
-PAUSE_AT = 0.85
 RESUME_AT = 0.75
 MAX_SKEW_MS = 1000
 

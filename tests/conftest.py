@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
-from tests.promises import Promises
+from blackbox.embedded.redis import find_redis
+from tests.promises import NO_TOOL, Promises
 from tests.world import World
 
 # How long an example takes says how busy the machine is, not whether the product is right.
@@ -39,11 +41,28 @@ def pytest_runtest_makereport(
     return report
 
 
-def missing(reason: str) -> None:
+def missing(reason: str) -> NoReturn:
     """A server that cannot be started skips on a laptop and fails in CI."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def missing_tool(reason: str) -> NoReturn:
+    """The same for a tool that README does not ask for; a promise that needs it is told as not shown."""
+    missing(f"{NO_TOOL}{reason}")
+
+
+@pytest.fixture(scope="session")
+def redis_7() -> str:
+    """The server of a Redis of 7.0 or newer; the one that is brought along is older, and has no TLS."""
+    try:
+        server, version = find_redis()
+    except EmbeddedError as error:
+        missing(str(error))
+    if version < (7, 0):
+        missing_tool(f"{server} is older than 7.0; install redis-server 7.0 or newer")
+    return server
 
 
 @pytest.fixture(scope="session")

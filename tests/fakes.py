@@ -12,10 +12,11 @@ from typing import NamedTuple
 import fakeredis
 import redis
 
-from blackbox.doubt import Refused
+from blackbox.doubt import JournalLost, Refused
+from blackbox.ended import Ended
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch
+from blackbox.plan import Batch, Binding
 from blackbox.receipt import Places, Receipt, decode, encode
 from blackbox.request import Cancel, Invalid, Record, Request
 
@@ -64,6 +65,7 @@ class FakeJournal:
     calls: list[str] = field(default_factory=list)
     interlopers: list[Receipt] = field(default_factory=list)
     contract: FakeFormat = field(default_factory=FakeFormat)
+    topic_id: str = "topic"
 
     def request_bounds(self) -> FakeBounds:
         return FakeBounds(self.first_request, len(self.request_records))
@@ -71,16 +73,21 @@ class FakeJournal:
     def receipt_bounds(self) -> FakeBounds:
         return FakeBounds(self.first_receipt, len(self.receipt_records))
 
+    def binding(self, group: str) -> Binding:
+        return Binding("cluster", self.topic_id, "receipts", group)
+
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
         self.calls.append(f"receipts {start} to {end}")
-        assert start >= self.first_receipt, "out of range"
+        if start < min(self.first_receipt, end):
+            raise JournalLost("out of range")
         for offset, value in enumerate(self.receipt_records[start:end], start):
             if value is not None:
                 yield offset, decode(value)
 
-    def requests(self, start: int, end: int) -> Iterator[Batch]:
+    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
         self.calls.append(f"requests {start} to {end}")
-        assert start >= self.first_request, "out of range"
+        if start < min(self.first_request, end):
+            raise JournalLost("out of range")
         for first in range(start, end, self.read_at_once):
             last = min(first + self.read_at_once, end)
             kept = [found for found in self.request_records[first:last] if found is not None]
@@ -95,6 +102,10 @@ class FakeJournal:
 
     def record_at(self, topic: str, partition: int, offset: int) -> Record | None:
         return None
+
+    def first_request_since(self, at_ms: int) -> int | None:
+        found = self.request_records[self.first_request :]
+        return next((one.offset for one in found if one and one.timestamp_ms >= at_ms), None)
 
     def first_receipt_since(self, at_ms: int) -> int | None:
         found = enumerate(self.receipt_records[self.first_receipt :], self.first_receipt)

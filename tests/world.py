@@ -224,6 +224,7 @@ class World:
         self.contract = "countdown"
         self.targets = [f"{self.name}.orders", f"{self.name}.billing"]
         self.dead_letters = f"{self.name}.dead"
+        self.kept: dict[str, str] = {}
         self.asked: dict[str, Asked] = {}
         self.services: list[ServiceProcess] = []
         self._received: list[Message] = []
@@ -242,7 +243,7 @@ class World:
 
     def __enter__(self) -> World:
         appended = {"message.timestamp.type": "LogAppendTime"}
-        large = appended | {"max.message.bytes": str(LARGEST_BYTES)}
+        large = appended | self.kept | {"max.message.bytes": str(LARGEST_BYTES)}
         topics = [
             NewTopic(self.requests, self.partitions, config=large),
             NewTopic(self.dead_letters, 1),

@@ -31,6 +31,9 @@ from tests.world import World, each_of, read_all, until
 
 HORIZON_S = 3600
 HOUR_MS = 3_600_000
+YEARS_S = 315_360_000
+"""Nothing is written again for its age, unless Kafka would remove it."""
+
 DAY_MS = 24 * HOUR_MS
 
 
@@ -39,13 +42,14 @@ class Year:
 
     def __init__(self, world: World, horizon_s: int = HORIZON_S) -> None:
         self.world = world
-        self.environment = world.environment(hot_horizon_s=horizon_s)
-        self.settings = world.settings(hot_horizon_s=horizon_s)
+        kept = {"hot_horizon_s": horizon_s, "renew_after_s": YEARS_S}
+        self.environment = world.environment(**kept)
+        self.settings = world.settings(**kept)
         self.access = kafka(self.settings)
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]
         self.began_ms = time.time_ns() // 1_000_000
-        topics = OwnTopics(self.access, [world.requests], world.dead_letters, retention_ms=-1)
+        topics = OwnTopics(self.access, [world.requests], world.dead_letters)
         topics.ensure()
         until("its shard has a leader", self._has_leader)
 
@@ -84,12 +88,13 @@ class Year:
         try:
             Recovery(
                 shard=shard,
+                group=self.settings.group_id,
                 index=index,
                 journal=journal,
                 writer=writer,
                 confirm=lambda: None,
-                apply=lambda batch: intake.apply(batch, now_ms),
-                names=lambda batch: intake.names(batch, now_ms),
+                apply=lambda batch, opening: intake.apply(batch, now_ms, opening),
+                ahead=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
             dispatch = Dispatch(

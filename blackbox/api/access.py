@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.exceptions import HTTPException
+
+READS_AT_ONCE = 8
+"""Of the 40 threads that answer. A read may take seconds of one, and of the core that delivers."""
+
+TURN_WITHIN_S = 2.0
+"""How long a read waits for its turn; it takes no thread meanwhile."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
@@ -24,6 +31,9 @@ class Access:
     hosts: Sequence[str]
     operate_token: str | None = field(default=None, repr=False)
     read_token: str | None = field(default=None, repr=False)
+    _reads: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE), repr=False, compare=False
+    )
 
     def read(self, request: Request) -> None:
         """Raises HTTPException 401 unless this caller may look."""
@@ -32,6 +42,20 @@ class Access:
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
+
+    async def turn(self) -> AsyncIterator[None]:
+        """A turn to read something. Raises HTTPException 503 while too many others read."""
+        try:
+            async with asyncio.timeout(TURN_WITHIN_S):
+                await self._reads.acquire()
+        except TimeoutError:
+            raise HTTPException(
+                503, f"{READS_AT_ONCE} reads are being answered; ask again", {"Retry-After": "1"}
+            ) from None
+        try:
+            yield
+        finally:
+            self._reads.release()
 
     def operate(self, request: Request) -> None:
         """Raises HTTPException 401 or 403 unless this caller may change things."""

@@ -68,7 +68,8 @@ class RequestState(BaseModel):
     source: str = Field(description="its record: TB/3@1234")
     state: str = Field(
         description="pending, delivered, dead, expired, invalid, ended (cancelled or replaced), "
-        "unread, cancel, tombstone"
+        "unread, cancel, tombstone; over (not pending any more) and undetermined where a look-up has "
+        "read as much as it may and did not find the outcome: `detail` says so"
     )
     caller: str | None = None
     caller_id: str | None = None
@@ -133,11 +134,17 @@ class CancelState(BaseModel):
         "Kafka and not taken in yet"
     )
     request: RequestState
+    others: list[RequestState] | None = Field(
+        None,
+        description="what was under the same caller's id in other partitions, cancelled as well",
+    )
 
     @classmethod
     def of(cls, cancelled: Cancelled) -> CancelState:
         assert cancelled.request is not None
-        return cls(outcome=cancelled.outcome, request=RequestState.of(cancelled.request))
+        others = [RequestState.of(other) for other in cancelled.others]
+        request = RequestState.of(cancelled.request)
+        return cls(outcome=cancelled.outcome, request=request, others=others or None)
 
 
 class Due(BaseModel):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request, Response
@@ -43,7 +44,9 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
     @app.api_route("/readyz", methods=READS, include_in_schema=False)
     async def ready() -> JSONResponse:
-        return _probe("ready", service.is_ready(), "not_open", service.not_open())
+        closed = service.not_open()
+        why = {str(one): text for one, text in service.why_not_open().items() if one in closed}
+        return _probe("ready", service.is_ready(), "not_open", closed, {"why": why} if why else {})
 
     @app.api_route("/metrics", methods=READS, include_in_schema=False)
     async def scrape(accept: Annotated[str, Header()] = "") -> Response:
@@ -87,6 +90,12 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     return app
 
 
-def _probe(name: str, is_good: bool, which: str, shards: Sequence[Shard]) -> JSONResponse:
-    content = {name: is_good, which: [str(shard) for shard in shards]}
+def _probe(
+    name: str,
+    is_good: bool,
+    which: str,
+    shards: Sequence[Shard],
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> JSONResponse:
+    content = {name: is_good, which: [str(shard) for shard in shards], **more}
     return JSONResponse(content, 200 if is_good else 503, NOT_STORED)

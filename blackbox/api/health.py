@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from blackbox.request import Shard
@@ -15,3 +15,4 @@ class Health(Protocol):
     def is_ready(self) -> bool: ...
     def stuck(self) -> Sequence[Shard]: ...
     def not_open(self) -> Sequence[Shard]: ...
+    def why_not_open(self) -> Mapping[Shard, str]: ...

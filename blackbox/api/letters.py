@@ -15,7 +15,8 @@ from blackbox.control.control import Control
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
-    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+    looks = [Depends(access.read), Depends(access.turn)]
+    changes = [Depends(access.operate)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(

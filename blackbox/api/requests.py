@@ -25,6 +25,7 @@ from blackbox.api.answers import (
 )
 from blackbox.control.control import Control, Refused
 from blackbox.control.pending import LAST_MS, Place, Wanted
+from blackbox.fate import Fate
 
 MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
@@ -38,6 +39,12 @@ FAILURES: dict[int | str, dict[str, Any]] = {
     503: {"model": Failure, "description": "Kafka or Redis does not answer"},
 }
 NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Failure}}
+UNDETERMINED: dict[int | str, dict[str, Any]] = {
+    504: {
+        "model": Failure,
+        "description": "where it is now was not found in time; nothing was done",
+    }
+}
 TOO_LARGE: dict[int | str, dict[str, Any]] = {413: {"model": Failure}}
 
 ASKED = {
@@ -80,7 +87,8 @@ Name = Annotated[str | None, Query(max_length=255)]
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
-    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+    looks = [Depends(access.read), Depends(access.turn)]
+    changes = [Depends(access.operate)]
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, dependencies=changes,
@@ -138,18 +146,20 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.delete(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
-        responses=NOT_FOUND,
+        responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def cancel(id: str) -> CancelState:
-        """Cancel a pending request, and say whether that was in time."""
+        """Cancel a pending request, by a caller's id all under it, and say whether that was in time."""
         done = control.cancel(id)
         if done.outcome == "unknown":
             raise _unknown(id)
+        if done.outcome == "undetermined":
+            raise _undetermined(done.request)
         return CancelState.of(done)
 
     @router.patch(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
-        responses=NOT_FOUND,
+        responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def reschedule(id: str, due: Due) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
@@ -159,6 +169,8 @@ def routes(control: Control, access: Access) -> APIRouter:
             raise HTTPException(422, str(error)) from None
         if done.outcome == "unknown":
             raise _unknown(id)
+        if done.outcome == "undetermined":
+            raise _undetermined(done.request)
         return RescheduledState.of(done)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
@@ -217,6 +229,11 @@ def _asked(found: list[str] | list[Refused]) -> Any:
         ],
     )
     return JSONResponse(told.model_dump(), 422)
+
+
+def _undetermined(fate: Fate | None) -> HTTPException:
+    assert fate is not None
+    return HTTPException(504, f"nothing was done to {fate.id}: {fate.detail}")
 
 
 def _unknown(id: str) -> HTTPException:

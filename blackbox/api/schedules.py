@@ -56,7 +56,7 @@ READS: dict[int | str, dict[str, Any]] = {
 def routes(health: Health, control: Control, access: Access, settings: Settings) -> APIRouter:
     """`/liveness`, `/info` and `/schedules`."""
     router = APIRouter()
-    looks = [Depends(access.read)]
+    looks = [Depends(access.read), Depends(access.turn)]
 
     @router.get("/liveness", responses={500: {"model": Failure}})
     def liveness() -> dict[str, bool]:

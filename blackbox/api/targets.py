@@ -17,7 +17,8 @@ Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
-    looks, changes = [Depends(access.read)], [Depends(access.operate)]
+    looks = [Depends(access.read), Depends(access.turn)]
+    changes = [Depends(access.operate)]
 
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:

@@ -18,8 +18,8 @@ from blackbox.cli.letters import letters
 from blackbox.cli.load import load
 from blackbox.cli.pending import pending
 from blackbox.cli.promote import promote
+from blackbox.cli.rebind import rebind
 from blackbox.cli.reschedule import reschedule
-from blackbox.cli.restore import restore
 from blackbox.cli.run import run
 from blackbox.cli.send import send
 from blackbox.cli.show import show
@@ -57,7 +57,7 @@ for command in (
     check,
     load,
     ledger,
-    restore,
+    rebind,
     audit,
     promote,
 ):

@@ -25,7 +25,7 @@ def need_spark() -> None:
     if missing := missing_packages():
         raise ended(
             f"not installed: {', '.join(missing)}; this command runs on Spark: "
-            "pip install 'blackbox[spark]'",
+            "pip install '.[spark]' in a checkout of blackbox",
             FAILED,
         )
 

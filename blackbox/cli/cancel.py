@@ -20,7 +20,7 @@ def cancel(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Cancel a pending request; too late once its delivery is under way.
+    """Cancel a pending request, by a caller's id all under it; too late once delivery is under way.
 
     Ends with 1 unless it was cancelled.
     """
@@ -33,7 +33,8 @@ def cancel(
         control.close()
     if json:
         request = None if done.request is None else asdict(done.request)
-        typer.echo(as_json({"outcome": done.outcome, "request": request}))
+        others = [asdict(other) for other in done.others]
+        typer.echo(as_json({"outcome": done.outcome, "request": request, "others": others}))
     else:
         what = id if done.request is None else done.request.source
         state = "" if done.request is None else done.request.state
@@ -43,9 +44,12 @@ def cancel(
                     "cancelled": f"cancelled {what}",
                     "too-late": f"too late: {what} is {state}",
                     "asked": f"asked to cancel {what}; the service has not taken it in yet",
+                    "undetermined": f"not cancelled: {'' if done.request is None else done.request.detail}",
                     "unknown": f"{what}: no request of this id, and none pending under it",
                 }[done.outcome]
             )
         )
+        for other in done.others:
+            typer.echo(printable(f"the same id at {other.source}: {other.state}"))
     if done.outcome != "cancelled":
         raise typer.Exit(FAILED)

@@ -38,7 +38,7 @@ def ledger(
     accept_gap: AcceptGap = False,
     json: AsJson = False,
 ) -> None:
-    """Add what is new in the journals to Parquet tables, for audit and restore."""
+    """Add what is new in the journals to Parquet tables, for the audit."""
     settings = load()
     logs.silent()
     place = path or settings.ledger

@@ -48,6 +48,7 @@ def reschedule(
             told |= {
                 "rescheduled": done.request.id,
                 "too-late": f"too late: {done.request.source} is {done.request.state}",
+                "undetermined": f"not rescheduled: {done.request.detail}",
                 "asked": f"asked for {done.request.id}; the service has not taken it in yet",
             }
         typer.echo(printable(told[done.outcome]))

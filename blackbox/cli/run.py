@@ -71,8 +71,8 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
     missing = [name for name in SPARK_PACKAGES if find_spec(name) is None]
     if missing:
         raise BadUsage(
-            f"the Spark engine needs {', '.join(missing)}; pip install 'blackbox[spark]',"
-            " or choose --engine process (BLACKBOX_ENGINE=process)"
+            f"the Spark engine needs {', '.join(missing)}; pip install '.[spark]' in a checkout"
+            " of blackbox, or choose --engine process (BLACKBOX_ENGINE=process)"
         )
     try:
         find_java()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -16,10 +16,10 @@ from blackbox.cli.terminal import as_json
 from blackbox.control.fate import Registry
 from blackbox.fate import Fate
 from blackbox.logs import printable
-from blackbox.request import MAX_OFFSET, MAX_PARTITION, Shard, locate
+from blackbox.request import MAX_OFFSET, Shard, locate, placed
 from blackbox.settings import load
 
-_SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,7})@([0-9]{1,19})")
+NOT_TOLD = ("unknown", "over", "undetermined")
 _MEMBER = re.compile(r"[0-9a-f]{16}")
 
 
@@ -32,29 +32,31 @@ def show(
 ) -> None:  # fmt: skip
     """Say whether a request is pending, where its message went, or why it is a dead letter.
 
-    Ends with 1 when there is no such request.
+    Ends with 1 when there is no such request, or what became of it was not found in time.
     """
     settings = load()
     logs.silent()
     registry = Registry(settings)
     try:
-        fates = list(_fates(registry, _place(id, registry, list(settings.topics))))
+        places = _places(id, registry, list(settings.topics))
+        fates = [fate for place in places for fate in _fates(registry, place)]
     finally:
         registry.close()
     for fate in fates:
         typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
-    if all(fate.state == "unknown" for fate in fates):
+    if all(fate.state in NOT_TOLD for fate in fates):
         if not fates:
             typer.echo(f"{id}: no shard has a request of this name", err=True)
         raise typer.Exit(FAILED)
 
 
-def _place(text: str, registry: Registry, topics: list[str]) -> tuple[Shard | None, int]:
+def _places(text: str, registry: Registry, topics: list[str]) -> Sequence[tuple[Shard | None, int]]:
+    """Of what is pending under a caller's id the newest first."""
     try:
-        return _parse(text, topics)
+        return [_parse(text, topics)]
     except BadUsage:
-        held = registry.holder(text)
-        if held is None:
+        held = registry.holders(text)
+        if not held:
             raise
         return held
 
@@ -65,12 +67,11 @@ def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
         offset = int(text, 16)
         if offset <= MAX_OFFSET:
             return None, offset
-    if source := _SOURCE.fullmatch(text):
-        topic, partition, offset = source[1], int(source[2]), int(source[3])
+    if place := placed(text):
+        topic = place[0].topic
         if topic not in topics:
             raise BadUsage(f"{text}: {topic!r} is none of the request topics {', '.join(topics)}")
-        if partition <= MAX_PARTITION and offset <= MAX_OFFSET:
-            return Shard(topic, partition), offset
+        return place
     try:
         return locate(text, topics)
     except ValueError as error:
@@ -129,6 +130,8 @@ def _sentence(fate: Fate) -> str:
         "unread": "in Kafka, not taken in yet",
         "cancel": f"no request: it cancels the one under {fate.caller_id!r}",
         "tombstone": "no request: the tombstone of a schedule that has ended",
+        "over": f"not pending any more; {fate.detail}",
+        "undetermined": f"not known: {fate.detail}",
         "unknown": "there is no such request: never written, or no longer kept by Kafka",
     }[fate.state]
 

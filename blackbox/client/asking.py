@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,13 +15,16 @@ from blackbox.cancel import HEADER as CANCEL_HEADER
 from blackbox.client.moving import Moved
 from blackbox.client.request import cancel_value
 from blackbox.doubt import Doubt, NotAllowed
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
 POLL_S = 0.1
+COUNTED_FOR_S = 5.0
+"""How long the number of partitions is taken for true: as often as the client itself asks for it."""
+
 CALLER_HEADER = "CALLER_SERVICE"
 GROUP_ID = "blackbox-client"
 """Of consumers that join no group, unless the caller names another one."""
@@ -105,6 +109,8 @@ class Asker:
         self._own_headers = [(CALLER_HEADER, caller.encode())] if caller is not None else []
         self.request_topic = request_topic
         self._failures: list[str] = []
+        self._partitions = 0
+        self._counted_s = -math.inf
 
     def reach(self) -> None:
         """Make sure that the request topic is there. Raises NotSent, after about 5 s without brokers."""
@@ -142,13 +148,35 @@ class Asker:
         self._producer.poll(0)
         return asked
 
-    def ask_to_cancel(self, id: str) -> Asked:
-        """Write the cancel of the pending request of this id, or that was last made under it."""
+    def ask_to_cancel(self, id: str) -> list[Asked]:
+        """Write the cancel of the pending request of this id, or of all that were made under it.
+
+        What was made under it before partitions were added is in another one than its key tells, so
+        the cancel goes to every partition; the first of these records to that of the key.
+        """
         try:
             shard, _ = locate(id, [self.request_topic])
         except ValueError:
-            return self.ask(cancel_value(id), key=id)
-        return self.ask(None, headers=[(CANCEL_HEADER, id.encode())], partition=shard.partition)
+            value, count = cancel_value(id), self.partitions()
+            first = self.ask(value, key=id)
+            others = range(count) if count > 1 else ()
+            return [first, *(self.ask(value, key=id, partition=other) for other in others)]
+        headers = [(CANCEL_HEADER, id.encode())]
+        return [self.ask(None, headers=headers, partition=shard.partition)]
+
+    def partitions(self) -> int:
+        """Of the request topic, as of a moment ago; 0 while it is not there. Raises NotSent."""
+        if time.monotonic() - self._counted_s > COUNTED_FOR_S:
+            topic = self.request_topic
+            try:
+                found = self._producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            except KafkaException as error:
+                raise NotSent(
+                    f"cannot ask for the partitions of {topic}: {error.args[0].str()}; check the "
+                    f"brokers at {self.access.bootstrap_servers}"
+                ) from None
+            self._partitions, self._counted_s = len(found.partitions), time.monotonic()
+        return self._partitions
 
     def ask_to_move(self, shard: Shard, moved: Moved) -> Asked:
         """Write a request that takes the place of another; in this caller's name, without one in that of the other."""

@@ -13,6 +13,7 @@ from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
 from blackbox.client.looking import Looker, State
 from blackbox.client.moving import Moved
 from blackbox.client.request import request_value
+from blackbox.fate import LOOK_UP_S
 from blackbox.request import Shard, request_id
 
 POLL_S = 0.002
@@ -107,29 +108,32 @@ class Client(_Caller):
         return self._ids([_ask(self._asker, Later(*message)) for message in messages])
 
     def cancel(self, id: str) -> str:
-        """Ask that the pending request of this id, or last made under it, is not delivered.
+        """Ask that the pending request of this id, or made under it, is not delivered.
 
-        It takes the id that `send_later` returned as well as one's own. Returns the id of the
-        cancel's own record once Kafka has it. Raises NotSent.
+        It takes the id that `send_later` returned as well as one's own; by that one a record goes to
+        every partition of the request topic. Returns the id of the cancel's own record, the first of
+        them, once Kafka has all. Raises NotSent.
         """
-        return self._ids([self._asker.ask_to_cancel(id)])[0]
+        return self._ids(self._asker.ask_to_cancel(id))[0]
 
-    def reschedule(self, id: str, when: datetime | timedelta) -> str:
+    def reschedule(
+        self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
+    ) -> str:
         """Have the pending request of this id, which `send_later` returned, delivered at another time.
 
         Returns its new id once Kafka has it. If the message goes out before a service has read that,
         it is delivered once all the same: the new request is dead then, `too-late`. Raises TooLate
         when it is known to have ended, NotSent, and as `get`.
         """
-        return self._ids([self._ask_to_move(id, self._looker.moved(id, when))])[0]
+        return self._ids([self._ask_to_move(id, self._looker.moved(id, when, timeout_s))])[0]
 
-    def get(self, id: str) -> State:
+    def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """What became of the request of this id, which `send_later` returned; from Kafka alone.
 
         Raises ValueError for what is no such id, also for one's own; NotTold when Kafka does not
-        answer, or does not let this caller read.
+        answer, or does not let this caller read, or reading for `timeout_s` did not find it.
         """
-        return self._looker.get(id)
+        return self._looker.get(id, timeout_s)
 
     def _ids(self, asked: list[Asked]) -> list[str]:
         self._asker.flush()
@@ -181,20 +185,22 @@ class AsyncClient(_Caller):
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
-        [found] = await self._ids([self._asker.ask_to_cancel(id)])
-        return found
+        await asyncio.to_thread(self._asker.partitions)  # may wait for Kafka
+        return (await self._ids(self._asker.ask_to_cancel(id)))[0]
 
-    async def reschedule(self, id: str, when: datetime | timedelta) -> str:
+    async def reschedule(
+        self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
+    ) -> str:
         """As `Client.reschedule`."""
         async with self._looking:
-            found = await asyncio.to_thread(self._looker.moved, id, when)
+            found = await asyncio.to_thread(self._looker.moved, id, when, timeout_s)
         [moved] = await self._ids([self._ask_to_move(id, found)])
         return moved
 
-    async def get(self, id: str) -> State:
+    async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """As `Client.get`; looks in a thread, one request at a time."""
         async with self._looking:
-            return await asyncio.to_thread(self._looker.get, id)
+            return await asyncio.to_thread(self._looker.get, id, timeout_s)
 
     async def _ids(self, asked: list[Asked]) -> list[str]:
         with suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,16 @@ from typing import Literal, cast
 
 from blackbox.client.moving import Moved, moved
 from blackbox.doubt import Doubt, NotAllowed
-from blackbox.fate import DEAD, NO_REQUEST, Fate, Fates, Place
+from blackbox.fate import (
+    DEAD,
+    LOOK_UP_S,
+    NO_REQUEST,
+    Fate,
+    Fates,
+    Limit,
+    LimitReached,
+    Place,
+)
 from blackbox.formats.countdown import Countdown
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
@@ -73,27 +83,29 @@ class Looker:
         self._partitions: dict[str, int] = {}
         self._lock = Lock()
 
-    def get(self, id: str) -> State:
+    def get(self, id: str, timeout_s: float = LOOK_UP_S) -> State:
         """What became of the request of this id.
 
         Raises ValueError for what is no id of a request of the topic, NotTold when Kafka does not
-        answer, or its ACLs lack a right.
+        answer, or its ACLs lack a right, or reading for `timeout_s` did not find it.
         """
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
-            fate = self._fate(shard, offset)
+            fate = self._fate(shard, offset, timeout_s)
         if fate.state in NO_REQUEST:
             raise ValueError(f"{id!r} is the id of a {fate.state}, no request; {_WHAT_TO_GIVE}")
         return _state(fate)
 
-    def moved(self, id: str, when: datetime | timedelta) -> tuple[Shard, Moved] | None:
+    def moved(
+        self, id: str, when: datetime | timedelta, timeout_s: float = LOOK_UP_S
+    ) -> tuple[Shard, Moved] | None:
         """What to write to have the request of this id due then; None unless it is pending.
 
         Raises as `get`, and ValueError for a time without a zone.
         """
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
-            fate = self._fate(shard, offset)
+            fate = self._fate(shard, offset, timeout_s)
             if fate.state != "pending":
                 return None
             now_at = offset if fate.carried is None else int(fate.carried.rpartition("@")[2])
@@ -115,19 +127,26 @@ class Looker:
         except ValueError as reason:
             raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
 
-    def _fate(self, shard: Shard, offset: int) -> Fate:
+    def _fate(self, shard: Shard, offset: int, timeout_s: float) -> Fate:
         is_used = bool(self._partitions)
+        limit = Limit(timeout_s, math.inf)
         try:
-            return self._judged(shard, offset)
+            return self._judged(shard, offset, limit)
+        except LimitReached:
+            raise NotTold(
+                f"what became of {request_id(shard, offset)} was not found: {limit} were read, and "
+                "there are more; give a longer timeout_s, or ask a service, which has an index: "
+                "GET /requests/{id}"
+            ) from None
         except Doubt:
             self._reader.close()
             self._partitions = {}
             if not is_used:
                 raise
         # A consumer that slept through an outage may know no broker, or an earlier leader.
-        return self._fate(shard, offset)
+        return self._fate(shard, offset, timeout_s)
 
-    def _judged(self, shard: Shard, offset: int) -> Fate:
+    def _judged(self, shard: Shard, offset: int, limit: Limit) -> Fate:
         receipts = receipts_topic(self._topic)
         if not shard.partition < min(self._count(self._topic), self._count(receipts)):
             self._partitions = Topics(self._access.admin()).partitions(
@@ -141,7 +160,7 @@ class Looker:
         journal = ShardJournal(shard, self._access, reader=self._reader)
         has_receipts = shard.partition < self._count(receipts)
         now_ms = time.time_ns() // 1_000_000
-        fates = Fates(shard, journal, self._contract, now_ms, has_receipts)
+        fates = Fates(shard, journal, self._contract, now_ms, has_receipts, limit)
         fate = fates.fate(offset)
         with suppress(NotAllowed):
             return fates.explained(fate)

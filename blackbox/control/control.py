@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Literal, TypeVar
 
@@ -20,6 +20,7 @@ from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
 from blackbox.logs import QUIET
+from blackbox.plan import Labels
 from blackbox.request import (
     Cancel,
     Headers,
@@ -29,6 +30,7 @@ from blackbox.request import (
     Request,
     Shard,
     locate,
+    placed,
     request_id,
 )
 from blackbox.settings import Settings
@@ -47,8 +49,15 @@ CLIENTS_MOST_BYTES = 1_000_000
 HEADROOM_BYTES = 2_000
 """For key, headers and what Kafka adds, of the largest record that a client sends."""
 
-Outcome = Literal["cancelled", "too-late", "asked", "unknown"]
+Outcome = Literal["cancelled", "too-late", "asked", "unknown", "undetermined"]
+NEWS: tuple[Outcome, ...] = ("undetermined", "asked", "too-late", "cancelled", "unknown")
+"""What is told when several requests were to be cancelled: that of which the caller must know."""
+
 WAITING = ("pending", "unread")
+_UNTOLD: dict[str, Literal["unknown", "undetermined"]] = {
+    "unknown": "unknown",
+    "undetermined": "undetermined",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,15 @@ class Cancelled:
     too-late  -- it was delivered, or is a dead letter, or was cancelled or replaced before
     asked     -- the cancel is in Kafka, and not taken in yet
     unknown   -- there is no such request
+    undetermined -- nothing was written: where it is now was not found within the limit of a look-up
+
+    `others` were under the same caller id, and cancelled as well; `request` is the one of them that
+    the outcome is about.
     """
 
     outcome: Outcome
     request: Fate | None
+    others: tuple[Fate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +87,10 @@ class Rescheduled:
     too-late    -- it was delivered, or is a dead letter, or was cancelled or replaced before
     asked       -- `request` is in Kafka, and not taken in yet
     unknown     -- there is no such request
+    undetermined -- nothing was written: where it is now was not found within the limit of a look-up
     """
 
-    outcome: Literal["rescheduled", "too-late", "asked", "unknown"]
+    outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
     request: Fate | None
 
 
@@ -125,10 +140,10 @@ class Control:
 
     def find(self, text: str) -> Fate | None:
         """The request of this id, or the pending one made under this caller id; None: there is none."""
-        place = self._place(text)
-        if place is None:
+        places = self._places(text)
+        if not places:
             return None
-        fate = self._registry().fate(*place)
+        fate = self._registry().fate(*places[0])
         return None if fate.state == "unknown" else fate
 
     def page(
@@ -188,12 +203,17 @@ class Control:
         return asked
 
     def cancel(self, text: str) -> Cancelled:
-        """Cancel the request of this id, or the pending one made under this caller id, and look."""
-        place = self._place(text)
-        if place is None:
+        """Cancel the request of this id, or the pending ones made under this caller id, and look."""
+        done = [self._cancel(place, text) for place in self._places(text)]
+        if not done:
             return Cancelled("unknown", None)
+        worst = min(done, key=lambda one: NEWS.index(one.outcome))
+        others = tuple(one.request for one in done if one is not worst and one.request is not None)
+        return replace(worst, others=others)
+
+    def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
         registry = self._registry()
-        fate = registry.fate(*place)
+        since, fate = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
         while fate.state in WAITING and fate.reason is None:
             shard, offset = place if fate.carried is None else _at(fate.carried)
@@ -203,25 +223,57 @@ class Control:
                 if time.monotonic() > deadline:
                     return Cancelled("asked", fate)
                 time.sleep(LOOK_S)
-            before, fate = fate, registry.fate(*place)
+            before = fate
+            since, fate = self._look(place, before, since)
             if fate.state == "ended":
                 return Cancelled("cancelled", fate)
             if fate.carried == before.carried and fate.state in WAITING:
                 return Cancelled("asked", fate)
-        return Cancelled("unknown" if fate.state == "unknown" else "too-late", fate)
+        return Cancelled(_UNTOLD.get(fate.state, "too-late"), fate)
+
+    def _look(
+        self, place: tuple[Shard, int], before: Fate | None = None, since: Labels | None = None
+    ) -> tuple[Labels | None, Fate]:
+        """What became of a request, and labels behind which lies whatever becomes of it if it is pending.
+
+        `before` is what was found at first, when it was pending behind the labels `since`.
+        """
+        registry, was_at = self._registry(), None
+        labels = registry.inspector.labels(place[0])
+        if before is not None and before.state == "pending":
+            was_at = place if before.carried is None else _at(before.carried)
+        fate = registry.fate(*place) if was_at is None else registry.fate(*was_at, since)
+        if was_at is not None and was_at != place:
+            fate = fate.told_of(*place)
+        after = registry.inspector.labels(place[0])
+        if labels is None or after is None:
+            return None, fate
+        # The lower ones: Redis may have gone back in between, and shows as pending what had ended.
+        return Labels(*map(min, labels, after)), fate
 
     def reschedule(
         self, text: str, *, countdown_s: float | None = None, at: str | int | None = None
     ) -> Rescheduled:
         """Have the pending request of this id, or made under this caller id, due then instead, and look.
 
-        Raises ValueError for a time that is none, or a request in another format than `countdown`.
+        Of several under a caller id the one that was asked for last is moved, and the others are
+        cancelled. Raises ValueError for a time that is none, or a request in another format than
+        `countdown`.
         """
-        place = self._place(text)
-        registry = self._registry()
-        fate = None if place is None else registry.fate(*place)
-        if place is None or fate is None or fate.state == "unknown":
+        places = self._places(text)
+        if not places:
             return Rescheduled("unknown", None)
+        done = self._reschedule(places[0], countdown_s, at)
+        if done.outcome in ("rescheduled", "asked"):
+            for other in places[1:]:
+                self._cancel(other, request_id(*other))  # its caller id is that of the new one, too
+        return done
+
+    def _reschedule(
+        self, place: tuple[Shard, int], countdown_s: float | None, at: str | int | None
+    ) -> Rescheduled:
+        registry = self._registry()
+        since, fate = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
         while fate.state in WAITING and fate.reason is None:
             shard, offset = place if fate.carried is None else _at(fate.carried)
@@ -233,10 +285,11 @@ class Control:
             asked = registry.fate(shard, new)
             if asked.reason != Reason.TOO_LATE:
                 return Rescheduled("rescheduled", asked)
-            before, fate = fate, registry.fate(*place)
+            before = fate
+            since, fate = self._look(place, before, since)
             if fate.carried == before.carried:
                 break
-        return Rescheduled("too-late", fate)
+        return Rescheduled(_UNTOLD.get(fate.state, "too-late"), fate)
 
     def _write_moved(
         self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
@@ -343,15 +396,23 @@ class Control:
             self._made.count_partitions()
             return self._made
 
-    def _place(self, text: str) -> tuple[Shard, int] | None:
+    def _places(self, text: str) -> list[tuple[Shard, int]]:
+        """Where the request of this id is, or those pending under this caller id, the newest first.
+
+        In every shard: the partition of an id is another one once partitions were added. Or the place
+        that the text itself is.
+        """
         try:
-            return locate(text, list(self._settings.topics))
+            return [locate(text, list(self._settings.topics))]
         except ValueError:
             pass
         registry = self._registry()
-        return registry.holder(text) or self._holder_once_read(registry, text)
+        place = placed(text)
+        if place is not None and place[0].topic in self._settings.topics:
+            return registry.holders(text) or [place]
+        return registry.holders(text) or self._holders_once_read(registry, text)
 
-    def _holder_once_read(self, registry: Registry, text: str) -> tuple[Shard, int] | None:
+    def _holders_once_read(self, registry: Registry, text: str) -> list[tuple[Shard, int]]:
         """When intake has read what was written by now."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
@@ -360,10 +421,14 @@ class Control:
             if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
                 break
             time.sleep(LOOK_S)
-        return registry.holder(text)
+        return registry.holders(text)
 
     def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
-        """The offset of the cancel; by `name` it also ends the next time of what recurs."""
+        """The offset of the cancel; by `name` it also ends the next time of what recurs.
+
+        By `name` it is also written to the partition of that key, which is another one for what was
+        asked for before partitions were added: a later request under it may wait there, unread.
+        """
         key: str | None = None
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []
@@ -375,6 +440,10 @@ class Control:
             headers = [(HEADER, request_id(shard, offset).encode())]
 
         def write(asker: Asker) -> int:
+            if name is not None and key is not None:
+                there, at = asker.ask(value, key=key, headers=headers).place
+                if there == shard:
+                    return at
             asked = asker.ask(value, key=key, headers=headers, partition=shard.partition)
             return asked.place[1]
 

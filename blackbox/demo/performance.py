@@ -87,7 +87,8 @@ class Demo:
         """Hold journals, index and targets against each other; whether they agree."""
         missing = missing_packages()
         if missing:
-            display.note(f"no audit without {', '.join(missing)}: pip install 'blackbox[spark]'")
+            install = "pip install '.[spark]' in a checkout of blackbox"
+            display.note(f"no audit without {', '.join(missing)}: {install}")
             return True
         page = self.report.absolute()
         with display.step("auditing: requests, receipts, Redis and targets, on Spark") as say:

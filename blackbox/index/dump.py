@@ -15,7 +15,7 @@ import redis
 from blackbox.doubt import IndexLost
 from blackbox.index.bits import Bits
 from blackbox.index.connection import Session, pack, pool, servers
-from blackbox.index.keys import Keys
+from blackbox.index.keys import SENTINEL, Keys
 from blackbox.request import Shard
 
 PAGE = 1000
@@ -54,6 +54,7 @@ class Dump:
                 scan = pack("ZSCAN", keys.due, cursor, "COUNT", PAGE)
                 cursor, flat = session.run([scan], 1)[0]
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
+                scores.pop(SENTINEL, None)
                 bare = look.bare(list(scores))
                 yield [
                     Held(int(name, 16), int(float(score)), name not in bare)

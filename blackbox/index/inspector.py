@@ -14,7 +14,7 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Clients, Connections, pool, reason
 from blackbox.index.keys import Keys
-from blackbox.index.shard_index import FORMAT, leaving
+from blackbox.index.shard_index import labels_of, leaving
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 
@@ -49,7 +49,7 @@ class Pending(NamedTuple):
 class Inspector:
     """Reads any shard without taking part in it, also while Redis is full (so without MULTI).
 
-    Every method raises IndexLost when Redis does not answer, ValueError for an index that another
+    Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
     version wrote. Costs a few commands, whatever the number of entries.
     """
 
@@ -71,13 +71,13 @@ class Inspector:
             ("ZCARD", keys.due),
             ("ZCOUNT", keys.due, "-inf", now_ms),
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
-            ("ZRANGE", keys.due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+            ("ZRANGE", keys.due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
-        labels = _labels(shard, state[:2], receipts)
+        labels = labels_of(shard, state[:2], receipts)
         cold = state[2]
         return Standing(
             labels,
-            pending,
+            max(0, pending - 1),  # without the sentinel
             due_now,
             _score(first),
             _score(after),
@@ -91,7 +91,18 @@ class Inspector:
         state, receipts = self._together(
             keys, ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
         )
-        return _labels(shard, state, receipts)
+        return labels_of(shard, state, receipts)
+
+    def is_ready(self, shard: Shard) -> bool:
+        """Whether requests can be stored: there is an index, and nobody rebuilds it."""
+        keys = Keys(shard)
+        state, rebuild, receipts = self._together(
+            keys,
+            ("HMGET", keys.state, "format", "requests"),
+            ("HGET", keys.state, "rebuild"),
+            ("GET", keys.receipts),
+        )
+        return labels_of(shard, state, receipts) is not None and rebuild is None
 
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
@@ -192,18 +203,6 @@ def _readable(payload: bytes | None) -> Entry | None:
         return entries.decode(payload or b"")
     except ValueError:  # dispatch reads it again from Kafka
         return None
-
-
-def _labels(shard: Shard, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
-    version, requests = state
-    if version == FORMAT and requests is not None and receipts is not None:
-        return Labels(int(requests), int(receipts))
-    if version not in (None, FORMAT):
-        raise ValueError(
-            f"the index of {shard} has format {version!r}; this version reads {FORMAT!r}: look at it "
-            "with the version that wrote it"
-        )
-    return None  # there is none, or it is being emptied between the two reads
 
 
 def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:

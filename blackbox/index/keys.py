@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from blackbox.request import Shard
 
 PREFIX = "blackbox:"
+SENTINEL = b"~"
+"""A member of `due` at +inf, no request: without it the key was lost, however few are pending."""
 
 
 class Keys:
@@ -19,6 +21,8 @@ class Keys:
         self.state = self.prefix + b"state"
         self.receipts = self.prefix + b"receipts"
         self.cold = self.prefix + b"cold"
+        self.skip = self.prefix + b"skip"
+        self.ignored = self.prefix + b"ignored"
         self.leaving = self.prefix + b"leaving"
         self.paused = self.prefix + b"paused"
 
@@ -28,9 +32,6 @@ class Keys:
     def of(self, caller: str) -> bytes:
         """Due times of a caller's pending requests, where they are counted."""
         return self.prefix + b"of:" + caller.encode()
-
-    def skip(self, segment: int) -> bytes:
-        return self.prefix + b"skip:%d" % segment
 
 
 def set_ex_template(keys: Keys) -> bytes:

@@ -13,6 +13,10 @@ from blackbox.index.connection import Clients, pool
 
 T = TypeVar("T")
 
+PAUSE_AT = 0.85
+"""Of `maxmemory`: from here on requests stay in Kafka."""
+
+LOOK_S = 0.5
 SILENT_S = 30.0
 """How long a node that was silent is not asked again, so that who watches others is not held up."""
 
@@ -103,6 +107,24 @@ class RedisServer:
             self._silent_s.clear()
             raise silence
         return answers
+
+
+class Room:
+    """Whether Redis has room for more requests; asked at most twice a second."""
+
+    def __init__(self, redis: RedisServer) -> None:
+        self._redis = redis
+        self._looked_s = float("-inf")
+        self._has_room = True
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self._looked_s > LOOK_S:
+            try:
+                self._has_room = self._redis.memory_used() < PAUSE_AT
+            except IndexLost:  # a store that Redis refuses tells as well
+                self._has_room = True
+            self._looked_s = time.monotonic()
+        return self._has_room
 
 
 def _text(value: bytes | str) -> str:

@@ -2,7 +2,9 @@
 
 Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
 `skip` marks the removals already read whose request is not in the index yet, `cold` the requests
-that are due beyond the horizon and so are no entries, `leaving` those whose delivery is under way. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+that are due beyond the horizon and so are no entries, `ignored` the conditional records that did not
+count and of which no receipt says so yet, `leaving` those whose delivery is under way. Data and labels
+change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
 
 Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
@@ -13,27 +15,40 @@ depends on it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from secrets import token_hex
 from threading import RLock
 from typing import Any
 
+import orjson
+
 from blackbox import entry as entries
-from blackbox.doubt import Doubt, IndexFull, LabelsMoved
+from blackbox.doubt import Doubt, ForeignIndex, IndexFull, LabelsMoved
+from blackbox.ended import Ended
+from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import Keys, set_ex_template, zadd
+from blackbox.index.keys import SENTINEL, Keys, set_ex_template, zadd
+from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
-from blackbox.plan import Due, Labels, Named, Plan, PutOff, Touched, View
-from blackbox.request import Shard, member, offset_in
+from blackbox.plan import Binding, Due, Gap, Kept, Labels, Named, Plan, PutOff, Touched, View
+from blackbox.receipt import Mark
+from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
-FORMAT = b"2"
+FORMAT = b"3"
+OLDER = (b"1", b"2")
+"""Formats of earlier versions: such an index is emptied, and begun from the journals."""
+
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
 LEAVING_LOOK_S = 0.01
 LEAVING_WITHIN_S = 2.0
 """Other shards of the process are not read meanwhile."""
 _CHUNK = 1000
+_WHY_ALONE = (
+    "is maxmemory-policy noeviction, or did somebody delete it? Rebuilding from the journals"
+)
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
@@ -71,8 +86,9 @@ class PackedIndex:
         """Without the payloads: those that are asked for again are written again, others expire."""
         keys = self._keys
         return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.leaving, keys.state, keys.receipts
-        )
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.leaving, keys.state,
+            keys.receipts,
+        )  # fmt: skip
 
     def _read_labels(self, *more: bytes) -> list[bytes]:
         return [
@@ -80,22 +96,14 @@ class PackedIndex:
             pack("GET", self._keys.receipts),
         ]
 
-    def _write_requests(self, label: int, *more: bytes | int) -> bytes:
+    def _write_requests(self, label: int, *more: bytes | str | int) -> bytes:
         return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
 
     def _write_receipts(self, label: int) -> bytes:
         return pack("SET", self._keys.receipts, label)
 
     def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
-        version, requests = state[:2]
-        if version == FORMAT and requests is not None and receipts is not None:
-            return Labels(int(requests), int(receipts))
-        if version not in (None, FORMAT):
-            raise ValueError(
-                f"{self._keys.state.decode()} has format {version!r}; this version reads {FORMAT!r}: "
-                "run the version that wrote it, or delete the shard's keys to rebuild them from Kafka"
-            )
-        return None  # there is none, or it is being emptied between the two reads
+        return labels_of(self.shard, state[:2], receipts)
 
     def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
         replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
@@ -108,43 +116,198 @@ class ShardIndex(PackedIndex):
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
     Remembers the labels this owner last saw and raises LabelsMoved as soon as Redis shows
     others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
+
+    `is_behind` tells whether Kafka has a receipt at an offset or behind it, `topic_id` which topic requests
+    are read from. To be given by who stores in another process than dispatch: the index that it sees
+    may be one that went back, or one of another topic.
     """
 
-    def __init__(self, shard: Shard, connections: Connections, *, grace_s: int) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        connections: Connections,
+        *,
+        grace_s: int,
+        is_behind: Callable[[int], bool] | None = None,
+        topic_id: Callable[[], str | None] = lambda: None,
+    ) -> None:
         super().__init__(shard, connections, grace_s=grace_s)
+        self._connections = connections
         self._lock = RLock()
+        self._token = token_hex(8).encode()
+        self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
         self.labels = Labels(-1, -1)
         self.removed = 0
         self._settled = -1
+        self._is_behind = is_behind
+        self._topic_id = topic_id
 
-    def load(self) -> Labels | None:
-        """Read the labels as they are and make them the ones last seen; None for an empty index."""
+    def load(self) -> Kept | None:
+        """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
+
+        Raises ForeignIndex when a newer version wrote it.
+        """
+        names = (
+            b"token",
+            b"cluster_id",
+            b"topic_id",
+            b"receipts_id",
+            b"group",
+            b"rebuild",
+            b"mark",
+        )
+        look = [*self._read_labels(*names), pack("ZSCORE", self._keys.due, SENTINEL)]
         with self._lock:
-            found = self._labels(*self._session.run(self._read_labels(), 2))
-            if found is not None:
-                self.labels = found
-            return found
+            state, receipts, sentinel = self._session.run(look, 3)
+            found = self._labels(state, receipts)
+            self._loaded = (*state[:3], receipts)
+            if found is None:
+                return None
+            self.labels = found
+        *bound, rebuild, mark = state[3:]
+        return Kept(
+            found,
+            is_whole=sentinel is not None,
+            is_rebuilding=rebuild is not None,
+            binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
+            mark=None if mark is None else Mark(*orjson.loads(mark)),
+        )
 
-    def begin(self, labels: Labels, judged: int = 0) -> None:
-        """Give an empty index its first labels, in one MULTI with the end of whatever is left there.
+    def begin(
+        self,
+        labels: Labels,
+        *,
+        binding: Binding | None = None,
+        mark: Mark | None = None,
+        told: int = 0,
+        judged: int = 0,
+        is_rebuild: bool = False,
+    ) -> None:
+        """Empty the index and give it its first labels, in one MULTI.
 
-        Requests below `judged` are not judged by callers' rules again.
-
-        A restore that was interrupted leaves entries; those beyond the label would be delivered
-        again and again. Raises LabelsMoved if there are labels already.
+        Of requests below the first label it knows nothing: conditional records below `told` counted,
+        unless they are `ignored`. Requests below `judged` are not judged by callers' rules again. With
+        `is_rebuild` nobody else stores anything, until `finish`. Raises LabelsMoved when the labels
+        are not those that `load` found.
         """
         with self._lock:
-            watch = pack("WATCH", self._keys.state, self._keys.receipts)
-            found = self._labels(*self._session.run([watch, *self._read_labels()], 3)[1:])
-            first = (
-                self._write_requests(
-                    labels.requests, b"known_from", labels.requests, b"judged", judged
-                ),
+            self._drop_payloads()
+            about: list[bytes | str | int] = [b"known_from", labels.requests, b"told", told]
+            about += (b"judged", judged)
+            if mark is not None:
+                about += (b"mark", orjson.dumps(tuple(mark)))
+            first = [
+                self._empty(),
+                pack("ZADD", self._keys.due, "+inf", SENTINEL),
+                self._write_requests(labels.requests, *about, *self._bound(binding)),
                 self._write_receipts(labels.receipts),
-            )
-            if found is not None or not self._exec((self._empty(), *first)):
-                raise LabelsMoved(f"{self.shard}: expected an empty index, found {found}")
+            ]
+            if is_rebuild:
+                first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
+            if not self._exec(first):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
             self.labels = labels
+            self._loaded = (FORMAT, b"%d" % labels.requests, self._token, b"%d" % labels.receipts)
+
+    def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
+        """Write this opening's token into an index that is kept: what looked at it before has to look again."""
+        with self._lock:
+            self._watch_loaded()
+            more = (b"rebuild", self._token) if is_rebuild else ()
+            about = pack("HSET", self._keys.state, *self._bound(binding), *more)
+            if not self._exec_even_if_full([about], self.labels):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
+
+    def rebind(self, labels: Labels, binding: Binding) -> None:
+        """Let a kept index belong to something else, at these labels.
+
+        What it remembers of requests at or above them besides entries is forgotten: others will have
+        their offsets.
+        """
+        with self._lock:
+            self._watch_loaded()
+            keys, first = self._keys, labels.requests
+            look = pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE")
+            flat, ignored = self._session.run([pack("HGETALL", keys.cold), look], 2)
+            cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
+            gone = {offset for offset in cold if offset >= first}
+            changes = [
+                self._write_requests(first, *self._bound(binding)),
+                self._write_receipts(labels.receipts),
+            ]
+            if first < self.labels.requests:
+                changes += [
+                    pack("HDEL", keys.state, "mark"),
+                    pack("UNLINK", keys.skip),
+                    *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
+                    *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
+                ]
+            if not self._exec(changes):
+                raise LabelsMoved(
+                    f"{self.shard}: the index changed meanwhile; is a service running?"
+                )
+            self.labels = labels
+
+    def ignore(self, offsets: Sequence[int]) -> None:
+        """Of these conditional records receipts say that they did not count."""
+        with self._lock:
+            self._watch_labels(self._keys.state)
+            if not self._exec(self._ignore(offsets)):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+
+    def finish(self, receipts: int, ended: Ended) -> None:
+        """End a rebuild: the label `receipts`, and in `skip` what has ended of the requests not read yet."""
+        with self._lock:
+            self._watch_labels(self._keys.state, self._keys.receipts)
+            later = ended.bits_from(self.labels.requests)
+            done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
+            done += [self._write_receipts(receipts), pack("HDEL", self._keys.state, b"rebuild")]
+            if not self._exec_even_if_full(done, self.labels):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being rebuilt")
+            self.labels = self.labels._replace(receipts=receipts)
+
+    def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
+        """Make dead letters of pending requests that were due before this; how many."""
+        count, first = 0, 0
+        while True:
+            with self._lock:
+                look = pack("ZRANGE", self._keys.due, first, first + _CHUNK - 1, "WITHSCORES")
+                flat = self._session.run([look], 1)[0]
+                scores = dict(zip(flat[::2], flat[1::2], strict=True))
+                scores.pop(SENTINEL, None)
+                names = list(scores)
+                stored = self._mget(names)
+            if not names:
+                return count
+            first += len(names)
+            changes: dict[int, PutOff] = {}
+            for name, payload in zip(names, stored, strict=True):
+                entry = _as_entry(payload)
+                if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
+                    letter = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
+                    at_ms = int(float(scores[name]))  # as it is: the order stays while it is paged
+                    changes[int(name, 16)] = at_ms, letter
+            count += len(changes)
+            self.defer(changes, now_ms)
+
+    def untold(self, most: int) -> tuple[int, list[int]]:
+        """The label `requests`, and below it the first conditional records that did not count."""
+        with self._lock:
+            while True:
+                read = self._read_labels()
+                state, receipts = self._session.run(read, 2)
+                label = self._check(self._labels(state, receipts)).requests
+                look = pack(
+                    "ZRANGE", self._keys.ignored, "-inf", f"({label}", "BYSCORE", "LIMIT", 0, most
+                )
+                names, state, receipts = self._session.run([look, *read], 3)
+                if self._check(self._labels(state, receipts)).requests == label:
+                    return label, [int(name, 16) for name in names]
+
+    def walk(self) -> Walk:
+        """A walk over all that is pending, over a connection of its own."""
+        return Walk(self.shard, self._connections, self._token)
 
     def store(
         self,
@@ -154,8 +317,12 @@ class ShardIndex(PackedIndex):
         make_plan: Callable[[View], Plan],
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
     ) -> Plan:
         """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
+
+        Who rebuilds the index gives what has `ended`, in the place of `skip`. A Doubt is raised when
+        somebody else rebuilds it.
 
         In one MULTI: entries, removals, caller ids and marks of the cold tier, then the label
         `requests` = `end`, then used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
@@ -166,7 +333,7 @@ class ShardIndex(PackedIndex):
         deadline = time.monotonic() + LEAVING_WITHIN_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
-                view, largest = self._look(start, end, touched)
+                view, largest = self._look(start, end, touched, ended)
                 if view.labels.requests < start:
                     raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
                 if view.labels.requests >= end:
@@ -176,7 +343,10 @@ class ShardIndex(PackedIndex):
                 if touched.replaced and view.labels.receipts < self._settled:
                     what = f"receipts {self._settled} were settled, index at {view.labels}"
                     raise LabelsMoved(f"{self.shard}: {what}")  # what is pending may be delivered
-                is_leaving = bool(touched.replaced) and self._is_leaving(touched.replaced)
+                is_leaving = bool(touched.replaced) and (
+                    self._may_have_gone_back(view.labels.receipts)
+                    or self._is_leaving(touched.replaced)
+                )
                 plan = Plan() if is_leaving else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
                 if not is_leaving and self._exec(commands, meanwhile if attempt == 0 else None):
@@ -198,11 +368,15 @@ class ShardIndex(PackedIndex):
             if not self._exec([pack(*(name if judged else ("HDEL", *name[1:3])))]):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
 
-    def lost_before(self, first: int) -> None:
-        """Of requests below `first` some were removed by retention before they were read."""
+    def lost_before(self, first: int, told: int) -> None:
+        """The requests from the label on to `first` were removed by retention before they were read.
+
+        Conditional records below `told` are taken to have counted where they name one of these.
+        """
         with self._lock:
-            self._watch_labels(self._keys.state)
-            if not self._exec([pack("HSET", self._keys.state, "known_from", first)]):
+            start = self._watch_labels(self._keys.state).requests
+            gap = orjson.dumps((start, first, told))
+            if not self._exec([pack("HSET", self._keys.state, "gap", gap)]):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due:
@@ -213,15 +387,20 @@ class ShardIndex(PackedIndex):
         """
         due = self._keys.due
         with self._lock:
-            state, ready, after, first, pending, paused = self._consistent(
+            state, ready, after, first, last, pending, paused = self._consistent(
                 [
                     pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
-                    pack("ZRANGE", due, f"({now_ms}", "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+                    pack("ZRANGE", due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
                     pack("ZRANGE", due, 0, 0, "WITHSCORES"),
+                    pack("ZRANGE", due, -1, -1),
                     pack("ZCARD", due),
                     pack("HKEYS", self._keys.paused),
                 ]
             )  # fmt: skip
+            if last != [SENTINEL]:
+                raise LabelsMoved(
+                    f"{self.shard}: Redis lost the key {due.decode()} alone; {_WHY_ALONE}"
+                )
             stored = self._payloads(ready, int(state[-1] or 0))
             return Due(
                 entries=[
@@ -231,8 +410,8 @@ class ShardIndex(PackedIndex):
                 ],
                 is_full=len(ready) == limit or len(stored) < len(ready),
                 next_due_ms=int(float(after[1])) if after else None,
-                oldest_ms=int(float(first[1])) if first else None,
-                pending=pending,
+                oldest_ms=int(float(first[1])) if pending > 1 else None,
+                pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
             )
 
@@ -263,10 +442,13 @@ class ShardIndex(PackedIndex):
         put_off: Mapping[int, PutOff] = _NOTHING,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = _NOTHING,
+        told: Sequence[int] = (),
+        mark: Mark | None = None,
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
 
-        `counted` are those of the callers whose pending requests are counted.
+        `counted` are those of the callers whose pending requests are counted. `told` are ignored
+        records that a receipt names by now, `mark` is the low-water mark that it carries.
 
         Dispatch and recovery both end with this one. Removals at or above the label `requests`
         are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
@@ -277,10 +459,14 @@ class ShardIndex(PackedIndex):
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
                 found, pending = self._watch_pending(put_off, *keys)
+                ahead: Sequence[int] = ()
                 if removals and max(removals) >= found.requests:
-                    found = self._watch_labels(self._keys.state)
+                    found = self._watch_labels(self._keys.state, self._keys.skip)
+                    ahead = [offset for offset in removals if offset >= found.requests]
                 holders = self._holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
+                commands += self._skip(ahead)
+                commands += self._told(told, mark)
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
                     commands += self._count(self._keys.of(caller), (), offsets)
@@ -300,6 +486,18 @@ class ShardIndex(PackedIndex):
                 if not commands or self._exec_even_if_full(commands, found):
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off")
+
+    def count_cold(self) -> int:
+        """How many requests wait in Kafka alone."""
+        with self._lock:
+            return int(self._session.run([pack("HGET", self._keys.state, "cold")], 1)[0] or 0)
+
+    def pending(self, rank: int, limit: int) -> list[int]:
+        """The entries from this rank on, by due time."""
+        with self._lock:
+            look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
+            names = self._session.run([look], 1)[0]
+        return [int(name, 16) for name in names if name != SENTINEL]
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
         """The caller id of each of these requests that is pending, without the others."""
@@ -328,6 +526,13 @@ class ShardIndex(PackedIndex):
         with self._lock:
             self._session.close()
 
+    def _may_have_gone_back(self, receipts: int) -> bool:
+        """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
+        if self._is_behind is None or self._is_behind(receipts):
+            return self._is_behind is not None
+        self._is_behind = None
+        return False
+
     def _is_leaving(self, ids: Sequence[str]) -> bool:
         """Whether one of these requests is being delivered, from now on watched as well."""
         watch = pack("WATCH", self._keys.leaving)
@@ -336,17 +541,28 @@ class ShardIndex(PackedIndex):
         wanted = {member(offset) for offset in offsets if offset is not None}
         return not wanted.isdisjoint(leaving(names))
 
-    def _look(self, start: int, end: int, touched: Touched) -> tuple[View, int]:
+    def _look(
+        self, start: int, end: int, touched: Touched, ended: Container[int] | None
+    ) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
-        skip = [self._keys.skip(segment) for segment in segments]
-        commands = [pack("WATCH", self._keys.state, *skip)]
-        commands += self._read_labels(b"known_from", b"cold", b"largest", b"judged")
-        commands += [pack("GET", bitmap) for bitmap in skip]
-        _, state, receipts, *bitmaps = self._session.run(commands, len(commands))
+        commands = [pack("WATCH", self._keys.state, self._keys.skip)]
+        commands += self._read_labels(
+            b"rebuild", b"topic_id", b"gap", b"known_from", b"cold", b"largest", b"judged", b"told"
+        )
+        commands.append(pack("HMGET", self._keys.skip, *segments))
+        _, state, receipts, bitmaps = self._session.run(commands, len(commands))
         labels = self._labels(state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
-        known_from, cold, largest, judged = (int(number or 0) for number in state[2:])
+        if state[2] is not None and (ended is None or state[2] != self._token):
+            raise Doubt(
+                f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
+            )
+        now = self._topic_id()
+        if now is not None and state[3] is not None and state[3] != now.encode():
+            raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
+        gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[5:])
         named = self._named(touched.ids) if touched.ids else {}
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self._holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -354,9 +570,21 @@ class ShardIndex(PackedIndex):
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
-        skipped = Bits(marked) if marked else frozenset[int]()
-        view = View(labels, skipped, holders, self._cold(may_be_cold), known_from, named, judged)
+        skipped: Container[int] = Bits(marked) if marked else frozenset[int]()
+        view = View(
+            labels, skipped if ended is None else ended, holders, self._cold(may_be_cold), known_from,
+            named, judged, told, self._ignored(touched.conditional) if known_from else frozenset(),
+            gap,
+        )  # fmt: skip
         return view, largest
+
+    def _ignored(self, offsets: Sequence[int]) -> frozenset[int]:
+        found: set[int] = set()
+        for chunk in _chunks(offsets):
+            names = map(member, chunk)
+            scores = self._session.run([pack("ZMSCORE", self._keys.ignored, *names)], 1)[0]
+            found |= {o for o, score in zip(chunk, scores, strict=True) if score is not None}
+        return frozenset(found)
 
     def _named(self, ids: Iterable[str]) -> dict[str, Named]:
         """The requests of these ids that are of this shard."""
@@ -388,10 +616,12 @@ class ShardIndex(PackedIndex):
         yield from self._freeze(plan, view)
         for caller, scored in plan.counted.items():
             yield from self._count(self._keys.of(caller), scored, plan.removals)
+        yield from self._ignore(sorted(plan.ignored))
         yield self._write_requests(end, b"largest", largest)
-        used = range(view.labels.requests // SEGMENT, end // SEGMENT)
-        for segments in _chunks(list(used)):
-            yield pack("UNLINK", *(self._keys.skip(segment) for segment in segments))
+        if isinstance(view.skipped, Bits):
+            used = range(view.labels.requests // SEGMENT, end // SEGMENT)
+            for segments in _chunks(list(used)):
+                yield pack("HDEL", self._keys.skip, *segments)
 
     def _count(
         self, key: bytes, scored: Sequence[tuple[int, int]], ended: Sequence[int]
@@ -400,6 +630,38 @@ class ShardIndex(PackedIndex):
             yield zadd(key, chunk)
         for offsets in _chunks(ended):
             yield pack("ZREM", key, *map(member, offsets))
+
+    def _ignore(self, offsets: Sequence[int]) -> Iterator[bytes]:
+        for chunk in _chunks(offsets):
+            yield zadd(self._keys.ignored, [(offset, offset) for offset in chunk])
+
+    def _bound(self, binding: Binding | None) -> tuple[bytes | str, ...]:
+        about: list[bytes | str] = [b"token", self._token]
+        for name, value in binding._asdict().items() if binding is not None else ():
+            about += (name, value)
+        return tuple(about)
+
+    def _drop_payloads(self) -> None:
+        """Of an index that is emptied: they would take its room until they expire.
+
+        Each time only while the labels are those that `load` found: it may be another owner's by now.
+        """
+        while True:
+            self._watch_loaded()
+            look = pack("ZRANGE", self._keys.due, "-inf", "(+inf", "BYSCORE", "LIMIT", 0, _CHUNK)
+            names = self._session.run([look], 1)[0]
+            if not names:
+                return
+            drop = pack("UNLINK", *(self._keys.message(name) for name in names))
+            if not self._exec([drop, pack("ZREM", self._keys.due, *names)]):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+
+    def _watch_loaded(self) -> None:
+        """Raises LabelsMoved when the index is not the one that `load` found."""
+        watch = pack("WATCH", self._keys.state, self._keys.receipts)
+        _, state, receipts = self._session.run([watch, *self._read_labels(b"token")], 3)
+        if (*state, receipts) != self._loaded:
+            raise LabelsMoved(f"{self.shard}: expected {self._loaded}, found {(*state, receipts)}")
 
     def _freeze(self, plan: Plan, view: View) -> Iterator[bytes]:
         if not plan.frozen and not plan.thawed:
@@ -424,12 +686,23 @@ class ShardIndex(PackedIndex):
         yield from self._remove([offset for offset in removals if offset < found.requests])
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._hold(dict.fromkeys(freed))
-        for offset in removals:
-            if offset >= found.requests:
-                segment, bit = divmod(offset, SEGMENT)
-                yield pack("SETBIT", self._keys.skip(segment), bit, 1)
         yield pack("UNLINK", self._keys.leaving)
         yield self._write_receipts(receipts)
+
+    def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
+        segments = sorted({offset // SEGMENT for offset in offsets})
+        bitmaps: dict[int, bytes] = {}
+        for chunk in _chunks(segments):
+            found = self._session.run([pack("HMGET", self._keys.skip, *chunk)], 1)[0]
+            bitmaps |= {s: bitmap for s, bitmap in zip(chunk, found, strict=True) if bitmap}
+        for segment, bitmap in Bits(bitmaps).changed(offsets, ()).items():
+            yield pack("HSET", self._keys.skip, segment, bitmap)
+
+    def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
+        for chunk in _chunks(told):
+            yield pack("ZREM", self._keys.ignored, *map(member, chunk))
+        if mark is not None:
+            yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
 
     def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
         commands = [
@@ -549,6 +822,22 @@ class ShardIndex(PackedIndex):
             return bool(self._session.run([script], 1)[0])
 
 
+def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | None) -> Labels | None:
+    """The labels in (format, requests) and receipts as Redis has them; None where there are none.
+
+    None as well of an earlier version: its index counts as empty. Raises ForeignIndex for a later one's.
+    """
+    version, requests = state
+    if version == FORMAT and requests is not None and receipts is not None:
+        return Labels(int(requests), int(receipts))
+    if version not in (None, FORMAT, *OLDER):
+        raise ForeignIndex(
+            f"the index of {shard} in Redis has format {version.decode(errors='replace')!r}; this "
+            f"version reads {FORMAT.decode()}: run the version of blackbox that wrote it"
+        )
+    return None  # there is none, or it is being emptied between the two reads
+
+
 def leaving(names: bytes | None) -> Iterator[bytes]:
     """The members that `depart` named."""
     return ((names or b"")[at : at + 16] for at in range(0, len(names or b""), 16))
@@ -562,11 +851,16 @@ def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:
     return Named(offset, is_entry and entry.reason is None, entry.caller_id)
 
 
-def _caller_id(stored: bytes) -> str | None:
+def _as_entry(stored: bytes | None) -> Entry | None:
     try:
-        return entries.decode(stored).caller_id
+        return entries.decode(stored or b"")
     except ValueError:
         return None
+
+
+def _caller_id(stored: bytes) -> str | None:
+    entry = _as_entry(stored)
+    return None if entry is None else entry.caller_id
 
 
 def _checked(replies: list[Any]) -> list[Any]:

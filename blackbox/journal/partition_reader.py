@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.topics import topic_ids
+from blackbox.plan import Binding
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
@@ -91,8 +93,7 @@ class PartitionReader:
     def log_end(self, topic: str, partition: int) -> int:
         """The next offset to be written, behind all open transactions."""
         at = TopicPartition(topic, partition)
-        self._admin = self._admin or self._access.admin()
-        asked = self._admin.list_offsets(
+        asked = self._clients_admin().list_offsets(
             {at: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=REQUEST_TIMEOUT_S,
@@ -103,6 +104,17 @@ class PartitionReader:
             raise self._doubt(
                 error, topic, f"{topic}/{partition}: cannot ask for its end"
             ) from error
+
+    def binding(self, topic: str, receipts: str, group: str) -> Binding:
+        """What an index of this topic belongs to now."""
+        asked, ids = topic, dict[str, str]()
+        try:
+            cluster = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).cluster_id
+            for asked in (topic, receipts):
+                ids |= topic_ids(self._clients_admin(), [asked])
+        except KafkaException as error:
+            raise self._doubt(error, asked, f"{asked}: cannot ask for its topic id") from error
+        return Binding(cluster or "", ids[topic], ids[receipts], group)
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""
@@ -140,6 +152,10 @@ class PartitionReader:
             ) from error
         finally:
             consumer.unassign()
+
+    def _clients_admin(self) -> AdminClient:
+        self._admin = self._admin or self._access.admin()
+        return self._admin
 
     def _open(self) -> Consumer:
         if self._consumer is None:

@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
 from blackbox.journal.records import read_records
 from blackbox.plan import Batch
@@ -19,7 +20,7 @@ FIRST_RECORD_S = 0.5
 PATIENCE_S = 5.0
 
 
-class Lost(Exception):
+class Lost(Doubt):
     """One shard can no longer be read at its position."""
 
     def __init__(self, shard: Shard, detail: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from confluent_kafka import Message
 
+from blackbox.cancel import cancels, replaces
+from blackbox.cold import carried
 from blackbox.doubt import JournalLost
+from blackbox.ended import Ended
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import (
     FETCHED_AHEAD,
@@ -17,9 +20,9 @@ from blackbox.journal.partition_reader import (
     is_gone,
     offset_of,
 )
-from blackbox.journal.records import read_records
+from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
-from blackbox.plan import Batch
+from blackbox.plan import Batch, Binding
 from blackbox.receipt import Places, Receipt, decode
 from blackbox.request import Record, Shard
 
@@ -27,7 +30,7 @@ from blackbox.request import Record, Shard
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is as a PartitionReader has it. Holds one consumer while it is in use, that of `reader`
+    `ahead` is as a PartitionReader has it; `may_have_caller_id` as the contract of the topic. Holds one consumer while it is in use, that of `reader`
     if one is given; not safe for use from two threads at once.
     """
 
@@ -39,11 +42,13 @@ class ShardJournal:
         isolation: str = "read_committed",
         ahead: int = FETCHED_AHEAD,
         reader: PartitionReader | None = None,
+        may_have_caller_id: Callable[[bytes | None], bool] = lambda value: True,
     ) -> None:
         self._shard = shard
         self._access = access
         self._reader = reader or PartitionReader(access, isolation=isolation, ahead=ahead)
         self._receipts_topic = receipts_topic(shard.topic)
+        self._may_have_caller_id = may_have_caller_id
 
     def request_bounds(self) -> Bounds:
         return self._reader.bounds(*self._shard)
@@ -59,6 +64,10 @@ class ShardJournal:
     def receipt_bounds(self) -> Bounds:
         return self._reader.bounds(self._receipts_topic, self._shard.partition)
 
+    def first_request_since(self, at_ms: int) -> int | None:
+        """The offset of the first request record written then (epoch ms) or later, if there is one."""
+        return self._reader.first_since(*self._shard, at_ms)
+
     def first_receipt_since(self, at_ms: int) -> int | None:
         """The offset of the first receipt written then (epoch ms) or later, if there is one."""
         return self._reader.first_since(self._receipts_topic, self._shard.partition, at_ms)
@@ -70,12 +79,29 @@ class ShardJournal:
             for message in messages:
                 yield offset_of(message), decode(message.value())
 
-    def requests(self, start: int, end: int) -> Iterator[Batch]:
-        """The request records at the offsets `start` to `end` - 1, as consecutive batches."""
+    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
+        """The request records at the offsets `start` to `end` - 1, as consecutive batches.
+
+        Without those that have `ended` and can end no other request themselves.
+        """
         position = start
         for messages, reached in self._reader.read(*self._shard, start, end):
+            if ended is not None:
+                messages = [m for m in messages if m.offset() not in ended or self._may_end(m)]
             yield Batch(position, reached, read_records(messages))
             position = reached
+
+    def binding(self, group: str) -> Binding:
+        """The cluster, and the topics as they are now: one that is created again has another id."""
+        return self._reader.binding(self._shard.topic, self._receipts_topic, group)
+
+    def written_ms(self, offset: int) -> int | None:
+        """When the first record at this offset or behind it was written, epoch ms."""
+        bounds = self.request_bounds()
+        for batch in self.requests(max(offset, bounds.start), min(offset + 1, bounds.end)):
+            for record in batch.records:
+                return record.timestamp_ms
+        return None
 
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
         """Like `requests`, with those of transactions that have not ended, or that were aborted."""
@@ -143,6 +169,13 @@ class ShardJournal:
     def close(self) -> None:
         """Give the consumer up; the next use makes a new one."""
         self._reader.close()
+
+    def _may_end(self, message: Message) -> bool:
+        """Whether this request may take the place of another one, as far as a glance tells."""
+        if self._may_have_caller_id(message.value()):
+            return True
+        headers = read_headers([message])[0][0]
+        return carried(headers) or cancels(headers) or replaces(headers)
 
     def _unfilled(self, at: str, pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")

@@ -28,8 +28,12 @@ from blackbox.journal.access import (
 logger = logging.getLogger("blackbox.journal")
 
 RECEIPTS_SUFFIX = ".receipts"
+FOR_EVER = -1
 GROW_S = 10
 """Between two looks at whether a request topic got more partitions."""
+
+
+_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 def receipts_topic(request_topic: str) -> str:
@@ -43,6 +47,36 @@ def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: st
         or name in request_topics
         or name.removesuffix(RECEIPTS_SUFFIX) in request_topics
     )
+
+
+def topic_ids(admin: AdminClient, names: Sequence[str]) -> dict[str, str]:
+    """The ids of these topics, which change when one is deleted and created again (KIP-516).
+
+    Raises KafkaException for one that does not exist, or when the brokers do not answer.
+    """
+    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S)
+    return {name: str(answer.result().topic_id) for name, answer in asked.items()}
+
+
+class TopicIds:
+    """The ids of topics as they are now, for who looks again and again. Not safe for use from two threads."""
+
+    def __init__(self, access: KafkaAccess) -> None:
+        self._access = access
+        self._admin: AdminClient | None = None
+
+    def of(self, names: Sequence[str]) -> dict[str, str]:
+        """Without those that do not exist now; nothing when the brokers do not answer."""
+        self._admin = self._admin or self._access.admin()
+        found: dict[str, str] = {}
+        for name in names:
+            try:
+                found |= topic_ids(self._admin, [name])
+            except KafkaException as error:
+                if error.args[0].code() not in _MISSING:
+                    self._admin = None  # it may have lost sight of all brokers
+                    return {}
+        return found
 
 
 class TopicSettings(NamedTuple):
@@ -63,9 +97,6 @@ class Described(NamedTuple):
 
     partitions: int | None
     settings: TopicSettings | str
-
-
-_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class Topics:
@@ -139,7 +170,10 @@ class Topics:
         return found
 
 
-FOR_EVER_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
+KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
+"""Of journals: what has ended is removed by their owner, not by its age."""
+
+KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
 
 
 class OwnTopics:
@@ -154,7 +188,6 @@ class OwnTopics:
         oscillator_topic: str | None = None,
         *,
         compacted: Collection[str] = (),
-        retention_ms: int,
     ) -> None:
         self._access = access
         self._open()
@@ -163,7 +196,6 @@ class OwnTopics:
         self._output_topics = output_topics
         self._oscillator_topics = [] if oscillator_topic is None else [oscillator_topic]
         self._compacted = compacted
-        self._retention_ms = retention_ms
 
     def ensure(self, partitions: int = 4) -> None:
         """Create what is missing, and grow receipts. Raises JournalLost when that cannot be done.
@@ -182,13 +214,12 @@ class OwnTopics:
         counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
         counts |= self._topics.partitions(self._output_topics, to="Write")
         counts |= self._topics.partitions(self._oscillator_topics, to="Read and Write")
-        ours = {"retention.ms": str(self._retention_ms), "cleanup.policy": "delete"}
         for topic in self._request_topics:
             if topic not in counts:
-                kept = FOR_EVER_COMPACTED if topic in self._compacted else ours
+                kept = KEPT_COMPACTED if topic in self._compacted else KEPT
                 self._create(topic, partitions, kept | {"message.timestamp.type": "LogAppendTime"})
         if self._dead_letter_topic not in counts:
-            self._create(self._dead_letter_topic, 1, ours)
+            self._create(self._dead_letter_topic, 1, KEPT)
         for topic in self._output_topics:
             if topic not in counts:
                 self._create(topic, partitions, {})
@@ -215,19 +246,15 @@ class OwnTopics:
         name = receipts_topic(topic)
         have = self._topics.partitions([name], to="Read and Write").get(name, 0)
         if have == 0:
-            kept_ms = self._at_least_as_long_as(topic)
-            self._create(name, wanted, {"retention.ms": str(kept_ms), "cleanup.policy": "delete"})
+            self._create(name, wanted, KEPT)
         elif have < wanted:
-            logger.info("%s has %d partitions and %s %d: adding", topic, wanted, name, have)
+            logger.warning(
+                "%s has %d partitions by now, %s %d: adding. The key of an id may name another "
+                "partition than before: a later request under it does not replace one that is "
+                "pending in the former partition, and both are delivered; cancel such ids over HTTP",
+                topic, wanted, name, have,
+            )  # fmt: skip
             self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
-
-    def _at_least_as_long_as(self, topic: str) -> int:
-        """The longer of our retention and this topic's own; -1 is for ever."""
-        described = self._topics.describe([topic]).get(topic)
-        settings = described.settings if described is not None else None
-        if not isinstance(settings, TopicSettings):
-            return self._retention_ms
-        return -1 if settings.retention_ms < 0 else max(settings.retention_ms, self._retention_ms)
 
     def _create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         logger.info("creating the topic %s with %d partitions", name, partitions)

@@ -52,6 +52,7 @@ class _Passing:
     owned: frozenset[Shard] = frozenset()
     is_open: frozenset[Shard] = frozenset()
     stuck: frozenset[Shard] = frozenset()
+    why_not_open: Mapping[Shard, str] = field(default_factory=dict)
     opened_ms: int | None = None
     counted: Report = field(default_factory=Report)
     last: Mapping[str, Any] | None = None
@@ -149,6 +150,12 @@ class DispatchWindows:
     def open_shards(self) -> set[Shard]:
         """The shards that tasks have reported open within the last seconds."""
         return {shard for window in self._fresh() for shard in window.is_open}
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, what tasks said was in the way."""
+        return {
+            shard: why for window in self._fresh() for shard, why in window.why_not_open.items()
+        }
 
     def stuck(self) -> set[Shard]:
         """The shards whose task says so, or has not been heard of for a minute."""
@@ -301,6 +308,7 @@ class DispatchWindows:
             window.owned = _shards(report["owned"])
             window.is_open = _shards(report["open"])
             window.stuck = _shards(report["stuck"])
+            window.why_not_open = {Shard(*shard): why for shard, why in report["why_not_open"]}
             self._count_in(window, report)
             window.opened_ms = report["opened_ms"]
             self._measure(window)

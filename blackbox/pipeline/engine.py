@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from blackbox.clock import Clock
 from blackbox.connect import kafka, own_topics
-from blackbox.doubt import IndexLost
+from blackbox.doubt import Doubt
 from blackbox.index.inspector import Inspector
 from blackbox.journal.membership import Membership
 from blackbox.journal.topics import GROW_S
@@ -112,7 +112,7 @@ class SparkEngine:
             )  # fmt: skip
             self._stream.start()
         if self._only != "intake":
-            schedule(self._scheduler, self._promotion, settings.hot_horizon_s)
+            schedule(self._scheduler, self._promotion, settings)
         self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
@@ -141,8 +141,8 @@ class SparkEngine:
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Something due was delivered within the last minute, or nothing was due."""
-        return not self.stuck()
+        """A driver that cannot go on ends by itself: see `_look`."""
+        return True
 
     def is_ready(self) -> bool:
         """Every shard the group gave to this driver is open, and its requests are being read."""
@@ -161,6 +161,10 @@ class SparkEngine:
         if self._stream is not None:
             missing |= owned - self._stream.reading
         return sorted(missing)
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, what was in the way the last time."""
+        return self._windows.why_not_open() if self._windows is not None else {}
 
     def _gained(self, shard: Shard) -> None:
         with self._lock:
@@ -207,7 +211,7 @@ class SparkEngine:
     def _note_positions(self) -> None:
         try:
             labels = {shard: self._inspector.labels(shard) for shard in self._membership.owned()}
-        except (IndexLost, ValueError):  # whoever opens or reads the shard says so
+        except Doubt:  # whoever opens or reads the shard says so
             return
         self._membership.note(
             {shard: found.requests for shard, found in labels.items() if found is not None}

@@ -15,7 +15,7 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from blackbox.doubt import IndexLost
+from blackbox.doubt import Doubt
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics
@@ -32,12 +32,9 @@ BATCH_RECORDS = 500_000
 
 LOOK_S = 0.1
 SETTLE_S = 0.3
-EARLIEST = -2
-"""The first offset kept, as Spark spells it."""
-
 ASKED_AT_ONCE = 8
-MISSING_S = 10.0
-"""How long the others are read before a shard whose index did not answer is tried again."""
+MISSING_S = 1.0
+"""How long the others are read before it is asked again for the index of a shard."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
@@ -47,7 +44,8 @@ LONGEST_PAUSE_S = 10.0
 class IntakeStream:
     """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
 
-    A batch waits for the index of a shard that has none: dispatch makes it when it opens the shard.
+    A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
+    does it when it opens the shard.
     """
 
     def __init__(
@@ -132,15 +130,15 @@ class IntakeStream:
         if not starts:
             self._changed.wait(LOOK_S)
             return
-        until_s = float("inf") if starts.keys() == wanted else time.monotonic() + MISSING_S
+        missing = wanted - starts.keys()
+        until_s = time.monotonic() + MISSING_S
         query = self._start_query(starts)
         try:
-            while (
-                query.isActive
-                and not self._stopping.is_set()
-                and self._wanted == wanted
-                and time.monotonic() < until_s
-            ):
+            while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
+                if missing and time.monotonic() > until_s:
+                    if any(isinstance(self._start_of(shard), int) for shard in missing):
+                        break
+                    until_s = time.monotonic() + MISSING_S
                 self._changed.wait(LOOK_S)
             failure = query.exception()
             if failure is not None:
@@ -149,26 +147,25 @@ class IntakeStream:
             self._end(query)
 
     def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
-        """From where on to read each shard whose index answers; from its first request where none exists."""
+        """From where on to read each shard whose index answers."""
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
             found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
         starts = {shard: start for shard, start in found.items() if isinstance(start, int)}
         for shard, failure in found.items():
-            if isinstance(failure, IndexLost):
+            if isinstance(failure, Doubt):
                 missing = len(wanted) - len(starts)
                 logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
                 break
         return starts
 
-    def _start_of(self, shard: Shard) -> int | Exception:
+    def _start_of(self, shard: Shard) -> int | Doubt | None:
+        """None while requests cannot be stored."""
         try:
             labels = self._inspector.labels(shard)
-        except IndexLost as reason:
+            is_ready = labels is not None and self._inspector.is_ready(shard)
+        except Doubt as reason:
             return reason
-        except ValueError as foreign:
-            logger.error("%s", foreign)
-            return foreign
-        return labels.requests if labels is not None else EARLIEST
+        return labels.requests if labels is not None and is_ready else None
 
     def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
         offsets: dict[str, dict[str, int]] = {}

@@ -75,26 +75,26 @@ class Journals:
         self._settings = settings
         self._access = access
         self._kept = kept
-        self.in_kafka = reach(settings, access)
+        in_kafka = reach(settings, access)
         if kept is not None:
-            kept.check(self.in_kafka, list(settings.topics), access)
+            kept.check(in_kafka, list(settings.topics), access)
         held = kept.reach if kept is not None else Reach({}, {})
         self._requests, self._receipts = (
             {shard: _beyond(kafka[shard], held_.get(shard)) for shard in kafka}
-            for kafka, held_ in zip(self.in_kafka, held, strict=True)
+            for kafka, held_ in zip(in_kafka, held, strict=True)
         )
         self.reach = Reach(
             *(
                 {shard: _joined(kafka[shard], held_.get(shard)) for shard in kafka}
-                for kafka, held_ in zip(self.in_kafka, held, strict=True)
+                for kafka, held_ in zip(in_kafka, held, strict=True)
             )
         )
         self.gaps = defaultdict[Shard, list[Span]](list)
         for at, gaps in (kept.gaps if kept is not None else {}).items():
             self.gaps[at] += gaps
         for name, kafka, held_ in (
-            (str, self.in_kafka.requests, held.requests),
-            (receipts_topic, self.in_kafka.receipts, held.receipts),
+            (str, in_kafka.requests, held.requests),
+            (receipts_topic, in_kafka.receipts, held.receipts),
         ):
             for shard in kafka.keys() & held_.keys():
                 if held_[shard].end < kafka[shard].start:
@@ -178,12 +178,12 @@ def settled(outcomes: DataFrame) -> DataFrame:
     )
 
 
-def pieces(ranges: Iterable[Range], size: int = PIECE) -> list[Range]:
-    """The same ranges, cut into some of at most `size` offsets; without empty ones."""
+def pieces(ranges: Iterable[Range]) -> list[Range]:
+    """The same ranges, cut into pieces; without empty ones."""
     return [
-        whole._replace(start=start, end=min(start + size, whole.end))
+        whole._replace(start=start, end=min(start + PIECE, whole.end))
         for whole in ranges
-        for start in range(whole.start, whole.end, size)
+        for start in range(whole.start, whole.end, PIECE)
     ]
 
 

@@ -1,6 +1,7 @@
 """Total-queue accounting: every request in the journal against everything that came out.
 
-Knows the records as any consumer reads them, and nothing of what blackbox says about them.
+Knows requests as Kafka acknowledged them (blackbox trims the journal), what came out as any consumer reads
+it, and nothing of what blackbox says about them.
 """
 
 from __future__ import annotations

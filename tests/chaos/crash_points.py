@@ -12,8 +12,13 @@ from typing import Any, NamedTuple
 from blackbox import intake, recovery, service
 from blackbox.dispatch import Dispatch
 from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.journal.carrier import Carrier
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
+from blackbox.low_water import LowWater
+from blackbox.plan import Batch
 from blackbox.receipt import Receipt
 from blackbox.recovery import Recovery
 
@@ -28,20 +33,24 @@ class Crash(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Where a step ends in the code.
+    """Where a step ends in the code; any of several `names` does it.
 
     `counts(result, *arguments)` says whether a call did the step for something; `first(*arguments)`
     is done between the step and the end.
     """
 
     owner: Any
-    name: str
+    names: str | tuple[str, ...]
     counts: Callable[..., bool] = lambda *_: True
     first: Callable[..., object] = lambda *_: None
 
 
 def _of_a_batch(label: int, writer: Writer, receipt: Receipt) -> bool:
     return not receipt.barrier
+
+
+def _of_a_rebuild(taken: object, verb: Intake, batch: Batch, now_ms: int, opening: object) -> bool:
+    return opening is not None
 
 
 def _has_gone_out(writer: Writer, receipt: Receipt, places: object) -> object:
@@ -65,29 +74,50 @@ STEPS = {
     "R1": Step(Writer, "open"),
     "R2": Step(ShardJournal, "missing"),
     "R3": Step(recovery, "commit_barrier"),
-    "R4": Step(Recovery, "_apply_receipts"),
+    "R4": Step(Recovery, ("_apply_receipts", "_rebuild")),
     "R5": Step(Recovery, "_catch_up"),
+}
+
+REBUILDING = {
+    "an index was begun at a mark": Step(ShardIndex, "begin", lambda _, index, at: at.requests > 0),
+    "a batch of a rebuild": Step(Intake, "apply", _of_a_rebuild),
+    "the end of a rebuild": Step(ShardIndex, "finish"),
+}
+
+MARKING = {
+    "a mark was committed": Step(Writer, "commit", lambda _, writer, receipt: bool(receipt.mark)),
+    "a mark was written": Step(LowWater, "write"),
+    "one journal was trimmed": Step(Trimmer, "_remove", lambda is_done, *_: is_done),
+}
+
+PROMOTING = {
+    "a promotion began": Step(Carrier, "open"),
+    "records were carried on": Step(Carrier, "flush"),
+    "a promotion was committed": Step(Carrier, "commit"),
 }
 
 
 def install(crash: Crash) -> None:
     """Let this process end after that step."""
-    step = STEPS[crash.step]
-    does_step: Callable[..., Any] = getattr(step.owner, step.name)
+    step = (STEPS | REBUILDING | MARKING | PROMOTING)[crash.step]
     lock = Lock()
     left = crash.time
 
-    @wraps(does_step)
-    def crashing(*arguments: Any, **named: Any) -> Any:
-        nonlocal left
-        result = does_step(*arguments, **named)
-        if step.counts(result, *arguments):
-            with lock:
-                left -= 1
-                if left == 0:
-                    step.first(*arguments)
-                    print(f"crashed after {crash.step}, time {crash.time}", file=sys.stderr)
-                    os._exit(CRASHED)
-        return result
+    def crashing(does_step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(does_step)
+        def does_and_crashes(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            result = does_step(*arguments, **named)
+            if step.counts(result, *arguments):
+                with lock:
+                    left -= 1
+                    if left == 0:
+                        step.first(*arguments)
+                        print(f"crashed after {crash.step}, time {crash.time}", file=sys.stderr)
+                        os._exit(CRASHED)
+            return result
 
-    setattr(step.owner, step.name, crashing)
+        return does_and_crashes
+
+    for name in (step.names,) if isinstance(step.names, str) else step.names:
+        setattr(step.owner, name, crashing(getattr(step.owner, name)))

@@ -23,8 +23,9 @@ for every request as for a queue: what the request topic acknowledged comes out 
 cancelled, replaced, or is a dead letter. A schedule is 30 to 60 requests due within about two seconds (some of them
 invalid, cancelled, replaced, large, or in the cold tier), one to three shards, one fault or several.
 
-The books read the request topic, the target topics and the dead-letter topic back as any read_committed consumer would
-(`tests/chaos/books.py`), and know nothing else. A schedule fails if a request is lost, comes twice, comes early, comes long
+Owners write low-water marks and trim both journals every second of it, in all schedules; half of them have a cold tier, whose
+requests are written anew after a second or two. The books know requests as Kafka acknowledged them, and read the target topics
+and the dead-letter topic back as any read_committed consumer would (`tests/chaos/books.py`); they know nothing else. A schedule fails if a request is lost, comes twice, comes early, comes long
 after its cancel, comes where nobody asked for it; if anything is still pending a minute after the fault was mended; if a
 service ends by itself; or if the fault did not happen: a service that is to end after a step is seen to end there, a reply
 that is to be lost is seen on its way.

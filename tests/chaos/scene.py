@@ -38,6 +38,8 @@ LOOK_S = 0.1
 SHOWN_S = 45.0
 """By when the markers of a committed transaction are everywhere, and an abandoned one is aborted."""
 
+TRIMMED = "removed the records below"
+
 UNFINISHED = re.compile(
     r"(?:; recovering|: still busy; its next owner will fence it)$", re.MULTILINE
 )
@@ -70,11 +72,15 @@ class Scene:
         self.kafka, self.redis = kafka, redis
         self.redis_servers = redis_servers
         self.world = World(kafka, redis, folder, engine, self.setup.partitions)
+        self.world.kept = {"retention.ms": "-1"}  # so that blackbox trims it
         self.settings: dict[str, object] = {
             "delivery": self.setup.delivery,
             "batch_limit": self.setup.batch_limit,
             "poll_interval_ms": self.setup.poll_interval_ms,
             "hot_horizon_s": self.setup.hot_horizon_s,
+            "retention_s": self.setup.retention_s,
+            "renew_after_s": self.setup.renew_after_s,
+            "trim_interval_s": 1,
             "retries": 1,
         }
         if redis_servers is not None:
@@ -93,6 +99,7 @@ class Scene:
         self._proxies: list[Proxy] = []
         self._asking: list[Thread] = []
         self._refused: list[str] = []
+        self._written: list[Message] = []
         self._began = time.monotonic()
 
     def __enter__(self) -> Scene:
@@ -152,21 +159,23 @@ class Scene:
         code = service.stop(timeout_s=15)
         assert code == 0, f"{service.log} ended with {code}"
 
-    def ask_until_crashed(self, service: ServiceProcess) -> None:
+    def ask_until_crashed(self, service: ServiceProcess, within_s: float = WITHIN_S) -> None:
         """Waves of requests, until it has ended after the step it was to end after."""
         self._ended.add(service)
-        self._ask_until(service.log, lambda: service.process.poll() is not None)
+        self._ask_until(service.log, lambda: service.process.poll() is not None, within_s)
         assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
 
     def ask_until_lost(self, way: Proxy) -> None:
         """Waves of requests, until what was to be lost on this way is lost."""
         self._ask_until("something is lost", way.lost.is_set)
 
-    def _ask_until(self, what: object, is_so: Callable[[], bool]) -> None:
+    def _ask_until(
+        self, what: object, is_so: Callable[[], bool], within_s: float = WITHIN_S
+    ) -> None:
         for _ in range(MOST_WAVES):
-            self.ask()
+            self.ask(within_s)
             with suppress(AssertionError):
-                until(str(what), is_so, 2 * WITHIN_S)
+                until(str(what), is_so, 2 * within_s)
                 return
         raise AssertionError(f"not within {MOST_WAVES} waves of requests: {what}")
 
@@ -181,6 +190,14 @@ class Scene:
             return any(text in service.log.read_text() for service in self.running())
 
         until(f"a service logs {text!r}", is_said, every_s=LOOK_S)
+
+    def trims(self) -> int:
+        """How often a journal was trimmed until now."""
+        return sum(service.log.read_text().count(TRIMMED) for service in self.world.services)
+
+    def wait_trimmed(self, before: int = 0) -> None:
+        """Until a journal was trimmed once more than `before`."""
+        until("a journal is trimmed", lambda: self.trims() > before, self._settle_s, every_s=LOOK_S)
 
     # requests
 
@@ -211,6 +228,7 @@ class Scene:
         def acknowledged(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._refused.append(f"{error}: {ask.value}")
+            self._written.append(message)
 
         headers = [("CALLER_SERVICE", b"chaos")]
         self.world.send_raw(ask.value, headers, ask.partition, acknowledged)
@@ -274,11 +292,12 @@ class Scene:
         """Behind the last record of each partition; records of transactions have markers behind."""
         topic = self.world.requests
         ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
+        for written in self._written:
+            partition, offset = _place(written)
+            ends[Shard(topic, partition)] = max(ends[Shard(topic, partition)], offset + 1)
         for message in each_of(self.kafka.bootstrap_servers, topic):
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
-            ends[Shard(topic, partition)] = offset + 1
+            partition, offset = _place(message)
+            ends[Shard(topic, partition)] = max(ends[Shard(topic, partition)], offset + 1)
         return ends
 
     def _is_settled(self, ends: dict[Shard, int]) -> bool:
@@ -310,12 +329,12 @@ class Scene:
 
     def _account(self) -> Account:
         world, servers = self.world, self.kafka.bootstrap_servers
-        read = [world.requests, *world.targets, world.dead_letters]
+        read = [*world.targets, world.dead_letters]
         found: dict[str | None, list[Message]] = {topic: [] for topic in read}
         for message in each_of(servers, *read):
             found[message.topic()].append(message)
         return account(
-            read_journal(found[world.requests]),
+            read_journal(sorted(self._written, key=_place)),
             [message for target in world.targets for message in found[target]],
             found[world.dead_letters],
             now_ms=time.time_ns() // 1_000_000 + self.ahead_s * 1000,
@@ -344,9 +363,7 @@ class Scene:
         receipts: dict[int, list[tuple[int, Receipt]]] = {}
         topic = receipts_topic(self.world.requests)
         for message in each_of(self.kafka.bootstrap_servers, topic):
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
+            partition, offset = _place(message)
             receipts.setdefault(partition, []).append((offset, decode(message.value())))
         return receipts
 
@@ -371,6 +388,13 @@ class Scene:
         for future in admin.delete_topics(ours).values():
             with suppress(Exception):
                 future.result()
+
+
+def _place(message: Message) -> tuple[int, int]:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
 
 
 def _wait(seconds: float) -> None:

@@ -47,7 +47,9 @@ class Schedule:
             partitions=dice.choice([1, 2, 2, 3]),
             batch_limit=dice.choice([3, 7, 1000]) if once else dice.choice([3, 7]),
             poll_interval_ms=dice.choice([100, 300, 1000]),
-            hot_horizon_s=dice.choice([0, 0, 0, 0, 0, 1]),
+            hot_horizon_s=dice.choice([0, 1]),
+            retention_s=dice.choice([1, 1, 3]),
+            renew_after_s=dice.choice([1, 2]),
         )
 
     def asks(self, setup: Setup, wave: int, within_s: float, topics: Sequence[str]) -> list[Ask]:
@@ -71,6 +73,8 @@ class Setup:
     batch_limit: int
     poll_interval_ms: int
     hot_horizon_s: int
+    retention_s: int
+    renew_after_s: int
 
 
 def schedules(seed: int, counts: Mapping[str, int]) -> list[Schedule]:

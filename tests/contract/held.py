@@ -55,7 +55,7 @@ def held(client: redis.Redis) -> Held:
     """Read everything under the shard's prefix."""
     raw: Any = client
     state = {name.decode(): value for name, value in raw.hgetall(PREFIX + "state").items()}
-    due = raw.zrange(PREFIX + "due", 0, -1, withscores=True)
+    due = raw.zrange(PREFIX + "due", "-inf", "(inf", byscore=True, withscores=True)
     names = raw.keys(PREFIX.replace("{", "\\{") + "msg:*")
     return Held(
         labels=Labels(int(state["requests"]), int(raw.get(PREFIX + "receipts"))) if state else None,
@@ -71,13 +71,13 @@ def held(client: redis.Redis) -> Held:
 def segments(client: redis.Redis) -> set[int]:
     """The `skip` bitmaps that exist."""
     raw: Any = client
-    return {int(name.rpartition(b":")[2]) for name in raw.keys(PREFIX + "skip:*")}
+    return {int(name) for name in raw.hkeys(PREFIX + "skip")}
 
 
 def _skipped(raw: Any) -> set[int]:
     found: set[int] = set()
     for segment in segments(raw):
-        bitmap = raw.get(f"{PREFIX}skip:{segment}")
+        bitmap = raw.hget(f"{PREFIX}skip", segment)
         bits = "".join(f"{byte:08b}" for byte in bitmap)
         found |= {segment * SEGMENT + at for at, bit in enumerate(bits) if bit == "1"}
     return found

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.doubt import IndexLost
+from blackbox.doubt import ForeignIndex, IndexLost
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.index.inspector import Inspector, Pending, Standing
+from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
@@ -149,7 +150,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
     start_redis(server)
     try:
         with redis.Redis.from_url(server.url) as client:
-            client.zadd(PREFIX + "due", {member(10): NOW_MS})
+            client.zadd(PREFIX + "due", {member(10): NOW_MS, SENTINEL: float("inf")})
             client.set("other", "x" * 1_000_000)
             client.config_set("maxmemory", "1mb")
             with pytest.raises(redis.exceptions.OutOfMemoryError):
@@ -164,9 +165,9 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
 
 def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
     client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
-    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'2'"):
+    with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 3"):
         inspector.standing(SHARD, NOW_MS)
-    with pytest.raises(ValueError, match=r"TB-3 has format b'9'; this version reads b'2'"):
+    with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 3"):
         inspector.labels(SHARD)
 
 

@@ -34,7 +34,8 @@ def labels(url: str) -> Labels | None:
     """The labels of the shard, as a new owner finds them."""
     index = ShardIndex(SHARD, pool(url), grace_s=GRACE_S)
     try:
-        return index.load()
+        kept = index.load()
+        return None if kept is None else kept.labels
     finally:
         index.close()
 

@@ -9,12 +9,26 @@ import pytest
 import redis
 
 from blackbox import entry as entries
-from blackbox.doubt import Doubt, IndexLost, LabelsMoved
+from blackbox.doubt import Doubt, ForeignIndex, IndexLost, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index import shard_index
 from blackbox.index.bits import SEGMENT
-from blackbox.index.shard_index import MAX_BATCH_BYTES, ShardIndex
-from blackbox.plan import Change, Due, Labels, Plan, Replacement, Touched, View, resolve
+from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
+from blackbox.plan import (
+    Binding,
+    Carried,
+    Change,
+    Cold,
+    Due,
+    Kept,
+    Labels,
+    Plan,
+    Replacement,
+    Touched,
+    View,
+    resolve,
+)
+from blackbox.receipt import Mark
 from blackbox.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
@@ -81,12 +95,14 @@ def test_the_next_owner_sees_the_labels_of_the_last(open_index: Opener) -> None:
 
     following = open_index()
 
-    assert (following.load(), following.labels) == (Labels(7, 3), Labels(7, 3))
+    assert (following.load(), following.labels) == (Kept(Labels(7, 3)), Labels(7, 3))
 
 
-def half_restored(client: redis.Redis) -> None:
-    """What a restore leaves that ended in its middle: entries and no labels."""
-    client.hset(PREFIX + "state", "restore", "its run")
+def leave_no_labels(client: redis.Redis) -> None:
+    """Entries, a caller id and removals read ahead, of an index whose labels are lost."""
+    client.hset(PREFIX + "state", "known_from", 5)
+    client.hset(PREFIX + "skip", "0", b"\xff")
+    client.zadd(PREFIX + "ignored", {member(3).decode(): 3})
     client.zadd(PREFIX + "due", {member(0).decode(): NOW_MS, member(7).decode(): NOW_MS})
     client.hset(PREFIX + "ids", "order-7", member(7).decode())
     for offset in (0, 7):
@@ -96,20 +112,30 @@ def half_restored(client: redis.Redis) -> None:
 def test_an_index_that_is_begun_holds_nothing_of_what_was_there(
     open_index: Opener, client: redis.Redis
 ) -> None:
-    half_restored(client)
+    leave_no_labels(client)
 
     index = open_index()
     index.begin(Labels(0, 0))
 
     found = held(client)
     assert (found.labels, found.due, found.holders) == (Labels(0, 0), [], {})
-    assert client.hget(PREFIX + "state", "restore") is None
+    assert (found.skip, index.untold(9)) == (set(), (0, []))
+    assert client.hget(PREFIX + "state", "known_from") == b"0"
+
+
+def test_payloads_outlive_their_due_time(open_index: Opener, client: redis.Redis) -> None:
+    index = open_index()
+    index.begin(Labels(0, 0))
+    store(index, 0, 5, {3: entry(NOW_MS + 5000), 4: entry(NOW_MS - 5000)})
+
+    ttls = [client.ttl(PREFIX + f"msg:{member(offset).decode()}") for offset in (3, 4)]
+    assert ttls == pytest.approx([GRACE_S + 5, GRACE_S], abs=2)
 
 
 def test_a_leftover_entry_beyond_the_label_is_not_delivered_again_and_again(
     open_index: Opener, client: redis.Redis
 ) -> None:
-    half_restored(client)
+    leave_no_labels(client)
     index = open_index()
     index.begin(Labels(0, 0))
     store(index, 0, 5, {0: entry()})  # the rest is still in Kafka
@@ -123,21 +149,53 @@ def test_a_leftover_entry_beyond_the_label_is_not_delivered_again_and_again(
     assert delivered == [0]
 
 
-def test_an_index_is_begun_only_once(index: ShardIndex, open_index: Opener) -> None:
-    with pytest.raises(LabelsMoved, match="expected an empty index, found"):
-        open_index().begin(Labels(5, 5))
+def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> None:
+    earlier, later = open_index(), open_index()
+    earlier.begin(Labels(0, 0))
 
-    assert index.load() == Labels(0, 0)
+    with pytest.raises(LabelsMoved, match=r"expected .*, found"):
+        later.begin(Labels(5, 5))
+
+    assert earlier.load() == Kept(Labels(0, 0))
 
 
-def test_an_index_of_another_format_is_refused_with_the_remedy(
+def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    late = open_index()
+    store(index, 0, 5, {0: entry()})
+
+    with pytest.raises(LabelsMoved):
+        late.begin(Labels(0, 0))
+
+    [(offset, stored)] = index.due(NOW_MS, 10).entries
+    assert (offset, stored is None) == (0, False)
+
+
+def test_an_index_of_a_later_format_is_refused_with_the_remedy(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     client.hset(PREFIX + "state", "format", "9")
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
-        with pytest.raises(ValueError, match=r"format b'9'; this version reads b'2': run the"):
+        with pytest.raises(ForeignIndex, match="format '9'; this version reads 3: run the version"):
             verb()
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_an_index_of_an_earlier_format_counts_as_empty(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, older: bytes
+) -> None:
+    store(index, 0, 1, {0: entry()})
+    client.hset(PREFIX + "state", "format", older)
+
+    for verb in VERBS.values():
+        with pytest.raises(LabelsMoved):
+            verb(index)
+    later = open_index()
+    assert later.load() is None
+    later.begin(Labels(7, 3))
+    assert (held(client).labels, held(client).due) == (Labels(7, 3), [])
 
 
 MOVED = {
@@ -590,6 +648,63 @@ def test_a_request_read_after_its_removal_still_ends_the_one_it_replaced(
     assert held(client) == Held(Labels(4, 1), [], {}, {}, {1, 3})
 
 
+# conditional records that did not count
+
+
+TOO_LATE = entry()._replace(reason="too-late")
+
+
+def late(offset: int, names: int) -> dict[int, Change]:
+    return {offset: Replacement(request_id(SHARD, names), None, entry(), TOO_LATE)}
+
+
+def test_records_that_did_not_count_are_remembered_until_a_receipt_tells(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    store(index, 0, 2, {0: entry()})
+    store(index, 2, 4, late(2, 1) | late(3, 0))
+    store(open_index(), 4, 9, late(5, 0) | {7: Carried(6, 6, None, entry())})
+
+    assert index.untold(10) == (9, [2, 5, 7])
+    assert index.untold(2) == (9, [2, 5])
+    index.settle({}, 1, told=[2, 5])
+    assert index.untold(10) == (9, [7])
+
+
+def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
+    open_index: Opener, client: redis.Redis
+) -> None:
+    index = open_index()
+    index.begin(Labels(10, 3), told=14)
+    index.ignore([12])
+
+    store(index, 10, 15, late(11, 4) | late(12, 4) | late(14, 4))
+
+    due = {o: entries.decode(stored or b"").reason for o, stored in index.due(NOW_MS, 9).entries}
+    assert due == {11: None, 12: "too-late", 14: "too-late"}
+    assert index.untold(10) == (15, [12, 14])
+
+
+def test_records_that_did_not_count_are_told_only_below_the_label(index: ShardIndex) -> None:
+    index.ignore([4, 5, 6])
+    store(index, 0, 6, {})
+
+    assert index.untold(10) == (6, [4, 5])
+
+
+def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    index.settle({}, 4, mark=Mark(2, 1, [(3, 2)]))
+
+    kept = open_index().load()
+
+    assert kept is not None
+    assert kept.mark is not None
+    pairs = [*map(tuple, kept.mark.pairs)]
+    assert (kept.mark.requests, kept.mark.receipts, pairs) == (2, 1, [(3, 2)])
+
+
 # defer
 
 
@@ -825,3 +940,18 @@ def test_an_index_given_up_is_not_used_again(index: ShardIndex, verb: Verb) -> N
 
     with pytest.raises(IndexLost):
         verb(index)
+
+
+def test_what_an_index_knows_behind_a_log_that_became_shorter_is_forgotten(
+    index: ShardIndex, client: Any
+) -> None:
+    store(index, 0, 10, {4: Cold(None), 8: Cold(None), 9: entry()})
+    index.settle({9: None, 12: None}, 7)
+    index.load()
+
+    index.rebind(Labels(6, 5), Binding("cluster", "topic", "receipts", "group"))
+    store(index, 6, 14, {8: entry(), 12: entry()})
+
+    assert held(client).offsets() == [8, 12]
+    assert index.labels == Labels(14, 5)
+    assert client.hget(PREFIX + "state", "cold") == b"1"

@@ -2,16 +2,19 @@
 
 The three verbs and the index are the real ones. Kafka is played here: transactions that abort,
 whose outcome stays unknown, or that tear (the receipt is there, its messages are not), and owners
-that stop anywhere and wake up later.
+that stop anywhere and wake up later. Redis is lost, whole or in parts, or goes back; journals are
+trimmed below the low-water mark.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,18 +26,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from blackbox.cancel import REPLACES
 from blackbox.dispatch import Dispatch
 from blackbox.doubt import Doubt, Fenced, JournalLost
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
+from blackbox.intake import Intake, Opening, Taken
+from blackbox.low_water import LowWater
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Batch
-from blackbox.receipt import Receipt, decode, settled
+from blackbox.receipt import Mark, Receipt, decode, settled
 from blackbox.recovery import Recovery
-from blackbox.request import Cancel, Invalid, Reason, Request
+from blackbox.request import Cancel, Invalid, Reason, Request, request_id
 from blackbox.sorting import LONGEST_RETRY_MS
 from tests.contract.conftest import Backend
-from tests.contract.held import GRACE_S, SHARD
+from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
 START_MS = 1_000_000
@@ -113,14 +118,24 @@ class Owner:
     intake: Intake
     dispatch: Dispatch
     recovery: Recovery
+    low_water: LowWater
+
+
+def is_too_late(outgoing: Outgoing) -> bool:
+    """Whether it is the dead letter of a replacement by id that had nothing to replace any more."""
+    return dict(outgoing.headers).get("blackbox-reason") == Reason.TOO_LATE
 
 
 due_in_ms = st.sampled_from([0, 0, 10, 20, 1000])
 caller_ids = st.sampled_from([None, "a", "b"])
 targets = st.sampled_from(["orders", "orders", "orders", "huge", "strict", "gone"])
 requests = st.tuples(targets, due_in_ms, caller_ids)
+replacements = st.tuples(due_in_ms, st.integers(1, 12))
+"""When it is due, and how far back the request is whose place it takes."""
 asks = st.lists(
-    st.one_of(requests, requests, st.sampled_from(["a", "b"]), st.none()), min_size=3, max_size=9
+    st.one_of(requests, requests, replacements, st.sampled_from(["a", "b"]), st.none()),
+    min_size=3,
+    max_size=9,
 )
 passing = st.sampled_from([0, 10, 10, 100, 4000])
 fates: st.SearchStrategy[list[str]] = st.just([]) | st.lists(
@@ -142,6 +157,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.kafka = Kafka()
         self.journal = self.kafka.journal
         self.asked: list[Asked] = []
+        self.replaces: dict[int, int] = {}
         self.ended_in_time: set[int] = set()
         self.snapshots: list[dict[bytes, bytes]] = []
         self.zombies: list[Owner] = []
@@ -174,15 +190,17 @@ class ShardMachine(RuleBasedStateMachine):
         )
         recovery = Recovery(
             shard=SHARD,
+            group="blackbox",
             index=index,
             journal=self.journal,
             writer=writer,
             confirm=lambda: None,
-            apply=lambda batch: intake.apply(batch, self.now_ms),
-            names=lambda batch: intake.names(batch, self.now_ms),
+            apply=lambda batch, opening: intake.apply(batch, self.now_ms, opening),
+            ahead=lambda batch: intake.upcoming(batch, self.now_ms),
             now_ms=lambda: self.now_ms,
         )
-        return Owner(index, intake, dispatch, recovery)
+        low_water = LowWater(SHARD, index, writer, lambda: self.now_ms)
+        return Owner(index, intake, dispatch, recovery, low_water)
 
     def take_over(self) -> None:
         """A new owner, started again until it has opened."""
@@ -190,7 +208,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.zombies.append(self.owner)
             self.owner = self.wire()
             try:
-                self.owner.recovery.open()
+                self.owner.low_water.last = self.owner.recovery.open().mark
             except Doubt:
                 continue
             break
@@ -215,7 +233,12 @@ class ShardMachine(RuleBasedStateMachine):
             offset = len(self.asked)
             change = self.change(asked)
             self.asked.append(change)
-            self.journal.request_records.append(record(offset, b"{}", self.now_ms))
+            written = record(offset, b"{}", self.now_ms)
+            if isinstance(asked, tuple) and len(asked) == 2:
+                self.replaces[offset] = max(0, offset - asked[1])
+                named = request_id(SHARD, self.replaces[offset]).encode()
+                written = written._replace(headers=[*written.headers, (REPLACES, named)])
+            self.journal.request_records.append(written)
             self.journal.contract.parsed[offset] = change
         if count:
             self.intake_takes(count)
@@ -225,7 +248,7 @@ class ShardMachine(RuleBasedStateMachine):
             return Invalid(Reason.NOT_JSON, "no JSON")
         if isinstance(asked, str):
             return Cancel(asked)
-        target, wait_ms, caller_id = asked
+        target, wait_ms, caller_id = asked if len(asked) == 3 else ("orders", asked[0], None)
         return Request(target, b"hi", self.now_ms + wait_ms, None, [], None, caller_id, None)
 
     @precondition(lambda self: self.owner.index.labels.requests < len(self.asked))
@@ -273,6 +296,24 @@ class ShardMachine(RuleBasedStateMachine):
             self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
         self.kafka.next_commits, self.kafka.next_failure = [], None
 
+    @rule(fates=fates, is_trimmed=st.booleans())
+    def the_low_water_mark_is_written(self, fates: list[str], is_trimmed: bool) -> None:
+        self.kafka.next_commits = list(fates)
+        mark: Mark | None = None
+
+        def write() -> None:
+            nonlocal mark
+            with closing(self.owner.index.walk()) as walk:
+                while walk.slice():
+                    pass
+                mark = self.owner.low_water.write(walk.labels, walk.lowest)
+
+        self.stands(write)
+        self.kafka.next_commits = []
+        if mark is not None and is_trimmed:
+            self.journal.first_request = max(self.journal.first_request, mark.requests)
+            self.journal.first_receipt = max(self.journal.first_receipt, mark.receipts)
+
     def stands(self, act: Callable[[], object]) -> bool:
         try:
             act()
@@ -313,6 +354,30 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
 
+    @rule(is_noticed=st.booleans())
+    def redis_loses_the_due_times_alone(self, is_noticed: bool) -> None:
+        self.client.delete(f"{PREFIX}due")
+        if is_noticed:
+            self.take_over()
+
+    @rule(batch=st.integers(0, 3), read_at_once=st.sampled_from([1, 2, 5]))
+    def redis_is_emptied_and_the_rebuild_is_cut_short(self, batch: int, read_at_once: int) -> None:
+        self.client.flushall()
+        self.zombies.append(self.owner)
+        self.owner = owner = self.wire()
+        left = batch
+
+        def apply(found: Batch, opening: Opening | None) -> Taken:
+            nonlocal left
+            if left == 0:
+                raise JournalLost("no answer")
+            left -= 1
+            return owner.intake.apply(found, self.now_ms, opening)
+
+        self.journal.read_at_once = read_at_once
+        self.stands(replace(owner.recovery, apply=apply).open)
+        self.journal.read_at_once = 1000
+
     @precondition(lambda self: self.kafka.visible)
     @rule(is_noticed=st.booleans())
     def redis_is_emptied(self, is_noticed: bool) -> None:
@@ -330,7 +395,8 @@ class ShardMachine(RuleBasedStateMachine):
     def nothing_is_delivered_early(self) -> None:
         for outgoing, at_ms in self.kafka.visible:
             asked = self.asked[outgoing.offset]
-            assert not isinstance(asked, Request) or asked.due_ms <= at_ms
+            if not is_too_late(outgoing):
+                assert not isinstance(asked, Request) or asked.due_ms <= at_ms
 
     @invariant()
     def nothing_ended_in_time_is_delivered(self) -> None:
@@ -351,8 +417,21 @@ class ShardMachine(RuleBasedStateMachine):
         outcomes = self.kafka.outcomes()
         assert [o for o in self.must_have_an_outcome() if o not in outcomes] == []
         assert self.told_by_the_receipts() == set(outcomes)
+        self.one_takes_the_place_of_each()
+
+    def one_takes_the_place_of_each(self) -> None:
+        """A request has an outcome, or at most one other came in time to take its place."""
+        too_late = {outgoing.offset for outgoing, _ in self.kafka.visible if is_too_late(outgoing)}
+        for named in set(self.replaces.values()):
+            took = [by for by, of in self.replaces.items() if of == named and by not in too_late]
+            asked = self.asked[named]
+            ends = len(took) + (named in self.kafka.outcomes())
+            assert ends <= 1
+            if isinstance(asked, Request) and asked.caller_id is None:
+                assert ends == 1
 
     def must_have_an_outcome(self) -> list[int]:
+        named = set(self.replaces.values())
         last = {
             change.caller_id: offset
             for offset, change in enumerate(self.asked)
@@ -365,6 +444,7 @@ class ShardMachine(RuleBasedStateMachine):
             or (
                 isinstance(change, Request)
                 and (change.caller_id is None or last[change.caller_id] == offset)
+                and offset not in named
             )
         ]
 
@@ -373,7 +453,12 @@ class ShardMachine(RuleBasedStateMachine):
         return {offset for _, receipt in settled(kept) for offset in receipt.removals()}
 
 
-def test_every_request_has_one_outcome_whatever_fails(fake_backend: Backend) -> None:
+def test_every_request_has_one_outcome_whatever_fails(
+    fake_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.index.shard_index.LEAVING_WITHIN_S", 0)
+    monkeypatch.setattr("blackbox.index.shard_index.LEAVING_LOOK_S", 0)
+
     class OnThisRedis(ShardMachine):
         pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,18 +17,18 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Labels
 from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, SHARD
+from tests.security.certificates import openssl
 from tests.servers.sentinel import SERVICE, SentinelProcess
 from tests.world import until
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def tls(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Directives of Redis that give it a certificate for this host."""
     folder = tmp_path_factory.mktemp("tls")
     names = ("-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}")
     made = ("-keyout", f"{folder}/key.pem", "-out", f"{folder}/ca.pem", *names)
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made]
-    subprocess.run(command, check=True, capture_output=True)
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made)
     return {
         "tls-port": str(free_port()),
         "tls-cert-file": f"{folder}/ca.pem",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,15 +9,14 @@ from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
 from blackbox.embedded.jars import find_ivy
 from blackbox.embedded.java import find_java
 from blackbox.embedded.redis import find_redis
+from tests.conftest import missing
 
 
 def require(find: Callable[[], object]) -> None:
     try:
         find()
     except EmbeddedError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+        missing(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.journals import ended_in
+from tests.model.journals import standing
 from tests.model.state import Owner, Receipt, State, Step, mask, members
 from tests.model.terms import Rule, Terms
 
@@ -33,16 +33,24 @@ class Dispatch:
             return state.in_doubt(who)
         if index is None:
             return state.with_owner(who, owner._replace(is_connected=True))
-        due = index.entries & (state.due if self._terms.keeps(Rule.DUE_ONLY) else ~0)
-        batch = self._first(due)
+        due = state.due | index.letters if self._terms.keeps(Rule.DUE_ONLY) else ~0
+        batch = self._first(index.entries & due)
+        if self._terms.conditional and index.leaving != batch:
+            state = state.with_index(index._replace(leaving=batch))
         began = owner._replace(
             step=Step.PRODUCE if batch else Step.DUE,
             is_connected=True,
             requests=index.requests,
             batch=batch,
-            ended=batch & ended_in(self._terms.records[: state.taken]),
+            dead=batch & index.letters,
+            ended=batch & ~self._standing(state),
         )
         return state.with_owner(who, began)
+
+    def _standing(self, state: State) -> int:
+        """What nothing has ended that was ever taken in."""
+        left = standing(self._terms.records[: state.taken], state.counted)
+        return left.hot | left.cold
 
     def _first(self, due: int, passing_over: int = 0) -> int:
         """A batch of it; the later a request was written, the earlier it was due."""
@@ -79,7 +87,8 @@ class Dispatch:
     def _commit(self, state: State, who: int, owner: Owner) -> State:
         if self._terms.is_fenced(state, who):
             return state.in_doubt(who)
-        state = state._replace(log=(*state.log, Receipt(owner.batch, ended=owner.ended)))
+        receipt = Receipt(owner.batch, ended=owner.ended, dead=owner.dead)
+        state = state._replace(log=(*state.log, receipt))
         if self._terms.keeps(Rule.COMMIT_FIRST):
             return state.with_owner(who, owner._replace(step=Step.WATCH, end=len(state.log)))
         return state.with_owner(who, _idle(owner))
@@ -109,9 +118,10 @@ class Dispatch:
         if has_changed and self._terms.watches(owner):
             return state.with_owner(who, owner._replace(step=Step.WATCH, watched=None))
         if index is not None:
-            state = state.with_index(self._terms.settled(index, seen, owner.batch, owner.end))
+            index = self._terms.settled(index, seen, owner.batch, owner.end)
+            state = state.with_index(index._replace(ignored=index.ignored & ~owner.telling))
         owner = owner._replace(
-            is_connected=True, watched=None, requests=seen.requests, receipts=owner.end
+            is_connected=True, watched=None, requests=seen.requests, receipts=owner.end, telling=0
         )
         if self._terms.keeps(Rule.COMMIT_FIRST):
             return state.with_owner(who, _idle(owner))
@@ -125,4 +135,4 @@ def _begin_with_ahead(owner: Owner) -> Owner:
 
 
 def _idle(owner: Owner) -> Owner:
-    return owner._replace(step=Step.DUE, batch=0, ended=0, end=0)
+    return owner._replace(step=Step.DUE, batch=0, ended=0, dead=0, end=0)

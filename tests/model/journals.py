@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
 from blackbox import receipt as product
-from blackbox.plan import Change, Labels, View, resolve
+from blackbox.entry import Entry
+from blackbox.plan import Carried, Change, Cold, Labels, Named, Replacement, View, resolve
 from blackbox.request import Cancel, Request
-from tests.model.state import NOBODY, Index, Receipt, Record, below, mask, members
+from tests.model.state import NOBODY, Index, Mark, Receipt, Record, State, below, mask, members
 
 Records = tuple[Record, ...]
 
+NAMED_BY = {
+    Record.REPLACES_0: 0,
+    Record.REPLACES_1: 1,
+    Record.NAMED_REPLACES_0: 0,
+    Record.PROMOTES_0: 0,
+    Record.PROMOTES_1: 1,
+    Record.RENEWS_0: 0,
+}
+"""The record that a conditional one names."""
+
+REPLACES = (Record.REPLACES_0, Record.REPLACES_1, Record.NAMED_REPLACES_0)
+PROMOTES = (Record.PROMOTES_0, Record.PROMOTES_1)
+CARRIED = (*PROMOTES, Record.RENEWS_0)
+UNCONDITIONAL = (Record.REQUEST, Record.NAMED, Record.COLD)
+WITH_CALLER_ID = (Record.NAMED, Record.COLD, Record.NAMED_REPLACES_0, *CARRIED)
+
+_ENTRY = Entry("orders", b"", 0)
+_LETTER = Entry("", b"", 0, reason="too-late")
+
 
 @cache
-def requests_of(records: Records) -> int:
-    """Which of the records are requests."""
-    return mask(at for at, r in enumerate(records) if r in (Record.REQUEST, Record.NAMED))
+def of_kind(records: Records, kinds: tuple[Record, ...]) -> int:
+    """Which of the records are of these kinds."""
+    return mask(at for at, record in enumerate(records) if record in kinds)
 
 
 @cache
-def ended_in(records: Records) -> int:
-    """The requests that a later one of these records cancels or replaces."""
-    named = [at for at, r in enumerate(records) if r in (Record.NAMED, Record.CANCEL)]
-    return requests_of(records) & mask(named[:-1])
+def origins(records: Records, offsets: int) -> int:
+    """The same requests, as their callers wrote them."""
+    return mask({_origin(records, at) for at in members(offsets)})
+
+
+def _origin(records: Records, at: int) -> int:
+    while records[at] in CARRIED:
+        at = NAMED_BY[records[at]]
+    return at
+
+
+class Standing(NamedTuple):
+    """What no record has ended, hot and cold; which of it are dead letters; who has the caller id."""
+
+    hot: int
+    cold: int
+    letters: int
+    holder: int
+
+
+@cache
+def standing(records: Records, counted: int) -> Standing:
+    """What these records leave, given which of the conditional ones counted."""
+    hot = cold = letters = 0
+    holder = NOBODY
+    for at, record in enumerate(records):
+        one, does_count = 1 << at, counted >> at & 1
+        if record is Record.GAP or (record in CARRIED and not does_count):
+            continue
+        if record in REPLACES and not does_count:
+            hot, letters = hot | one, letters | one
+            continue
+        ended = 1 << NAMED_BY[record] if record in NAMED_BY else 0
+        if (record in WITH_CALLER_ID or record is Record.CANCEL) and holder != NOBODY:
+            ended |= 1 << holder
+        if holder != NOBODY and ended >> holder & 1:
+            holder = NOBODY
+        hot, cold = hot & ~ended, cold & ~ended
+        if record in (Record.COLD, Record.RENEWS_0):
+            cold |= one
+        elif record is not Record.CANCEL:
+            hot |= one
+        if record in WITH_CALLER_ID:
+            holder = at
+    return Standing(hot, cold, letters, holder)
 
 
 def delivered_in(log: tuple[Receipt, ...]) -> int:
@@ -43,37 +106,106 @@ def outcomes(log: tuple[Receipt, ...]) -> tuple[int, ...]:
     return tuple(mask(receipt.removals()) for _, receipt in product.settled(enumerate(receipts)))
 
 
+def union(sets: Iterator[int]) -> int:
+    found = 0
+    for one in sets:
+        found |= one
+    return found
+
+
+def marks_in(state: State) -> Iterator[Mark]:
+    """The committed marks, newest first; a journal's start only removes older ones."""
+    for receipt in reversed(state.log):
+        if receipt.mark is not None:
+            yield receipt.mark
+
+
+class Planned(NamedTuple):
+    """An index after a batch, and what the batch did: see `plan.Plan`."""
+
+    entries: int
+    cold: int
+    letters: int
+    holder: int
+    ended: int
+    counted: int
+    ignored: int
+
+
 @cache
-def planned(records: Records, seen: Index, start: int, end: int) -> tuple[int, int, int]:
-    """What a batch puts, what it ends, and who has the caller id then (`plan.resolve`)."""
+def planned(records: Records, seen: Index, start: int, end: int) -> Planned:
+    """What a batch makes of an index (`plan.resolve`)."""
     changes = [
-        (at, asked) for at in range(start, end) if (asked := _asked(records[at])) is not None
+        (at, asked) for at in range(start, end) if (asked := _asked(records, at)) is not None
     ]
-    holders = {} if seen.holder == NOBODY else {"name": seen.holder}
-    labels = Labels(seen.requests, seen.receipts)
-    plan = resolve(changes, View(labels, members(seen.skip), holders))
+    plan = resolve(changes, _view(records, seen))
+    puts, ended = mask(plan.puts), mask(set(plan.removals))
     holder = plan.holders.get("name")
-    return mask(plan.puts), mask(set(plan.removals)), NOBODY if holder is None else holder
-
-
-@cache
-def defined(records: Records, log: tuple[Receipt, ...], requests: int, receipts: int) -> Index:
-    """The index that these labels stand for."""
-    removed = 0
-    for ended in outcomes(log)[:receipts]:
-        removed |= ended
-    read = records[:requests]
-    entries = requests_of(read) & ~ended_in(read) & ~removed
-    named = [at for at in members(entries) if records[at] is Record.NAMED]
-    return Index(
-        requests, receipts, entries, max(named, default=NOBODY), removed & ~below(requests)
+    late = mask(at for at, put in plan.puts.items() if type(put) is Entry and put.reason)
+    ignored = mask(plan.ignored)
+    return Planned(
+        entries=(seen.entries | puts) & ~ended,
+        cold=(seen.cold | mask(plan.frozen)) & ~mask(plan.thawed),
+        letters=(seen.letters | late) & ~ended,
+        holder=NOBODY if holder is None else holder,
+        ended=ended & seen.entries,
+        counted=of_kind(records, tuple(NAMED_BY)) & below(end) & ~below(start) & ~ignored,
+        ignored=ignored,
     )
 
 
-def _asked(record: Record) -> Change | None:
+def _view(records: Records, seen: Index) -> View:
+    named = {
+        str(at): Named(
+            at,
+            bool(seen.entries & ~seen.letters & 1 << at),
+            "name" if seen.entries >> at & 1 and records[at] in WITH_CALLER_ID else None,
+        )
+        for at in range(len(records))
+    }
+    return View(
+        Labels(seen.requests, seen.receipts),
+        members(seen.skip),
+        {} if seen.holder == NOBODY else {"name": seen.holder},
+        members(seen.cold),
+        seen.known_from,
+        named,
+        told=seen.told,
+        ignored=members(seen.ignored),
+    )
+
+
+def _asked(records: Records, at: int) -> Change | None:
+    record = records[at]
+    caller_id = "name" if record in WITH_CALLER_ID else None
+    hot, cold = _ENTRY._replace(caller_id=caller_id), Cold(caller_id)
     if record is Record.GAP:
         return None
     if record is Record.CANCEL:
         return Cancel("name")
-    caller_id = "name" if record is Record.NAMED else None
+    if record in REPLACES:
+        return Replacement(str(NAMED_BY[record]), caller_id, hot, _LETTER)
+    if record in CARRIED:
+        asked = hot if record in PROMOTES else cold
+        return Carried(NAMED_BY[record], _origin(records, at), caller_id, asked)
+    if record is Record.COLD:
+        return cold
     return Request("orders", b"", 0, None, [], None, caller_id, None)
+
+
+@cache
+def defined(
+    records: Records, log: tuple[Receipt, ...], counted: int, requests: int, receipts: int
+) -> Index:
+    """The index that these labels stand for, but for what only its owners need."""
+    removed = union(iter(outcomes(log)[:receipts]))
+    left = standing(records[:requests], counted)
+    return Index(
+        requests,
+        receipts,
+        entries=left.hot & ~removed,
+        holder=NOBODY if left.holder != NOBODY and removed >> left.holder & 1 else left.holder,
+        skip=removed & ~below(requests),
+        cold=left.cold & ~removed,
+        letters=left.letters & ~removed,
+    )

@@ -8,23 +8,39 @@ Between any two steps of an owner everybody else may act. What is left out, and 
 - An entry and its payload come and go in one MULTI: here they are one.
 - A receipt enters the log when it is committed. Until then its transaction is open, from D2 to D4 of
   its owner; a fence or a crash is what aborts it. The gap it would leave in the offsets is left out.
-- One caller id is enough to cancel and to replace. There is no cold tier, no retention, no target
-  that cannot take messages, and no delivery at least once.
+- One caller id is enough to cancel and to replace. Whatever is due may be carried at any time, or
+  not; promotion itself is left out, as are retention by others and targets that cannot take messages.
+- Of delivery at least once only this is asked: nothing is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import NamedTuple
 
 from tests.model.dispatch import Dispatch
 from tests.model.intake import Intake
-from tests.model.journals import Records, defined, delivered_in, ended_in, requests_of
+from tests.model.journals import (
+    CARRIED,
+    REPLACES,
+    UNCONDITIONAL,
+    Records,
+    defined,
+    delivered_in,
+    of_kind,
+    origins,
+    outcomes,
+    standing,
+    union,
+)
+from tests.model.marks import Marks
 from tests.model.recovery import Recovery
 from tests.model.state import (
     CLOSED,
     NOBODY,
     NOWHERE,
+    Index,
     Owner,
     Receipt,
     State,
@@ -38,48 +54,95 @@ from tests.model.terms import Rule, Terms
 NAMES = "AB"
 
 
+_AT_ONCE = (Step.FENCE, Step.WITNESS, Step.BARRIER, Step.PRODUCE, Step.RECEIPT, Step.REMOVE)
+
+
+class Fault(StrEnum):
+    """What may happen to owners, to Redis, to a transaction."""
+
+    CRASH = "an owner crashes"
+    GROUP = "the group gives the shard to another owner"
+    BACK = "Redis restarts as it once was"
+    EMPTY = "Redis is emptied"
+    FULL = "Redis has no room for the next request while a shard is opened"
+    TORN = "the receipt of a transaction is there, and not all of its messages"
+
+
 class Story(NamedTuple):
-    """What callers write, in this order; the most that one batch delivers."""
+    """What callers write, in this order; the most that one batch delivers.
+
+    `kinds` are the faults that there may be. With `walks` the shard is open at the start, and steps between which nothing is written are
+    taken at once. Stories without have them one by one, but a rebuild at once.
+    """
 
     records: Records
     limit: int = 100
+    walks: int = 0
+    is_apart: bool = False
+    is_once: bool = True
+    kinds: tuple[Fault, ...] = tuple(Fault)
 
 
 class Model:
     """The states of a shard, from one to the next, and what is promised of each.
 
-    `faults` is how many there may be of: a crash, another owner, a Redis that goes back or is
-    emptied, a torn transaction. `without` are the rules that owners do not keep to.
+    `faults` is how many there may be of: a crash, another owner, a Redis that goes back, is emptied
+    or is full, a torn transaction. `without` are the rules that owners do not keep to.
     """
 
     def __init__(self, story: Story, faults: int, without: frozenset[Rule] = frozenset()) -> None:
+        self._story = story
         self._records = story.records
         self._faults = faults
-        self._terms = Terms(story.records, story.limit, without)
+        self._terms = Terms(
+            story.records, story.limit, without, story.is_apart, story.is_once, story.walks > 0
+        )
         self._intake = Intake(self._terms)
-        self._main = Dispatch(self._terms).do | Recovery(self._terms).do
-        self._requests = requests_of(story.records)
+        self._recovery = Recovery(self._terms)
+        self._main = Dispatch(self._terms).do | self._recovery.do
+        self._marks = Marks(self._terms)
+        self._requests = of_kind(story.records, (*UNCONDITIONAL, *REPLACES))
+        self._carried = of_kind(story.records, CARRIED)
+        self._replaces = of_kind(story.records, REPLACES)
+        self._failing = {
+            Fault.CRASH: _crashed,
+            Fault.GROUP: _given_away,
+            Fault.BACK: _gone_back,
+            Fault.EMPTY: _emptied,
+            Fault.FULL: self._full,
+            Fault.TORN: self._torn,
+        }
         self._names = {(who, step): f"{NAMES[who]}: {step}" for who in (0, 1) for step in Step}
 
     def start(self) -> State:
-        """Nothing was ever asked; the shard is A's, who has not opened it."""
-        return State(0, 0, 0, (), NOBODY, None, (), 0, (CLOSED, CLOSED), self._faults)
+        """Nothing was ever asked; the shard is A's, who has not opened it unless there are walks."""
+        owners = CLOSED, CLOSED
+        does_go_back = Fault.BACK in self._story.kinds
+        state = State(
+            0, 0, 0, (), NOBODY, None, (), 0, owners, self._faults, does_go_back=does_go_back
+        )
+        while self._story.walks and state.owners[0].position == NOWHERE:
+            _, state = next(self._owner(state, 0))
+        return state._replace(past=(), walks=self._story.walks)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """All that may happen next: what it is called, and the state after it."""
         for who in (0, 1):
             yield from self._owner(state, who)
+            for name, after in self._marks.walk(state, who):
+                yield f"{NAMES[who]}: {name}", after
+        yield from self._marks.trim(state)
         if state.written < len(self._records):
             yield (
                 f"a caller writes {self._records[state.written]}",
                 state._replace(written=state.written + 1),
             )
-        for request in members(self._asked(state) & ~state.due):
-            yield f"request {request} becomes due", state._replace(due=state.due | 1 << request)
+        for request in members(self._requests & below(state.written) & ~state.due):
+            alike = self._alike(request)
+            yield f"request {request} becomes due", state._replace(due=state.due | alike)
         if state.faults:
-            yield from _failing_owners(state)
-            yield from _failing_redis(state)
-            yield from self._torn(state)
+            for kind in self._story.kinds:
+                yield from self._failing[kind](state)
 
     def calm(self, state: State) -> tuple[str, State] | None:
         """What the shard's owner does next when all else stands still; None: it is at rest."""
@@ -87,75 +150,139 @@ class Model:
 
     def broken(self, state: State) -> str | None:
         """What was promised to callers and consumers, and is broken."""
+        if not self._story.is_once:
+            return None
         seen = 0
         for receipt in state.log:
             arrived = receipt.delivered & ~receipt.lost
-            if arrived & seen:
-                return f"{members(arrived & seen)} delivered twice"
+            asked = origins(self._records, arrived)
+            if asked & seen or asked.bit_count() < arrived.bit_count():
+                return f"{members(arrived)} delivered twice"
             if arrived & receipt.ended:
                 return f"{members(arrived & receipt.ended)} delivered though ended before"
-            seen |= arrived
-        return f"{members(seen & ~state.due)} delivered early" if seen & ~state.due else None
+            if early := arrived & ~state.due & ~receipt.dead:
+                return f"{members(early)} delivered early"
+            if wrong := arrived & self._replaces & (receipt.dead ^ ~state.counted):
+                return f"{members(wrong)} was in time, and is dead, or the other way round"
+            seen |= asked
+        return None
 
     def untrue(self, state: State) -> str | None:
         """What the labels stand for, if the index holds something else."""
         index = state.redis
-        if index is None:
+        if index is None or not self._story.is_once:
             return None
-        expected = defined(self._records, state.log, index.requests, index.receipts)
-        return None if index == expected else f"the labels stand for {described(expected)}"
+        is_rebuilt = index.rebuild != NOBODY
+        known = ~below(index.known_from) if index.requests < index.told else ~0
+        if is_rebuilt:
+            known &= ~union(iter(outcomes(state.log)[index.receipts :]))
+        expected = defined(self._records, state.log, state.counted, index.requests, index.receipts)
+        if Fault.FULL in self._story.kinds:
+            known &= ~self._ended_ahead(state, expected.entries & ~index.entries)
+        compared = known, not is_rebuilt
+        if _compared(index, *compared) == _compared(expected, *compared):
+            return None
+        return f"the labels stand for {described(expected)}"
+
+    def _ended_ahead(self, state: State, offsets: int) -> int:
+        """Those that a record has ended which Redis has no room for."""
+        left = standing(self._records[: state.written], state.counted)
+        return offsets & ~left.hot
 
     def unsettled(self, state: State) -> str | None:
         """What is lost, once the shard's owner is at rest."""
-        waiting = self._asked(state) & ~ended_in(self._records[: state.written])
-        if lost := waiting & state.due & ~delivered_in(state.log):
+        hot, cold, letters, _ = standing(self._records[: state.written], state.counted)
+        delivered = delivered_in(state.log)
+        if lost := hot & (state.due | letters) & ~delivered:
             return f"{members(lost)} never delivered"
-        entries = 0 if state.redis is None else state.redis.entries
-        if lost := waiting & ~state.due & ~entries:
+        index = state.redis or Index()
+        if lost := (hot | cold) & ~delivered & ~(index.entries | index.cold):
             return f"{members(lost)} not pending"
         is_open = state.owners[state.group].position != NOWHERE
         return None if is_open else "the shard does not open"
 
     def _owner(self, state: State, who: int) -> Iterator[tuple[str, State]]:
         owner = state.owners[who]
-        main = owner.step, self._main[owner.step](state, who, owner)
-        for step, after in (self._intake.next(state, who), main):
-            if after is not None and after != state:
-                yield self._names[who, step], after
+        if self._terms.is_apart and (apart := self._intake.apart(state)) is not None:
+            yield f"{Step.APART}", apart
+        intake, after = self._intake.next(state, who)
+        while self._story.walks and after is not None and after.owners[who].taking is not None:
+            _, more = self._intake.next(after, who)
+            if more is None:
+                break
+            after = more
+        main = self._main[owner.step](state, who, owner)
+        at_once = _AT_ONCE if self._story.walks else (Step.REBUILD, Step.FINISH)
+        while main is not None and main.owners[who].step in at_once:
+            more = self._main[main.owners[who].step](main, who, main.owners[who])
+            if more is None:
+                break
+            main = more
+        for step, found in ((intake, after), (owner.step, main)):
+            if found is not None and found != state:
+                yield self._names[who, step], found
 
-    def _asked(self, state: State) -> int:
-        return self._requests & below(state.written)
+    def _alike(self, request: int) -> int:
+        """With what carries it."""
+        carried = (at for at in members(self._carried))
+        return 1 << request | sum(
+            1 << at for at in carried if origins(self._records, 1 << at) == 1 << request
+        )
 
     def _torn(self, state: State) -> Iterator[tuple[str, State]]:
         for who, owner in enumerate(state.owners):
             if owner.step is Step.COMMIT and not self._terms.is_fenced(state, who):
                 for lost in _parts(owner.batch):
-                    torn = Receipt(owner.batch, lost=lost, ended=owner.ended)
+                    torn = Receipt(owner.batch, lost=lost, ended=owner.ended, dead=owner.dead)
                     yield (
                         f"{NAMES[who]}: D4 tears, the receipt is there and {members(lost)} not",
                         state._replace(log=(*state.log, torn)).in_doubt(who).after_a_fault(),
                     )
 
+    def _full(self, state: State) -> Iterator[tuple[str, State]]:
+        for who in (0, 1) if self._story.walks else ():
+            opened = self._recovery.full(state, who)
+            if opened is not None:
+                yield f"{NAMES[who]}: Redis is full, opens", opened.after_a_fault()
 
-def _failing_owners(state: State) -> Iterator[tuple[str, State]]:
+
+def _compared(index: Index, known: int, has_skip: bool) -> tuple[int, ...]:
+    held = (index.entries | index.cold) & known
+    holder = index.holder if index.holder != NOBODY and held >> index.holder & 1 else NOBODY
+    skip = index.skip if has_skip else 0
+    return index.entries & known, index.cold & known, index.letters & known, holder, skip
+
+
+def _crashed(state: State) -> Iterator[tuple[str, State]]:
     """A zombie that crashes is one that does nothing more: only the shard's owner does."""
-    who, other = state.group, 1 - state.group
-    after = state.after_a_fault()
-    if state.owners[who] != CLOSED:
-        yield f"{NAMES[who]} crashes", after.in_doubt(who)
-    yield f"the group gives the shard to {NAMES[other]}", after._replace(group=other)
+    if state.owners[state.group] != CLOSED:
+        yield f"{NAMES[state.group]} crashes", state.after_a_fault().in_doubt(state.group)
 
 
-def _failing_redis(state: State) -> Iterator[tuple[str, State]]:
+def _given_away(state: State) -> Iterator[tuple[str, State]]:
+    other = 1 - state.group
+    yield (
+        f"the group gives the shard to {NAMES[other]}",
+        state.after_a_fault()._replace(group=other),
+    )
+
+
+def _gone_back(state: State) -> Iterator[tuple[str, State]]:
     after = state.after_a_fault()
     a, b = state.owners
-    cut_off = a._replace(is_connected=False), b._replace(is_connected=False)
     for at, index in enumerate(state.past):
         if index != state.redis:
             yield (
                 f"Redis restarts as it was, {described(index)}",
-                after._replace(redis=index, past=after.past[:at], owners=cut_off),
+                after._replace(
+                    redis=index, past=after.past[:at], owners=(_cut_off(a), _cut_off(b))
+                ),
             )
+
+
+def _emptied(state: State) -> Iterator[tuple[str, State]]:
+    after = state.after_a_fault()
+    a, b = state.owners
     if state.redis is not None:
         past = (*after.past, state.redis) if after.faults else ()
         noticing = _touched(a), _touched(b)
@@ -166,6 +293,11 @@ def _touched(owner: Owner) -> Owner:
     """Every key that it watches has changed: at its EXEC it has to look again."""
     step = Step.WATCH if owner.step is Step.REMOVE else owner.step
     return owner._replace(step=step, watched=None)
+
+
+def _cut_off(owner: Owner) -> Owner:
+    walk = None if owner.walk is None else owner.walk._replace(is_connected=False)
+    return owner._replace(is_connected=False, walk=walk)
 
 
 def _parts(offsets: int) -> Iterator[int]:

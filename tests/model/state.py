@@ -9,17 +9,30 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from blackbox.plan import Labels
+
 NOWHERE = -1
 NOBODY = -1
 
 
 class Record(StrEnum):
-    """A record of the request topic. The named request and the cancel share the one caller id."""
+    """A record of the request topic. All that have a caller id share the one there is.
+
+    A carried record takes the place of a cold request. It counts if that is cold then; a replacement
+    by id if what it replaces is pending.
+    """
 
     REQUEST = "a request"
     NAMED = "a named request"
     CANCEL = "a cancel"
     GAP = "a gap"
+    REPLACES_0 = "a replacement of 0 by its id"
+    REPLACES_1 = "a replacement of 1 by its id"
+    NAMED_REPLACES_0 = "a named replacement of 0 by its id"
+    COLD = "a named cold request"
+    PROMOTES_0 = "0 carried into the index"
+    PROMOTES_1 = "1 carried into the index"
+    RENEWS_0 = "0 carried, and still cold"
 
 
 class Step(StrEnum):
@@ -29,6 +42,9 @@ class Step(StrEnum):
     FENCE = "R1 fences earlier owners (Writer.open)"
     WITNESS = "R2 reads the labels, looks at the last receipt (missing)"
     BARRIER = "R3 commits a barrier (commit_barrier)"
+    BEGIN = "O1 empties the index, begins it at the mark (begin)"
+    REBUILD = "O3 takes in the next request, but not what has ended"
+    FINISH = "O4 moves the position receipts to the barrier"
     APPLY = "R4 applies the next receipts (settle)"
     CATCH_UP = "R5 takes in the next request (apply)"
     DUE = "D1 reads labels and what is due (ShardIndex.due)"
@@ -40,29 +56,76 @@ class Step(StrEnum):
     READ = "I1 reads a batch (RequestReader.read)"
     LOOK = "I2 watches and compares the label (ShardIndex.store)"
     STORE = "I3 stores, and moves the label requests (EXEC)"
+    APART = "another process takes in what there is"
 
 
 class Index(NamedTuple):
-    """A shard in Redis: the two labels, and what they define. `holder` has the caller id."""
+    """A shard in Redis: the two labels, and what they define. `holder` has the caller id.
+
+    letters -- those of the entries that are replacements by id that came too late
+    leaving -- what is being delivered
+    token   -- who opened it last: an owner's walk ends with what it has in memory, so a name will do
+    rebuild -- whose rebuild is not finished
+    """
 
     requests: int = 0
     receipts: int = 0
     entries: int = 0
     holder: int = NOBODY
     skip: int = 0
+    cold: int = 0
+    letters: int = 0
+    leaving: int = 0
+    token: int = NOBODY
+    rebuild: int = NOBODY
+    known_from: int = 0
+    told: int = 0
+    ignored: int = 0
+
+
+class Mark(NamedTuple):
+    """Where a rebuild may begin: `requests` is L, `receipts` R, `told` V. `pairs` are (q, r)."""
+
+    requests: int
+    receipts: int
+    told: int
+    pairs: tuple[tuple[int, int], ...] = ()
 
 
 class Receipt(NamedTuple):
-    """A committed receipt; one that delivers nothing is a barrier.
+    """A committed receipt; one that delivers and tells nothing is a barrier.
 
-    lost  -- messages that it names and that were aborted
-    ended -- messages whose request was cancelled or replaced before its dispatch began
+    dead    -- messages that are dead letters
+    lost    -- messages that it names and that were aborted
+    ended   -- messages whose request was cancelled or replaced before its dispatch began
+    ignored -- conditional records that did not count
     """
 
     delivered: int = 0
     void: int = 0
     lost: int = 0
     ended: int = 0
+    dead: int = 0
+    ignored: int = 0
+    mark: Mark | None = None
+
+
+class Walk(NamedTuple):
+    """What an owner has seen of an index so far.
+
+    requests, receipts -- the positions at its begin
+    todo               -- parts that it has not read yet
+    low                -- the lowest request seen
+    told, ignored      -- the position requests after all parts, and what had not counted by then
+    """
+
+    requests: int
+    receipts: int
+    todo: int
+    low: int
+    told: int = NOWHERE
+    ignored: int = 0
+    is_connected: bool = True
 
 
 class Owner(NamedTuple):
@@ -77,6 +140,10 @@ class Owner(NamedTuple):
     end                -- in recovery, how far it reads: receipts, then requests; in dispatch, the
                           label that its receipt reaches
     missing, is_again  -- what R2 did not find; whether it has come round again
+    dead               -- what of the batch becomes dead letters
+    base               -- where the index is to be begun
+    gone               -- in a rebuild, what has ended
+    walk, telling      -- for the next mark; what the receipt before the next step D5 told
     """
 
     step: Step = Step.CONFIRM
@@ -93,6 +160,11 @@ class Owner(NamedTuple):
     end: int = 0
     missing: int = 0
     is_again: bool = False
+    dead: int = 0
+    base: Mark | None = None
+    gone: int = 0
+    walk: Walk | None = None
+    telling: int = 0
 
     @property
     def intake_is_watching(self) -> bool:
@@ -109,6 +181,7 @@ class Owner(NamedTuple):
 
 
 CLOSED = Owner()
+START = Labels(0, 0)
 
 
 class State(NamedTuple):
@@ -123,6 +196,9 @@ class State(NamedTuple):
     past    -- what Redis may go back to, oldest first
     group   -- whose shard it is
     faults  -- how many there may still be
+    counted -- conditional records that counted when they were first taken in
+    starts  -- the first offset that each journal still has
+    walks   -- how many there may still be; whether Redis may go back at all
     """
 
     written: int
@@ -135,6 +211,10 @@ class State(NamedTuple):
     group: int
     owners: tuple[Owner, Owner]
     faults: int
+    counted: int = 0
+    starts: Labels = START
+    walks: int = 0
+    does_go_back: bool = True
 
     def with_owner(self, who: int, owner: Owner) -> State:
         a, b = self.owners
@@ -146,7 +226,7 @@ class State(NamedTuple):
 
     def with_index(self, index: Index) -> State:
         """One more write that Redis may lose."""
-        remembers = self.faults > 0 and index != self.redis
+        remembers = self.does_go_back and self.faults > 0 and index != self.redis
         past = (*self.past, self.redis) if remembers else self.past
         return self._replace(redis=index, past=past, taken=max(self.taken, index.requests))
 
@@ -172,5 +252,12 @@ def described(index: Index | None) -> str:
     if index is None:
         return "nothing"
     held = "" if index.holder == NOBODY else f" name={index.holder}"
-    skip = f" skip={members(index.skip)}" if index.skip else ""
-    return f"({index.requests}, {index.receipts}) {members(index.entries)}{held}{skip}"
+    more = "".join(
+        f" {name}={members(found)}"
+        for name in ("skip", "cold", "letters", "leaving", "ignored")
+        if (found := getattr(index, name))
+    )
+    begun = f" from {index.known_from}, told {index.told}" if index.told else ""
+    rebuilt = "" if index.rebuild == NOBODY else f" rebuilt by {'AB'[index.rebuild]}"
+    positions = f"({index.requests}, {index.receipts})"
+    return f"{positions} {members(index.entries)}{held}{more}{begun}{rebuilt}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.model.journals import Records, planned
+from tests.model.journals import NAMED_BY, Records, of_kind, planned
 from tests.model.state import NOBODY, Index, Owner, State, below
 
 
@@ -30,21 +30,53 @@ class Rule(StrEnum):
     BETWEEN = "R4 goes round again when a receipt came in before the barrier"
     SKIP = "R4 keeps removals of requests that are not read yet in skip"
     CATCH_UP = "R5 reads the requests to their end before anything is delivered"
+    LEAVING = "a replacement by id waits for a delivery that is under way"
+    APART = "another process judges conditional records only when all receipts are applied"
+    TOKEN = "W2 compares the token"
+    POSITIONS = "W2 compares the positions"
+    CONNECTION = "W2 ends when the connection is lost"
+    POSITIONS_FIRST = "W1 reads (q, r) before anything else"
+    PENDING = "L is not above what is pending"
+    CAUGHT_UP = "W1 waits until all requests are read that any receipt names"
+    PAIRS = "R is that of a pair with its q at or below L"
+    VERDICTS_LAST = "V is read after all parts"
+    VERDICTS = "V is the position of the requests, not L"
+    TELLING = "records that did not count are told before a mark"
+    UNKNOWN = "what is at or above V and names a request below the index does not count"
+    COMMITTED = "journals are trimmed below a committed mark only"
+    USABLE = "a mark below a journal's start is passed over"
+    BELOW_START = "an index below a journal's start is begun at the mark"
+    TOLD_FIRST = "an index that is begun knows what receipts tell"
+    STAYS = "the position receipts stays at R until O4"
+    WAITS = "nobody else stores while an index is rebuilt"
+    REBUILDER = "O3 ends when the rebuild is another owner's"
+    ADOPTED = "a rebuild that is taken over is rid of what has ended since"
+    GONE_SKIP = "O4 keeps removals of requests that are not read yet in skip"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`limit` is the most that one batch delivers; `without` are the rules that nobody keeps to."""
+    """`limit` is the most that one batch delivers; `without` are the rules that nobody keeps to.
+
+    `is_apart`: intake is a process of its own. `is_once`: what is delivered is in one transaction.
+    """
 
     records: Records
     limit: int
     without: frozenset[Rule]
+    is_apart: bool = False
+    is_once: bool = True
+    has_walks: bool = False
+
+    def token(self, who: int) -> int:
+        """Only walks compare it."""
+        return who if self.has_walks else NOBODY
 
     def keeps(self, rule: Rule) -> bool:
         return rule not in self.without
 
     def is_fenced(self, state: State, who: int) -> bool:
-        return state.fence != who and self.keeps(Rule.SHARD_ID)
+        return state.fence != who and self.keeps(Rule.SHARD_ID) and self.is_once
 
     def can_reach_redis(self, owner: Owner) -> bool:
         return owner.is_connected or not self.keeps(Rule.NO_RECONNECT)
@@ -53,18 +85,26 @@ class Terms:
         """A WATCH ends with the connection it was sent over."""
         return owner.is_connected and self.keeps(Rule.WATCH)
 
+    @property
+    def conditional(self) -> int:
+        return of_kind(self.records, tuple(NAMED_BY))
+
     def stored(self, state: State, index: Index, seen: Index, start: int, end: int) -> State:
-        """What I3 and R5 make of an index, given what they saw of it at their WATCH."""
-        puts, ended, holder = planned(self.records, seen, start, end)
+        """What I3, R5 and O3 make of an index, given what they saw of it at their WATCH."""
+        known = seen if self.keeps(Rule.UNKNOWN) else seen._replace(told=len(self.records))
+        plan = planned(self.records, known._replace(leaving=0, token=NOBODY), start, end)
         if not self.keeps(Rule.ONE_MULTI):
             state = state.with_index(index._replace(requests=end))
-        return state.with_index(
-            Index(
+        first = plan.counted & ~below(state.taken)
+        return state._replace(counted=state.counted | first).with_index(
+            index._replace(
                 requests=end,
-                receipts=index.receipts,
-                entries=(index.entries | puts) & ~ended,
-                holder=holder if holder != seen.holder else index.holder,
+                entries=index.entries & ~plan.ended | plan.entries & ~seen.entries,
+                holder=plan.holder if plan.holder != seen.holder else index.holder,
                 skip=index.skip & ~below(end),
+                cold=plan.cold,
+                letters=index.letters & ~plan.ended | plan.letters & ~seen.letters,
+                ignored=index.ignored | plan.ignored,
             )
         )
 
@@ -72,10 +112,12 @@ class Terms:
         """What R4 and D5 make of an index, given what they saw of it at their WATCH."""
         early = ended & ~below(seen.requests)
         is_freed = seen.holder != NOBODY and ended >> seen.holder & 1
-        return Index(
-            requests=index.requests,
+        gone = ended & ~early
+        return index._replace(
             receipts=label,
-            entries=index.entries & ~(ended & ~early),
+            entries=index.entries & ~gone,
             holder=NOBODY if is_freed else index.holder,
             skip=index.skip | (early if self.keeps(Rule.SKIP) else 0),
+            letters=index.letters & ~gone,
+            leaving=0,
         )

@@ -1,6 +1,7 @@
 """Whatever happens around a shard, and in whatever order: every request has the outcome it should.
 
-Every order of a few requests, two owners and up to two faults is tried. BLACKBOX_TEST_MODEL_DEPTH=1
+Every order of a few requests, two owners and up to two faults is tried; with a walk and what may be
+trimmed below its mark, often fewer kinds of faults. BLACKBOX_TEST_MODEL_DEPTH=1
 allows one fault more in each story: ten times the states, many minutes, several GB of memory.
 """
 
@@ -11,13 +12,22 @@ import os
 import pytest
 
 from tests.model.search import Search
-from tests.model.shard import Model, Story
+from tests.model.shard import Fault, Model, Story
 from tests.model.state import Record
 from tests.model.terms import Rule
 
 MORE_FAULTS = int(os.environ.get("BLACKBOX_TEST_MODEL_DEPTH", "0"))
 
 A_REQUEST, NAMED, CANCEL, GAP = Record.REQUEST, Record.NAMED, Record.CANCEL, Record.GAP
+COLD, PROMOTES_0, PROMOTES_1, RENEWS_0 = (
+    Record.COLD,
+    Record.PROMOTES_0,
+    Record.PROMOTES_1,
+    Record.RENEWS_0,
+)
+REPLACES_0, REPLACES_1 = Record.REPLACES_0, Record.REPLACES_1
+CRASH, GROUP, BACK, EMPTY, FULL, TORN = Fault
+ALL_BUT_FULL = CRASH, GROUP, BACK, EMPTY, TORN
 
 CANCELLED = Story((NAMED, CANCEL))
 REPLACED = Story((NAMED, NAMED))
@@ -25,6 +35,17 @@ BEHIND_A_GAP = Story((GAP, A_REQUEST))
 TWO = Story((A_REQUEST, A_REQUEST))
 TWO_ONE_BY_ONE = Story((A_REQUEST, A_REQUEST), limit=1)
 ONE_BY_ONE_AND_A_CANCEL = Story((NAMED, A_REQUEST, CANCEL), limit=1)
+
+MARKED = Story((A_REQUEST,), walks=1)
+MARKED_TWO = Story((A_REQUEST, A_REQUEST), walks=1)
+MARKED_CANCEL = Story((NAMED, CANCEL), walks=1)
+IN_PLACE_OF_ANOTHER = Story((A_REQUEST, REPLACES_0), walks=1, kinds=ALL_BUT_FULL)
+TOO_LATE_AND_NAMED = Story((A_REQUEST, NAMED, Record.NAMED_REPLACES_0), walks=1)
+CHAIN = Story((A_REQUEST, REPLACES_0, REPLACES_1), walks=1)
+PROMOTED = Story((COLD, PROMOTES_0), walks=1)
+PROMOTED_TWICE = Story((COLD, PROMOTES_0, PROMOTES_0), walks=1)
+RENEWED = Story((COLD, RENEWS_0, PROMOTES_1), walks=1)
+CANCELLED_WHILE_COLD = Story((COLD, CANCEL, PROMOTES_0), walks=1)
 
 
 @pytest.mark.timeout(180 if MORE_FAULTS == 0 else 0)
@@ -45,15 +66,52 @@ def test_whatever_happens_every_request_has_its_one_outcome(story: Story, faults
     assert found.failure is None, str(found)
 
 
+LONGER = [
+    pytest.param(MARKED_CANCEL._replace(kinds=(EMPTY, BACK), walks=2), 0, id="two marks"),
+    pytest.param(IN_PLACE_OF_ANOTHER, 0, id="replaced, whatever fails"),
+    pytest.param(TOO_LATE_AND_NAMED._replace(kinds=(EMPTY,)), 0, id="too late"),
+    pytest.param(CHAIN._replace(kinds=(EMPTY,)), 0, id="chain"),
+]
+
+
+@pytest.mark.timeout(180 if MORE_FAULTS == 0 else 0)
+@pytest.mark.parametrize(
+    ("story", "faults"),
+    [
+        pytest.param(MARKED_TWO, 1, id="two"),
+        pytest.param(MARKED_TWO._replace(kinds=(EMPTY, FULL)), 2, id="no room"),
+        pytest.param(MARKED_CANCEL, 1, id="cancelled"),
+        pytest.param(MARKED_CANCEL._replace(kinds=(EMPTY, CRASH, BACK)), 2, id="rebuilt twice"),
+        pytest.param(IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, BACK, TORN)), 1, id="replaced"),
+        pytest.param(
+            IN_PLACE_OF_ANOTHER._replace(is_apart=True, kinds=(EMPTY, BACK, GROUP)),
+            1,
+            id="replaced by a stream",
+        ),
+        pytest.param(PROMOTED, 1, id="promoted"),
+        pytest.param(PROMOTED_TWICE._replace(kinds=(EMPTY, FULL)), 2, id="promoted twice"),
+        pytest.param(RENEWED, 1, id="renewed"),
+        pytest.param(CANCELLED_WHILE_COLD, 1, id="cancelled while cold"),
+        pytest.param(MARKED._replace(kinds=(EMPTY, GROUP)), 2, id="other owners"),
+        pytest.param(MARKED._replace(kinds=(EMPTY, GROUP), is_once=False), 2, id="at least once"),
+        *(LONGER if MORE_FAULTS else ()),
+    ],
+)
+def test_whatever_is_trimmed_below_a_mark_nothing_is_missed(story: Story, faults: int) -> None:
+    found = Search(Model(story, faults + MORE_FAULTS), labels=True).run()
+
+    print(found)
+    assert found.failure is None, str(found)
+
+
 NEEDED = [
     (Rule.POSITION, BEHIND_A_GAP, "never at rest"),
-    (Rule.INTAKE_LABEL, TWO, "not pending"),
     (Rule.ONE_MULTI, CANCELLED, "not pending"),
     (Rule.DUE_ONLY, CANCELLED, "delivered early"),
     (Rule.DUE_LABELS, CANCELLED, "not pending"),
     (Rule.AHEAD, ONE_BY_ONE_AND_A_CANCEL, "delivered though ended before"),
     (Rule.COMMIT_FIRST, CANCELLED, "never delivered"),
-    (Rule.REMOVAL_LABELS, TWO, "not pending"),
+    (Rule.REMOVAL_LABELS, TWO, "delivered twice"),
     (Rule.WATCH, CANCELLED, "delivered though ended before"),
     (Rule.NO_RECONNECT, CANCELLED, "delivered twice"),
     (Rule.SHARD_ID, CANCELLED, "delivered twice"),
@@ -78,6 +136,55 @@ def test_without_one_of_the_rules_a_promise_is_broken(
     print(f"without {rule!s}:\n{found}")
     assert found.failure is not None
     assert failure in found.failure, str(found)
+
+
+WRONG = "was in time, and is dead, or the other way round"
+NEEDED_BY_MARKS = [
+    (Rule.PENDING, MARKED, (EMPTY,), 1, "not pending"),
+    (Rule.POSITIONS_FIRST, MARKED_TWO, (EMPTY,), 1, "not pending"),
+    (Rule.COMMITTED, MARKED_CANCEL, (EMPTY,), 1, "delivered twice"),
+    (Rule.PAIRS, MARKED_TWO, (EMPTY,), 1, "delivered twice"),
+    (Rule.VERDICTS_LAST, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, WRONG),
+    (Rule.VERDICTS, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, WRONG),
+    (Rule.TELLING, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, "never delivered"),
+    (Rule.TOLD_FIRST, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, "never delivered"),
+    (Rule.UNKNOWN, PROMOTED_TWICE, (EMPTY,), 1, "delivered twice"),
+    (Rule.BELOW_START, MARKED_CANCEL, (BACK,), 1, "delivered though ended before"),
+    (Rule.STAYS, MARKED, (EMPTY, CRASH), 2, "delivered twice"),
+    (Rule.WAITS, MARKED, (EMPTY, GROUP), 2, "delivered twice"),
+    (Rule.ADOPTED, MARKED, (EMPTY, BACK), 2, "delivered twice"),
+    (Rule.GONE_SKIP, MARKED, (EMPTY, FULL), 2, "delivered twice"),
+    (Rule.CAUGHT_UP, MARKED_TWO, (EMPTY, FULL), 3, "delivered twice"),
+    (Rule.REBUILDER, MARKED, (EMPTY, GROUP), 3, "delivered twice"),
+    (Rule.LEAVING, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, WRONG),
+    (Rule.APART, IN_PLACE_OF_ANOTHER._replace(is_apart=True), (BACK,), 1, "never delivered"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "story", "kinds", "faults", "failure"),
+    [pytest.param(*needed, id=needed[0].name.lower()) for needed in NEEDED_BY_MARKS],
+)
+def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
+    rule: Rule, story: Story, kinds: tuple[Fault, ...], faults: int, failure: str
+) -> None:
+    model = Model(story._replace(kinds=kinds), faults, without=frozenset({rule}))
+
+    found = Search(model, labels=False).run()
+
+    print(f"without {rule!s}:\n{found}")
+    assert found.failure is not None
+    assert failure in found.failure, str(found)
+
+
+def test_a_walk_that_notices_no_change_of_redis_finds_a_wrong_mark() -> None:
+    blind = frozenset({Rule.TOKEN, Rule.CONNECTION, Rule.POSITIONS})
+
+    found = Search(Model(MARKED_CANCEL._replace(kinds=(BACK,)), 1, blind), labels=False).run()
+
+    print(found)
+    assert found.failure is not None
+    assert "not pending" in found.failure
 
 
 def test_behind_a_fence_no_receipt_comes_between_an_owner_and_its_barrier() -> None:

@@ -75,10 +75,14 @@ BUGS = (
         (
             Change(
                 "recovery.py",
-                "        self.writer.open()\n        labels, gone, is_new = self._start()\n",
-                "        labels, gone, is_new = self._start()\n"
-                "        self._apply_receipts(labels.receipts, self.journal.receipt_bounds().end, is_new=is_new)\n"
-                "        self.writer.open()\n",
+                "        self.confirm()  # 1\n",
+                "        told = self.journal.receipt_bounds().end\n        self.confirm()\n",
+            ),
+            Change(
+                "recovery.py",
+                "self._apply_receipts(start.labels.receipts, label)\n",
+                "self._apply_receipts(start.labels.receipts, told)\n"
+                "            self.index.settle({}, label)\n",
             ),
         ),
         ("service frozen past its session", "one of two services killed"),
@@ -89,8 +93,13 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "            if offset >= found.requests:\n                segment, bit",
-                "            if offset >= found.requests + (1 << 60):\n                segment, bit",
+                "ahead = [offset for offset in removals if offset >= found.requests]",
+                "ahead = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
+            ),
+            Change(
+                "index/shard_index.py",
+                "later = ended.bits_from(self.labels.requests)",
+                "later = ended.bits_from(1 << 60)",
             ),
         ),
         ("Redis emptied", "Redis put back to an earlier state"),
@@ -176,7 +185,7 @@ BUGS = (
         "nobody looks whether the messages of the last receipt are there",
         (
             Change(
-                "recovery.py",
+                "barrier.py",
                 "        missing = journal.missing([r for _, r in newest if not r.barrier])\n",
                 "        missing: list[int] = []\n",
             ),
@@ -195,5 +204,181 @@ BUGS = (
         "a shard delivers before it has read its requests to the end",
         (Change("recovery.py", "        self._catch_up()  # 5\n", ""),),
         ("from after a cancel",),
+    ),
+    Bug(
+        "walk-without-token",
+        "a walk goes on over an index that was opened anew meanwhile",
+        (Change("index/walk.py", "token != self._token or rebuild", "rebuild"),),
+        ("Redis put back to before a trim", "Redis emptied after a trim"),
+    ),
+    Bug(
+        "positions-after-the-walk",
+        "a walk says the positions that it read last, not those it began at",
+        (
+            Change(
+                "index/walk.py",
+                "        self._check(*about)\n        self._lowest = min(",
+                "        self.labels = self._check(*about)\n        self._lowest = min(",
+            ),
+        ),
+        ("Redis emptied after a trim",),
+    ),
+    Bug(
+        "walk-reconnects",
+        "a walk whose connection is lost goes on over another one",
+        (
+            Change(
+                "index/walk.py",
+                "        self._token = token\n",
+                "        self._token = token\n        self._connections = connections\n",
+            ),
+            Change(
+                "index/walk.py",
+                "        (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n",
+                "        try:\n"
+                "            (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n"
+                "        except Doubt:\n"
+                "            self._session = Session(self._connections, self._keys.state)\n"
+                "            (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n",
+            ),
+        ),
+        ("Redis put back to before a trim",),
+    ),
+    Bug(
+        "walk-over-lost-due-times",
+        "a walk does not look whether the due times are still there",
+        (Change("index/walk.py", "if sentinel is None or found", "if found"),),
+        ("due times deleted alone",),
+    ),
+    Bug(
+        "walk-with-requests-unread",
+        "a walk does not wait until the requests are read of which a mark told",
+        (Change("index/walk.py", "known_to > self.labels.requests or ", ""),),
+        ("Redis full",),
+    ),
+    Bug(
+        "ignored-not-written",
+        "intake forgets which conditional records did not count",
+        (
+            Change(
+                "index/shard_index.py",
+                "        yield from self._ignore(sorted(plan.ignored))\n",
+                "",
+            ),
+        ),
+        ("crash after a promotion was committed",),
+    ),
+    Bug(
+        "ignored-not-told",
+        "a mark is committed, and no receipt says which conditional records did not count",
+        (Change("low_water.py", "ignored=untold", "ignored=[]"),),
+        ("crash after a promotion was committed",),
+    ),
+    Bug(
+        "receipts-of-the-last-pair",
+        "a mark says that no older receipts are needed, whatever is still pending",
+        (
+            Change(
+                "low_water.py",
+                "*(pair[1] for pair in behind)",
+                "*(pair[1] for pair in pairs)",
+            ),
+        ),
+        ("Redis emptied after a trim",),
+    ),
+    Bug(
+        "jump-to-the-start",
+        "an index that lies below the start of a journal is kept, and goes on at the start",
+        (
+            Change(
+                "recovery.py",
+                "if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):",
+                "if is_behind and kept.is_rebuilding:",
+            ),
+        ),
+        ("Redis put back to before a trim",),
+    ),
+    Bug(
+        "skip-left",
+        "an index that is emptied keeps the removals that were read ahead",
+        (Change("index/shard_index.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
+        ("Redis put back to before a trim",),
+    ),
+    Bug(
+        "unknown-believed",
+        "a carried record that no receipt told of counts, whatever became of the one it carries on",
+        (
+            Change(
+                "plan.py",
+                "return offset < told and offset not in self.ignored",
+                "return offset not in self.ignored",
+            ),
+        ),
+        ("crash after a promotion was committed",),
+    ),
+    Bug(
+        "receipts-trimmed-first",
+        "receipts are removed before the requests that they end",
+        (
+            Change(
+                "journal/trim.py",
+                "zip(topics, (mark.requests, mark.receipts), strict=True)",
+                "zip(topics[::-1], (mark.receipts, mark.requests), strict=True)",
+            ),
+        ),
+        ("crash after one journal was trimmed",),
+    ),
+    Bug(
+        "trimmed-before-the-mark",
+        "journals are trimmed up to a mark that is not in Kafka yet",
+        (
+            Change(
+                "owner.py",
+                "            return written.result(WRITTEN_WITHIN_S)\n",
+                "            from blackbox.low_water import next_mark\n\n"
+                "            return next_mark(hold.low_water.last, walk.labels, walk.lowest)\n",
+            ),
+        ),
+        ("Redis emptied after a trim",),
+    ),
+    Bug(
+        "stored-by-anybody",
+        "requests are stored by another process while the owner rebuilds the index",
+        (
+            Change(
+                "index/shard_index.py",
+                "if state[2] is not None and (ended is None or state[2] != self._token):",
+                "if False:",
+            ),
+        ),
+        ("service killed while it rebuilds",),
+    ),
+    Bug(
+        "sentinel-not-checked",
+        "nobody notices that the due times were lost alone",
+        (
+            Change("index/shard_index.py", "if last != [SENTINEL]:", "if False:"),
+            Change("index/shard_index.py", "is_whole=sentinel is not None", "is_whole=True"),
+        ),
+        ("due times deleted alone",),
+    ),
+    Bug(
+        "emptied-unseen",
+        "who begins an index empties it before it looks whether it is still the one it saw",
+        (
+            Change(
+                "index/shard_index.py",
+                "        while True:\n"
+                "            self._watch_loaded()\n"
+                '            look = pack("ZRANGE", self._keys.due, "-inf"',
+                '        while True:\n            look = pack("ZRANGE", self._keys.due, "-inf"',
+            ),
+            Change(
+                "index/shard_index.py",
+                "            self._drop_payloads()\n",
+                "            self._drop_payloads()\n            self._watch_loaded()\n",
+            ),
+        ),
+        ("service frozen past its session, beside another",),
     ),
 )

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from blackbox.formats import NAMES
 from blackbox.settings import Settings, SettingsError, load
+from tests.conftest import missing_tool
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "blackbox"
@@ -45,6 +46,7 @@ OTHER_DEFAULTS = {
     "redis_url": "",
     "timer_output_topic": "",
     "oscillator_topic": "",
+    "renew_after_s": "",
     "metrics_addr": "",
     "http_host": "0.0.0.0",
     "spark_master": "local[4]",
@@ -61,6 +63,7 @@ OTHER_RULES: dict[str, dict[str, Any]] = {
     "timer_output_topic": {"pattern": "^[A-Za-z0-9._-]{0,249}$"},
     "oscillator_topic": {"pattern": "^[A-Za-z0-9._-]{0,249}$"},
     "metrics_addr": {"pattern": "^([^\\s:]*:\\d{1,5})?$"},
+    "renew_after_s": {"type": None},
     "spark_master": {"pattern": SCHEMA["properties"]["config"]["properties"]["sparkMaster"]["pattern"]},
     "http_host": {"enum": ["0.0.0.0", "::"]},
     "http_port": {"minimum": 1},
@@ -73,10 +76,7 @@ Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 def helm() -> Helm:
     binary = shutil.which("helm") or shutil.which("helm", path=_go_binaries())
     if binary is None:
-        reason = "no helm on PATH or in Go's bin; go install helm.sh/helm/v3/cmd/helm@v3.22.0"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing_tool("no helm on PATH or in Go's bin; go install helm.sh/helm/v3/cmd/helm@v3.22.0")
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = [binary, *map(str, arguments)]
@@ -153,6 +153,13 @@ def test_the_schema_knows_no_other_settings_and_demands_each() -> None:
     config = SCHEMA["properties"]["config"]
     assert set(config["properties"]) == set(config["required"]) == set(map(camel, SETTINGS))
     assert config["additionalProperties"] is SCHEMA["additionalProperties"] is False
+
+
+def test_an_age_of_renewal_may_be_left_empty_in_the_chart() -> None:
+    [rule, none] = SETTINGS["renew_after_s"]["anyOf"]
+    assert none == {"type": "null"}
+    written = SCHEMA["properties"]["config"]["properties"]["renewAfterS"]
+    assert written == {"anyOf": [rule, {"type": "string", "enum": [""]}]}
 
 
 def test_the_schema_knows_every_format() -> None:
@@ -469,6 +476,9 @@ def out_of_range() -> list[tuple[str, object]]:
     ("name", "value"),
     [
         *out_of_range(),
+        ("renew_after_s", 0),
+        ("renew_after_s", 315360001),
+        ("renew_after_s", "daily"),
         ("poll_interval_ms", "soon"),
         ("poll_interval_ms", 10.5),
         ("wake_up", "perhaps"),

@@ -161,10 +161,10 @@ class Driver:
         """Requests that are in Kafka and then in the index, as intake would do it; their due times."""
         index = ShardIndex(shard, pool(self.world.redis.url), grace_s=3600)
         try:
-            labels = index.load()
-            assert labels is not None
+            kept = index.load()
+            assert kept is not None
             intake = Intake(formats(self.settings)[shard.topic], index, None)
-            start, due = labels.requests, []
+            start, due = kept.labels.requests, []
             for offset, countdown_s in enumerate(in_s, start):
                 body = f"{shard.partition}-{offset}"
                 asked = {
@@ -212,7 +212,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepare(world: World) -> None:
     """What a driver does before it starts Spark."""
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
-    OwnTopics(access, [world.requests], world.dead_letters, retention_ms=3_600_000).ensure()
+    OwnTopics(access, [world.requests], world.dead_letters).ensure()
 
 
 @pytest.fixture(scope="module")

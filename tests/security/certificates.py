@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.conftest import missing
+from tests.conftest import missing_tool
 
 CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2")
 
@@ -23,8 +23,6 @@ class Certificates(NamedTuple):
 
 def make_certificates(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> Certificates:
     """A new CA and a certificate that it has signed, for a server of these names."""
-    if shutil.which("openssl") is None:
-        missing("there is no openssl on PATH; install it")
     folder.mkdir(parents=True, exist_ok=True)
     ca = make_ca(folder)
     key, certificate, both = folder / "server.key", folder / "server.crt", folder / "server.pem"
@@ -53,4 +51,6 @@ def make_locked_key(folder: Path, password: str) -> tuple[Path, Path]:
 
 
 def openssl(*arguments: str | Path) -> None:
+    if shutil.which("openssl") is None:
+        missing_tool("there is no openssl on PATH; install it")
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)

@@ -9,20 +9,25 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic, OffsetSpec
 from redis import Redis
 
 from blackbox import Client, NotTold
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.embedded import EmbeddedStack
+from blackbox.index.connection import pool
+from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Marks, PieceWriter, piece_name
-from blackbox.journal.members import count_members
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
+from blackbox.plan import Binding, Labels
+from blackbox.receipt import Receipt, encode
 from blackbox.request import Shard, request_id
 from blackbox.settings import load
+from tests.contract.held import entry, store
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import Right, kafka_rights
 from tests.service.test_cli import Answer, blackbox
@@ -49,13 +54,20 @@ class Town:
     def allow(self, rights: Iterable[Right]) -> None:
         self.kafka.allow(map(self.own, rights))
 
-    def create(self, topic: str, partitions: int = 1) -> None:
-        new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
+    def create(self, topic: str, partitions: int = 1, **more: str) -> None:
+        config = {"message.timestamp.type": "LogAppendTime"}
+        config |= {name.replace("_", "."): value for name, value in more.items()}
+        new = NewTopic(topic, partitions, config=config)
         self.kafka.admin.create_topics([new])[topic].result()
 
     def create_all(self) -> None:
         for topic in (self.requests, self.receipts, self.letters, self.target):
             self.create(topic)
+
+    def first_kept(self, topic: str) -> int:
+        at = TopicPartition(topic, 0)
+        asked = self.kafka.admin.list_offsets({at: OffsetSpec.earliest()})  # type: ignore[no-untyped-call]
+        return int(asked[at].result().offset)
 
     def environment(self, **more: object) -> dict[str, str]:
         config = self.folder / "kafka.properties"
@@ -302,6 +314,45 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+TRIMS = "run that trims"
+
+
+def start_trimming(town: Town) -> ServiceProcess:
+    """A service that looks each second what it can remove."""
+    for topic in (town.letters, town.target):
+        town.create(topic)
+    for topic in (town.requests, town.receipts):
+        town.create(topic, retention_ms="-1")
+    return town.start(retention_s=1, trim_interval_s=1).wait_ready()
+
+
+def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
+    town.allow(kafka_rights("run", TRIMS))
+    start_trimming(town)
+
+    def are_trimmed() -> bool:
+        town.ask()
+        return town.first_kept(town.requests) > 0 and town.first_kept(town.receipts) > 0
+
+    until("both are trimmed", are_trimmed, every_s=0.5)
+
+
+@each(TRIMS)
+def test_without_one_of_the_rights_to_trim_the_service_says_which_and_delivers(
+    town: Town, missing: Right
+) -> None:
+    town.allow(without(missing, "run", TRIMS))
+    service = start_trimming(town)
+
+    def says_so() -> object:
+        town.ask()
+        return grants(town.own(missing))(service.log.read_text())
+
+    until(f"it says: {missing}", says_so, every_s=0.5)
+    assert town.first_kept(town.own(missing).name) == 0
+    until("it delivers", lambda: town.kafka.read(town.target))
+
+
 SCHEDULES = "run with schedules"
 
 
@@ -425,6 +476,39 @@ def test_what_check_may_not_see_it_names(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(town.run("check", "--json").out)
 
 
+@each("rebind")
+def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
+    town.create_all()
+    town.kafka.send(town.receipts, encode(Receipt(at_ms=1, barrier=True)))
+    town.allow(without(missing, "rebind"))
+    answer = town.run("rebind", town.requests, "--pending", "drop")
+    assert answer.code == 1
+    assert grants(town.own(missing))(answer.errors[0]), answer
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_what_was_pending_is_delivered_by_who_may_write_requests(
+    town: Town, is_allowed: bool
+) -> None:
+    [right] = kafka_rights("rebind that delivers")
+    town.create_all()
+    connections = pool(town.redis_url)
+    index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
+    index.load()
+    index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
+    store(index, 0, 1, {0: entry()})
+    index.close()
+    connections.disconnect()
+    town.allow(kafka_rights("rebind", *([right.command] if is_allowed else [])))
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    if is_allowed:
+        assert "1 asked for again" in answer.out, answer
+        assert len(town.kafka.read(town.requests)) == 1
+    else:
+        assert answer.code == 1
+        assert grants(town.own(right))(answer.errors[0]), answer
+
+
 @each("send")
 def test_who_may_not_send_is_told(town: Town, missing: Right) -> None:
     town.create_all()
@@ -525,17 +609,11 @@ def read_topic(town: Town, topic: str) -> None:
         pass
 
 
-def count_services(town: Town) -> None:
-    group = f"{town.prefix}blackbox"
-    count_members(town.access(), [group, f"{group}.intake"])
-
-
 ON_TOP_OF = {"audit --targets": ("audit",)}
 READ_BY_SPARK: dict[str, Callable[[Town], None]] = {
     "ledger": read_journals,
     "audit": read_journals,
     "audit --targets": lambda town: read_topic(town, town.target),
-    "restore": count_services,
 }
 
 
@@ -553,6 +631,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", "rebind that delivers", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

@@ -40,7 +40,9 @@ class TlsRedis(EmbeddedRedis):
 
 
 @pytest.fixture
-def world(stack: EmbeddedStack, certificates: Certificates, tmp_path: Path) -> Iterator[World]:
+def world(
+    redis_7: str, stack: EmbeddedStack, certificates: Certificates, tmp_path: Path
+) -> Iterator[World]:
     redis = TlsRedis(tmp_path / "redis", certificates)
     redis.start()
     with World(stack.kafka, redis, tmp_path) as world:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from blackbox import AsyncClient, Client, State
+from blackbox.client import NotTold
 from blackbox.doubt import JournalLost
 from blackbox.embedded import EmbeddedStack
 from blackbox.fate import Place
@@ -149,6 +150,15 @@ def test_a_record_that_never_was_is_unknown(shop: World, client: Client) -> None
     for place in (Shard(shop.requests, 0), 10**9), (Shard(shop.requests, 99), 0):
         id = request_id(*place)
         assert client.get(id) == State(id, "unknown")
+
+
+def test_a_look_up_ends_in_time_and_says_what_to_do(shop: World, client: Client) -> None:
+    id = client.send_later(None, "hi", shop.targets[0], FAR)
+    with pytest.raises(NotTold, match="give a longer timeout_s, or ask a service"):
+        client.get(id, timeout_s=0)
+    with pytest.raises(NotTold, match="was not found"):
+        client.reschedule(id, SOON, timeout_s=0)
+    assert client.get(id).state == "pending"
 
 
 def test_the_id_of_a_cancel_is_no_id_of_a_request(client: Client) -> None:

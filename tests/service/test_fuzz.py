@@ -133,6 +133,8 @@ def overdue(world: World, index: redis.Redis) -> int:
 def pending(world: World, index: redis.Redis) -> set[str]:
     found: set[str] = set()
     for p in range(PARTITIONS):
-        names: Any = index.zrange(f"blackbox:{{{world.requests}-{p}}}:due", 0, -1)
+        names: Any = index.zrange(
+            f"blackbox:{{{world.requests}-{p}}}:due", "-inf", "(inf", byscore=True
+        )
         found |= {f"{world.requests}/{p}@{int(name, 16)}" for name in names}
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -30,6 +31,7 @@ class Patient:
     in_the_way: list[Shard] = field(default_factory=list)
     closed: list[Shard] = field(default_factory=list)
     has_joined: bool = True
+    why: dict[Shard, str] = field(default_factory=dict)
 
     def is_live(self) -> bool:
         return not self.in_the_way
@@ -42,6 +44,9 @@ class Patient:
 
     def not_open(self) -> list[Shard]:
         return self.closed
+
+    def why_not_open(self) -> dict[Shard, str]:
+        return self.why
 
 
 @pytest.fixture
@@ -92,6 +97,13 @@ def test_a_service_with_a_shard_to_open_is_not_ready_and_names_it(
     patient.closed = [Shard("TB", 1)]
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "not_open": ["TB-1"]})
+
+
+def test_a_service_says_why_a_shard_does_not_open(client: httpx.Client, patient: Patient) -> None:
+    patient.closed, patient.why = [Shard("TB", 1)], {Shard("TB", 1): "TB was created again"}
+    assert client.get("/readyz").json() == {
+        "ready": False, "not_open": ["TB-1"], "why": {"TB-1": "TB was created again"},
+    }  # fmt: skip
 
 
 def test_a_service_that_waits_for_its_shards_is_live_and_not_ready(
@@ -223,9 +235,13 @@ def test_a_service_that_lost_its_redis_names_the_shards_that_are_not_open(
     service = world.start_service(poll_interval_ms=100)
     service.wait_ready()
     world.redis.kill()
-    shards = ",".join(f'"{world.requests}-{partition}"' for partition in range(4))
-    not_ready = (503, f'{{"ready":false,"not_open":[{shards}]}}')
-    until("all shards are closed", lambda: service.get("/readyz") == not_ready)
+    shards = [f"{world.requests}-{partition}" for partition in range(4)]
+
+    def are_closed() -> bool:
+        status, body = service.get("/readyz")
+        return status == 503 and json.loads(body)["not_open"] == shards
+
+    until("all shards are closed", are_closed)
     assert service.metric("blackbox_shard_open") == 0
     world.redis.start()
     service.wait_ready()

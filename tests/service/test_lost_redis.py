@@ -33,6 +33,22 @@ def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     assert pending(client, fragile_world) == 0
 
 
+def test_an_index_whose_labels_are_deleted_is_rebuilt_while_the_service_runs(
+    fragile_world: World,
+) -> None:
+    service = fragile_world.start_service().wait_ready()
+    client = redis.Redis.from_url(fragile_world.redis.url)
+    for _ in range(CUTS):
+        fragile_world.ask(2000, within_s=3)
+        for p in range(4):
+            keys = (f"blackbox:{{{fragile_world.requests}-{p}}}:{n}" for n in ("state", "receipts"))
+            client.unlink(*keys)
+    verdict = fragile_world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    assert service.metric("blackbox_recoveries_total") > 4
+    assert pending(client, fragile_world) == 0
+
+
 @both_engines_at_length
 def test_redis_restarted_from_an_aof_cut_at_a_random_byte_is_healed(fragile_world: World) -> None:
     dice = random.Random(11)
@@ -63,4 +79,5 @@ def newest_aof(folder: Path) -> Path:
 
 
 def pending(client: redis.Redis, world: World) -> int:
-    return sum(int(client.zcard(f"blackbox:{{{world.requests}-{p}}}:due")) for p in range(4))
+    keys = [f"blackbox:{{{world.requests}-{p}}}:due" for p in range(4)]
+    return sum(int(client.zcount(key, "-inf", "(inf")) for key in keys)

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, 
 import blackbox
 from blackbox.embedded import EmbeddedStack
 from tests.browser import DEADLINE_MS, NoChromium, chromium
-from tests.conftest import missing
+from tests.conftest import missing_tool
 from tests.world import ServiceProcess, World, read_all, until
 
 pytestmark = pytest.mark.service
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         with chromium() as browser:
             yield browser
     except NoChromium as none:
-        missing(str(none))
+        missing_tool(str(none))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.formats import NAMES
+from tests.conftest import missing_tool
 from tests.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
@@ -82,6 +84,8 @@ def test_the_python_example_asks_and_cancels(world: World, service: ServiceProce
 def test_the_http_example_asks_finds_cancels_and_counts(
     world: World, service: ServiceProcess
 ) -> None:
+    if shutil.which("curl") is None:
+        missing_tool("there is no curl on PATH; install it")
     lines = fenced("sh").replace("http://127.0.0.1:8000", service.address)
     ask, find, move, cancel, count = (
         line.replace("curl", "curl --fail --silent", 1)

@@ -29,7 +29,9 @@ class Stage:
         self.other = self.start()
 
     def start(self) -> ServiceProcess:
-        return self.world.start_service(kafka_config=self._kafka_config).wait_ready()
+        return self.world.start_service(
+            kafka_config=self._kafka_config, retention_s=180, trim_interval_s=30
+        ).wait_ready()
 
 
 def redis_killed(stage: Stage) -> None:

@@ -27,6 +27,9 @@ from tests.world import World, until
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
 """Kafka's memory grows with what it keeps: the index files of each segment are mapped."""
 
+OF_JOURNALS = {"retention.ms": "-1"}
+"""The service trims them."""
+
 FLOOD = 1_000_000
 MOST_PER_S = 50_000
 PATIENCE_S = 300.0
@@ -87,12 +90,17 @@ def run(
 
 
 def _keep_briefly(world: World, *topics: str) -> None:
-    settings = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in KEPT.items()
-    ]
+    journals = {world.requests, receipts_topic(world.requests)}
     changed = [
-        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=settings) for topic in topics
+        ConfigResource(
+            ResourceType.TOPIC,
+            topic,
+            incremental_configs=[
+                ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+                for name, value in (KEPT | (OF_JOURNALS if topic in journals else {})).items()
+            ],
+        )
+        for topic in topics
     ]
     admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
     for done in admin.incremental_alter_configs(changed).values():

@@ -10,9 +10,13 @@ import pytest
 import redis
 
 from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
 from blackbox.plan import Labels
-from tests.contract.held import GRACE_S, SHARD
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections
+from blackbox.recovery import Recovery
+from blackbox.request import Cancel, Headers, Request
+from tests.contract.held import GRACE_S, NOW_MS, SHARD
+from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
+from tests.unit.opening import Make, Written
 
 
 @pytest.fixture
@@ -55,3 +59,53 @@ def writer(journal: FakeJournal) -> FakeWriter:
 @pytest.fixture
 def targets() -> FakeTargets:
     return FakeTargets()
+
+
+@pytest.fixture
+def asked(journal: FakeJournal) -> Written:
+    """Write these requests to the journal; None is a gap."""
+
+    def write(
+        *changes: Request | Cancel | None, headers: Headers | None = None, at_ms: int = 0
+    ) -> None:
+        for change in changes:
+            offset = len(journal.request_records)
+            written = record(offset, timestamp_ms=at_ms)
+            written = written._replace(headers=[*written.headers, *(headers or [])])
+            journal.request_records.append(None if change is None else written)
+            if change is not None:
+                journal.contract.parsed[offset] = change
+
+    return write
+
+
+@pytest.fixture
+def intake(empty_index: ShardIndex, journal: FakeJournal) -> Intake:
+    return Intake(journal.contract, empty_index, None)
+
+
+@pytest.fixture
+def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> Make:
+    """The recovery of an owner, with what is given: its own index, or another `apply`."""
+
+    def make_recovery(index: ShardIndex = empty_index, **given: Any) -> Recovery:
+        intake = Intake(journal.contract, index, None)
+        return Recovery(
+            shard=SHARD,
+            group="blackbox",
+            index=index,
+            journal=journal,
+            writer=writer,
+            confirm=given.get("confirm", lambda: writer.calls.append("confirm")),
+            apply=given.get("apply", lambda batch, opening: intake.apply(batch, NOW_MS, opening)),
+            ahead=lambda batch: intake.upcoming(batch, NOW_MS),
+            now_ms=lambda: NOW_MS,
+            has_room=given.get("has_room", lambda: True),
+        )
+
+    return make_recovery
+
+
+@pytest.fixture
+def recovery(make: Make, asked: Written) -> Recovery:
+    return make()

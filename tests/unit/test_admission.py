@@ -16,7 +16,7 @@ from blackbox.entry import decode
 from blackbox.formats import Format, make_format
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
-from blackbox.intake import Intake
+from blackbox.intake import Intake, Opening
 from blackbox.plan import Batch, Labels, Second
 from blackbox.receipt import Receipt
 from blackbox.recovery import Recovery
@@ -69,12 +69,13 @@ def open_shard(
         assert isinstance(index, ShardIndex)
         recovery = Recovery(
             shard=SHARD,
+            group="blackbox",
             index=index,
             journal=journal,
             writer=writer,
             confirm=lambda: None,
-            apply=lambda batch: intake.apply(batch, NOW_MS),
-            names=lambda batch: intake.names(batch, NOW_MS),
+            apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening),
+            ahead=lambda batch: intake.upcoming(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
         )
         replace(recovery, **given).open()
@@ -119,7 +120,7 @@ def test_nor_when_the_rebuild_is_interrupted(
     delivered = [(offset, offset) for offset in range(90)]
     journal.append(Receipt(1, delivered={"orders/0": delivered}, read=100))
 
-    def dies(batch: Batch) -> None:
+    def dies(batch: Batch, opening: Opening | None) -> None:
         raise IndexLost("cut")
 
     with pytest.raises(IndexLost):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import orjson
+import pytest
 
 from blackbox.cancel import HEADER as CANCEL
 from blackbox.cancel import REPLACES
 from blackbox.cold import carry_on
-from blackbox.fate import CLOCKS_APART_MS, Fate, Fates, Place
+from blackbox.fate import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
 from blackbox.formats.countdown import Countdown
 from blackbox.receipt import DOUBTFUL, Receipt
 from blackbox.recurrence import marked
@@ -49,8 +50,12 @@ class Town:
         self.journal.append(Receipt(at_ms, delivered={"orders/0": [(offset, 7)]}))
 
     def fate(self, offset: int) -> Fate:
+        return self.fates().fate(offset)
+
+    def fates(self, limit: Limit | None = None) -> Fates:
         contract = Countdown(max_countdown_s=10**8, own_topics=lambda name: False)
-        return Fates(SHARD, self.journal, contract, BEGAN_MS + HOUR_MS).fate(offset)
+        now_ms = BEGAN_MS + HOUR_MS
+        return Fates(SHARD, self.journal, contract, now_ms, limit=limit or Limit())
 
 
 def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
@@ -186,3 +191,58 @@ def _marked(offset: int) -> Headers:
 
 def _replaces(offset: int) -> Headers:
     return [(REPLACES, request_id(SHARD, offset).encode())]
+
+
+def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
+    town = Town()
+    offset = town.ask(3600)
+    for _ in range(10):
+        town.deliver(1000)
+    asked = town.fates().asked(offset)
+    with pytest.raises(LimitReached):
+        town.fates(Limit(records=5)).outcome(asked)
+    ticks = iter(range(100))
+    with pytest.raises(LimitReached):
+        town.fates(Limit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
+    assert town.fates(Limit(records=10)).outcome(asked) is None
+
+
+def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blackbox.fate.NEAR", 50)
+    town = Town()
+    for number in range(1000):
+        town.journal.append(
+            Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
+        )
+    town.journal.first_request = 1000
+    limit = Limit(records=100)
+    fates = town.fates(limit)
+    outcome = fates.outcome(fates.asked(700))
+    assert outcome is not None
+    assert outcome.state == "delivered"
+
+
+def test_a_barrier_that_knew_less_hides_no_outcome() -> None:
+    town = Town()
+    for number in range(100):
+        town.journal.append(
+            Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
+        )
+        town.journal.append(Receipt(BEGAN_MS, barrier=True, read=1))
+    town.journal.first_request = 1000
+    fates = town.fates()
+    assert [fates.outcome(fates.asked(number)) is not None for number in range(100)] == [True] * 100
+
+
+def test_what_a_cold_request_became_is_looked_for_where_promotion_writes_it() -> None:
+    town = Town()
+    offset = town.ask(2 * 3600)
+    for _ in range(2 * 3600):
+        town.journal.request_records.append(None)
+    near = town.carry(offset)
+    fates = town.fates(Limit(records=10))
+    town.journal.calls.clear()
+    assert fates.carried_nearby(fates.asked(offset), CLOCKS_APART_MS) == near
+    assert town.journal.calls == [f"requests {near} to {near + 1}"]

@@ -15,11 +15,23 @@ import blackbox
 ROOT = Path(blackbox.__file__).parent
 PURE = {
     "request", "cancel", "cold", "recurrence", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
+    "ended",
 }  # fmt: skip
-VERBS = {"intake", "dispatch", "sorting", "endings", "recovery", "promotion", "fate"}
+VERBS = {
+    "intake",
+    "dispatch",
+    "sorting",
+    "endings",
+    "recovery",
+    "barrier",
+    "marks",
+    "promotion",
+    "fate",
+}
 
 MAY_IMPORT = {
     **dict.fromkeys(PURE, PURE),
+    "ended": PURE | {"index"},
     **dict.fromkeys(VERBS, PURE | VERBS | {"rules"}),
     "rules": PURE | {"rules"},
     "index": PURE | {"index"},
@@ -88,6 +100,11 @@ def is_within(module: str, places: set[str]) -> bool:
 @pytest.mark.parametrize("module", [m for m in MODULES if part_of(m) in MAY_IMPORT])
 def test_a_module_uses_only_the_layers_below_it(module: str) -> None:
     assert {part_of(name) for name in own_imports(module)} <= MAY_IMPORT[part_of(module)]
+
+
+def test_of_the_index_what_is_pure_uses_only_its_bits() -> None:
+    assert own_imports("ended") == {"blackbox.index.bits"}
+    assert own_imports("index.bits") == set()
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

@@ -14,6 +14,7 @@ from blackbox.dispatch import Dispatched
 from blackbox.intake import Taken
 from blackbox.metrics import Metrics, Report
 from blackbox.plan import Labels
+from blackbox.receipt import Mark
 from blackbox.recovery import Recovered
 from blackbox.request import Shard
 
@@ -270,6 +271,8 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
     metrics.positions(SHARD, Labels(1, 1))
+    metrics.low_water(SHARD, Mark(1, 1), 1)
+    metrics.rebuilding(SHARD, 1, 1)
     metrics.opened(SHARD, True)
     metrics.oscillated("seconds", 1)
     metrics.oscillator_lag("seconds", lambda: 1.0)

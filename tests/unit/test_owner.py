@@ -11,6 +11,7 @@ from blackbox.clock import Clock
 from blackbox.dispatch import Dispatched
 from blackbox.doubt import LabelsMoved
 from blackbox.intake import Parsed, Taken
+from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
 from blackbox.owner import Hold, Owner
 from blackbox.plan import Labels
@@ -25,7 +26,7 @@ NOTHING = Parsed(0, 0, [])
 
 @dataclass
 class Part:
-    """Index, journal, recovery, intake and dispatch in one; the tests decide what a tick does."""
+    """Index, writer, recovery, intake and dispatch in one; the tests decide what a tick does."""
 
     ticks: SimpleQueue[int]
     during: list[Any] = field(default_factory=list)
@@ -70,7 +71,10 @@ def wake_up() -> bool:
 @pytest.fixture
 def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[Owner]:
     all_in_one = cast(Any, part)
-    hold = Hold(all_in_one, all_in_one, all_in_one, all_in_one, cast(Any, Quiet()), (part, part))
+    low_water = LowWater(Shard("TB", 0), all_in_one, all_in_one, lambda: 0)
+    hold = Hold(
+        all_in_one, all_in_one, all_in_one, all_in_one, low_water, cast(Any, Quiet()), (part, part)
+    )
     owner = Owner(
         Shard("TB", 0),
         lambda _: hold,

@@ -14,6 +14,7 @@ from blackbox.entry import Entry
 from blackbox.metrics import Metrics
 from blackbox.owner import Owner
 from blackbox.owners import STOP_S, Owners
+from blackbox.plan import Binding
 from blackbox.request import Reason, Shard
 from blackbox.settings import load
 from tests.contract.held import NOW_MS
@@ -26,6 +27,7 @@ class StandIn:
     """What is asked of an owner that tells of its happenings."""
 
     shard: Shard = SHARD
+    binding: Binding | None = None
 
 
 @pytest.fixture

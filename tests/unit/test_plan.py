@@ -11,6 +11,7 @@ from blackbox.plan import (
     Carried,
     Change,
     Cold,
+    Gap,
     Labels,
     Named,
     Plan,
@@ -260,10 +261,91 @@ def test_a_carried_request_that_was_delivered_ends_the_one_it_all_began_with() -
     assert resolve(changes, view(skipped={13})).puts == {}
 
 
-def test_of_requests_before_the_index_began_the_carried_record_is_believed() -> None:
-    plan = resolve([(12, carried(3, "a")), (13, carried(9))], view(known_from=5))
+def behind(known_from: int = 5, told: int = 14, ignored: tuple[int, ...] = ()) -> View:
+    """An index that was begun at `known_from`, by receipts that told of what came up to `told`."""
+    named = {"id of 3": Named(3, False, None), "id of 9": Named(9, False, None)}
+    found = view(known_from=known_from, named=named)
+    return found._replace(told=told, ignored=set(ignored))
 
-    assert (list(plan.puts), plan.holders) == ([12], {"a": 12})
+
+TOO_LATE = entry()._replace(reason="too-late")
+
+
+@pytest.mark.parametrize(
+    ("told", "ignored", "counts"),
+    [(14, (), True), (13, (), True), (12, (), False), (14, (12,), False), (14, (11, 13), True)],
+)
+def test_a_carried_record_of_a_request_before_the_index_began_counts_as_receipts_told(
+    told: int, ignored: tuple[int, ...], counts: bool
+) -> None:
+    plan = resolve([(12, carried(3, "a"))], behind(told=told, ignored=ignored))
+
+    assert (list(plan.puts), plan.holders) == (([12], {"a": 12}) if counts else ([], {}))
+    assert plan.ignored == (set() if counts else {12})
+
+
+@pytest.mark.parametrize(
+    ("told", "ignored", "counts"),
+    [(14, (), True), (13, (), True), (12, (), False), (14, (12,), False), (14, (11, 13), True)],
+)
+def test_a_replacement_of_a_request_before_the_index_began_is_in_time_as_receipts_told(
+    told: int, ignored: tuple[int, ...], counts: bool
+) -> None:
+    change = Replacement("id of 3", None, entry(), TOO_LATE)
+
+    plan = resolve([(12, change)], behind(told=told, ignored=ignored))
+
+    assert plan.puts == {12: entry() if counts else TOO_LATE}
+    assert (plan.replaced, plan.ignored) == ((1, set()) if counts else (0, {12}))
+
+
+def test_what_receipts_told_is_not_asked_about_requests_that_the_index_knows() -> None:
+    changes: list[tuple[int, Change]] = [
+        (12, carried(9)),
+        (13, Replacement("id of 9", None, entry(), TOO_LATE)),
+    ]
+
+    plan = resolve(changes, behind())
+
+    assert (plan.puts, plan.ignored) == ({13: TOO_LATE}, {12, 13})
+
+
+def test_a_carried_record_that_was_delivered_counted_whatever_receipts_told() -> None:
+    plan = resolve([(12, carried(3, "a"))], behind(ignored=(12,))._replace(skipped={12}))
+
+    assert (plan.puts, plan.carried, plan.ignored) == ({}, {12}, set())
+
+
+def test_a_cancel_by_id_of_a_request_before_the_index_began_changes_nothing() -> None:
+    plan = resolve([(12, Cancel(None, "id of 3"))], behind())
+
+    assert (plan.puts, plan.removals, plan.cancelled) == ({}, [], 0)
+
+
+def test_records_that_count_are_not_ignored() -> None:
+    found = view(named={"x": Named(3, True, None)}, cold={4})
+    changes: list[tuple[int, Change]] = [
+        (10, Replacement("x", None, entry(), TOO_LATE)),
+        (11, Replacement("x", None, entry(), TOO_LATE)),
+        (12, carried(4)),
+        (13, carried(4)),
+        (14, entry()),
+    ]
+
+    assert resolve(changes, found).ignored == {11, 13}
+
+
+@pytest.mark.parametrize(("named", "counts"), [(3, False), (5, True), (9, True), (10, False)])
+def test_what_names_a_request_that_was_removed_unread_counts_up_to_where_it_was_noticed(
+    named: int, counts: bool
+) -> None:
+    found = view(named={"x": Named(named, False, None)})._replace(gap=Gap(5, 10, 20))
+    late = Replacement("x", None, entry(), TOO_LATE)
+
+    plan = resolve([(18, carried(named)), (19, late), (20, late), (21, carried(named))], found)
+
+    told = {18: entry(), 19: entry()} if counts else {19: TOO_LATE}
+    assert plan.puts == told | {20: TOO_LATE}
 
 
 @pytest.mark.parametrize(

@@ -25,22 +25,77 @@ def test_every_test_that_is_named_exists(name: str) -> None:
     assert f"def {function}(" in (ROOT / path).read_text()
 
 
+SKIP = "import pytest; pytest.skip('not today')"
+NO_SERVER = "from tests.conftest import missing; missing('no Kafka')"
+NO_TOOL = "from tests.conftest import missing_tool; missing_tool('no faketime')"
+
+
 @pytest.mark.parametrize(
-    ("body", "code"),
-    [("assert True", 0), ("import pytest; pytest.skip('not today')", 1), (None, 1)],
+    ("body", "code"), [("assert True", 0), (SKIP, 1), (NO_SERVER, 1), (None, 1)]
 )
 def test_a_run_without_a_test_that_was_promised_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, body: str | None, code: int
 ) -> None:
+    promised = f"def test_promise(): {body}" if body else ""
+    assert run_whole(pytester, monkeypatch, promised).ret == code
+
+
+PARAMETERS = """import pytest
+@pytest.mark.parametrize("number", [1, 2])
+def test_promise(number):
+    if number == 2: {}
+"""
+FIXTURE = """import pytest
+@pytest.fixture
+def tool(): {}
+def test_promise(tool): pass
+"""
+
+
+@pytest.mark.parametrize("promised", ["def test_promise(): {}", PARAMETERS, FIXTURE])
+def test_a_tool_that_a_laptop_lacks_fails_no_run_and_is_told(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promised: str
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    run = run_whole(pytester, monkeypatch, promised.format(NO_TOOL))
+    assert run.ret == 0
+    told = "guarantees.md names tests/test_it.py::test_promise: skipped, no such tool here: no faketime"
+    run.stdout.fnmatch_lines([told])
+
+
+def test_what_fails_beside_a_tool_that_is_missing_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    promised = f"{PARAMETERS.format(NO_TOOL)}    else: {SKIP}"
+    run = run_whole(pytester, monkeypatch, promised)
+    assert run.ret == 1
+    run.stdout.fnmatch_lines(
+        ["guarantees.md names tests/test_it.py::test_promise: it did not pass"]
+    )
+
+
+def test_in_ci_a_tool_that_is_missing_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    run = run_whole(pytester, monkeypatch, f"def test_promise(): {NO_TOOL}")
+    assert run.ret == 1
+    run.assert_outcomes(failed=1, passed=1)
+
+
+def run_whole(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promised: str
+) -> pytest.RunResult:
+    """A run of all tests of a project whose page names `test_promise`."""
     page = pytester.path / "guarantees.md"
     page.write_text("`tests/test_it.py::test_promise`")
     monkeypatch.setattr("tests.promises.PAGE", page)
     pytester.makeini("[pytest]\ntestpaths = tests")
     tests = pytester.mkdir("tests")
-    promised = f"def test_promise(): {body}\n" if body else ""
-    (tests / "test_it.py").write_text(f"{promised}def test_other(): pass\n")
+    (tests / "test_it.py").write_text(f"{promised}\ndef test_other(): pass\n")
     pytester.makeconftest(
         "from tests.promises import Promises\n"
         "def pytest_configure(config): config.pluginmanager.register(Promises())\n"
     )
-    assert pytester.inline_run().ret == code
+    return pytester.runpytest_inprocess()

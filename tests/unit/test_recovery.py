@@ -1,51 +1,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved
+from blackbox.barrier import ROUNDS, TAIL
+from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Taken
+from blackbox.intake import Intake, Opening, Taken
 from blackbox.plan import Batch, Labels
-from blackbox.receipt import Receipt, decode, encode
-from blackbox.recovery import ROUNDS, TAIL, Recovered, Recovery
-from blackbox.request import Cancel, Request
-from tests.contract.held import NOW_MS, SHARD, held, store
-from tests.fakes import FakeJournal, FakeWriter, record
-
-Make = Callable[..., Recovery]
-Written = Callable[..., None]
-
-
-def request(caller_id: str | None = None) -> Request:
-    return Request("orders", b"hi", NOW_MS, None, [], None, caller_id, None)
-
-
-def delivered(*offsets: int) -> Receipt:
-    return Receipt(1, delivered={"orders/0": [(offset, offset) for offset in offsets]})
-
-
-@pytest.fixture
-def asked(journal: FakeJournal) -> Written:
-    """Write these requests to the journal; None is a gap."""
-
-    def write(*changes: Request | Cancel | None) -> None:
-        for change in changes:
-            offset = len(journal.request_records)
-            journal.request_records.append(None if change is None else record(offset))
-            if change is not None:
-                journal.contract.parsed[offset] = change
-
-    return write
-
-
-@pytest.fixture
-def intake(empty_index: ShardIndex, journal: FakeJournal) -> Intake:
-    return Intake(journal.contract, empty_index, None)
+from blackbox.receipt import Receipt, encode
+from blackbox.recovery import Recovery
+from blackbox.request import Cancel
+from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
+from tests.fakes import FakeJournal, FakeWriter
+from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
 
 @pytest.fixture
@@ -56,41 +27,14 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-@pytest.fixture
-def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal, intake: Intake) -> Make:
-    def make_recovery(**given: Any) -> Recovery:
-        return Recovery(
-            shard=SHARD,
-            index=empty_index,
-            journal=journal,
-            writer=writer,
-            confirm=given.get("confirm", lambda: writer.calls.append("confirm")),
-            apply=given.get("apply", lambda batch: intake.apply(batch, NOW_MS)),
-            names=lambda batch: intake.names(batch, NOW_MS),
-            now_ms=lambda: NOW_MS,
-        )
-
-    return make_recovery
-
-
-@pytest.fixture
-def recovery(make: Make, asked: Written) -> Recovery:
-    return make()
-
-
-def barriers(journal: FakeJournal) -> list[Receipt]:
-    found = [decode(value) for value in journal.receipt_records if value is not None]
-    return [receipt for receipt in found if receipt.barrier]
-
-
 # the plain case
 
 
 def test_an_empty_shard_opens_with_a_barrier(
     recovery: Recovery, journal: FakeJournal, client: Any
 ) -> None:
-    assert recovery.open() == Recovered(outcomes=0, void=0, gone=0)
-    assert barriers(journal) == [Receipt(NOW_MS, barrier=True)]
+    assert counts(recovery.open()) == (0, 0, 0)
+    assert barriers(journal) == [Receipt(NOW_MS, barrier=True, topic_id="topic")]
     assert held(client).labels == Labels(0, 1)
 
 
@@ -100,7 +44,7 @@ def test_a_lost_index_is_rebuilt_from_both_journals(
     asked(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
     journal.append(delivered(1))
 
-    assert recovery.open() == Recovered(outcomes=1, void=0, gone=0)
+    assert counts(recovery.open()) == (1, 0, 0)
     assert held(client).offsets() == [3, 6]
     assert held(client).holders == {"a": 3}
     assert held(client).labels == Labels(7, 3)
@@ -142,15 +86,16 @@ def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Wr
     assert (writer.calls, journal.calls) == ([], [])
 
 
-def test_requests_are_read_after_the_receipts(
+def test_a_rebuild_reads_requests_once_and_after_the_receipts(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     asked(request())
 
     recovery.open()
 
-    assert journal.calls[-1] == "requests 0 to 1"
-    assert [call for call in journal.calls if call.startswith("requests")] == ["requests 0 to 1"]
+    assert journal.calls[-2:] == ["requests 0 to 1", "requests 1 to 1"]
+    assert journal.calls[-3] == "receipts 0 to 1"
+    assert len([call for call in journal.calls if call.startswith("requests")]) == 2
 
 
 def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening(
@@ -169,11 +114,11 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
     make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
     now_s: list[float],
 ) -> None:  # fmt: skip
-    def apply_slowly(batch: Batch) -> Taken:
+    def apply_slowly(batch: Batch, opening: Opening | None) -> Taken:
         if not now_s[0]:
             now_s[0] = 4.0
             asked(Cancel("unwanted"))
-        return intake.apply(batch, NOW_MS)
+        return intake.apply(batch, NOW_MS, opening)
 
     asked(request("unwanted"), request())
     make(apply=apply_slowly).open()
@@ -183,17 +128,19 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
 
 
 def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
-    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, now_s: list[float]
-) -> None:
-    def apply_slowly(batch: Batch) -> Taken:
+    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
+    now_s: list[float],
+) -> None:  # fmt: skip
+    def apply_slowly(batch: Batch, opening: Opening | None) -> Taken:
         now_s[0] += 4.0
         asked(request())
-        return intake.apply(batch, NOW_MS)
+        return intake.apply(batch, NOW_MS, opening)
 
     asked(request())
     make(apply=apply_slowly).open()
 
-    assert empty_index.labels.requests == 2
+    assert empty_index.labels.requests == 3
+    assert len(journal.request_records) == 4
 
 
 # the witness
@@ -206,7 +153,7 @@ def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
     journal.append(delivered(0, 1))
     journal.absent = {1}
 
-    assert recovery.open() == Recovered(outcomes=1, void=1, gone=0)
+    assert counts(recovery.open()) == (1, 1, 0)
     assert [barrier.void for barrier in barriers(journal)] == [[1]]
     assert held(client).offsets() == [1, 2]
     assert held(client).holders == {"a": 1}
@@ -273,7 +220,7 @@ def test_a_receipt_that_came_in_between_is_doubted_as_well(
     journal.interlopers = [delivered(0, 1)]
     journal.absent = {1}
 
-    assert recovery.open() == Recovered(outcomes=1, void=1, gone=0)
+    assert counts(recovery.open()) == (1, 1, 0)
     assert [barrier.void for barrier in barriers(journal)] == [[], [1]]
     assert held(client).offsets() == [1, 2]
 
@@ -295,7 +242,7 @@ def test_the_last_round_is_still_good_enough(
     journal.interlopers = [delivered(n) for n in range(1, ROUNDS)]
     journal.absent = set(range(ROUNDS))
 
-    assert recovery.open() == Recovered(outcomes=0, void=ROUNDS, gone=0)
+    assert counts(recovery.open()) == (0, ROUNDS, 0)
     assert held(client).offsets() == list(range(ROUNDS))
 
 
@@ -352,7 +299,8 @@ def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     empty_index.begin(labels)
 
     with pytest.raises(
-        Doubt, match=r"TB-3: the index is at .*, beyond the journals' ends \(2, 2\)"
+        ForeignIndex,
+        match=r"the journals end at \(2, 2\), .*: Kafka lost records .* with blackbox rebind TB ",
     ):
         recovery.open()
 
@@ -376,24 +324,6 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
     assert "requests 4 to 6 were removed by retention before they were read" in caplog.text
 
 
-def test_receipts_that_retention_removed_are_passed_over_with_an_error(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
-    client: Any, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    asked(request(), request())
-    empty_index.begin(Labels(0, 0))
-    store(empty_index, 0, 2, {0: Entry(*request()), 1: Entry(*request())})
-    journal.append(delivered(0))
-    journal.append(delivered(1))
-    journal.first_receipt = 2
-
-    with caplog.at_level(logging.ERROR):
-        recovery.open()
-
-    assert held(client).offsets() == [0]
-    assert "may be delivered again; keep receipts as long as the request topic" in caplog.text
-
-
 def test_a_rebuilt_index_begins_where_the_journals_do(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
@@ -402,11 +332,11 @@ def test_a_rebuilt_index_begins_where_the_journals_do(
     journal.append(delivered(4))
     journal.first_request, journal.first_receipt = 3, 2
 
-    assert recovery.open() == Recovered(outcomes=1, void=0, gone=0)
+    assert counts(recovery.open()) == (1, 0, 0)
     assert held(client).offsets() == [3]
 
 
-def test_requests_removed_while_opening_do_not_stop_it(
+def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_behind_them(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     asked(*(request() for _ in range(5)))
@@ -418,6 +348,8 @@ def test_requests_removed_while_opening_do_not_stop_it(
 
     writer.commit = retention_runs  # type: ignore[method-assign]
 
+    with pytest.raises(JournalLost):
+        recovery.open()
     recovery.open()
 
     assert held(client).offsets() == [2, 3, 4]
@@ -431,6 +363,7 @@ def test_receipts_are_applied_in_chunks_each_with_its_own_label(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.recovery.CHUNK", 4)
+    empty_index.begin(Labels(0, 0))
     for first in range(0, 12, 3):
         journal.append(delivered(first, first + 1, first + 2))
     settled: list[tuple[list[int], int]] = []
@@ -449,22 +382,23 @@ def test_receipts_are_applied_in_chunks_each_with_its_own_label(
 
 
 def test_a_recovery_cut_short_is_taken_up_where_it_was(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake,
+    make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.recovery.CHUNK", 2)
+    empty_index.begin(Labels(0, 0))
     asked(*(request() for _ in range(9)))
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
     journal.read_at_once = 3
     batches = 0
 
-    def apply_two(batch: Batch) -> Taken:
+    def apply_two(batch: Batch, opening: Opening | None) -> Taken:
         nonlocal batches
         batches += 1
         if batches == 3:
             raise JournalLost("no answer")
-        return intake.apply(batch, NOW_MS)
+        return intake.apply(batch, NOW_MS, opening)
 
     with pytest.raises(JournalLost):
         make(apply=apply_two).open()
@@ -481,10 +415,10 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
     asked(*(request() for _ in range(6)))
     journal.read_at_once = 2
 
-    def apply_until_full(batch: Batch) -> Taken:
+    def apply_until_full(batch: Batch, opening: Opening | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
-        return intake.apply(batch, NOW_MS)
+        return intake.apply(batch, NOW_MS, opening)
 
     with caplog.at_level(logging.WARNING):
         make(apply=apply_until_full).open()
@@ -500,10 +434,10 @@ def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_
     asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
     journal.read_at_once = 2
 
-    def apply_until_full(batch: Batch) -> Taken:
+    def apply_until_full(batch: Batch, opening: Opening | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
-        return intake.apply(batch, NOW_MS)
+        return intake.apply(batch, NOW_MS, opening)
 
     make(apply=apply_until_full).open()
 
@@ -523,3 +457,20 @@ def test_receipts_written_by_another_version_are_refused(
 
     with pytest.raises(ValueError, match="not a receipt of version 1"):
         recovery.open()
+
+
+def test_a_rebuild_that_redis_went_back_into_delivers_nothing_again(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(request("a"), request(), request())
+    recovery.open()
+    journal.append(delivered(0, 1))
+    state = f"{PREFIX}state"
+    client.hset(state, "rebuild", "of another owner")  # as it was before the rebuild had ended
+    client.set(f"{PREFIX}receipts", 0)
+    empty_index.load()
+
+    recovery.open()
+
+    assert held(client).offsets() == [2]
+    assert held(client).holders == {}

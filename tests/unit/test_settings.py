@@ -63,6 +63,10 @@ GOOD = [
     ("BLACKBOX_SPARK_MASTER", "k8s://https://10.0.0.1:443", "k8s://https://10.0.0.1:443"),
     ("BLACKBOX_SPARK_CONFIG", "/etc/spark.properties", Path("/etc/spark.properties")),
     ("BLACKBOX_HOT_HORIZON_S", "3600", 3600),
+    ("BLACKBOX_HOT_HORIZON_S", "0", 0),
+    ("BLACKBOX_RETENTION_S", "1", 1),
+    ("BLACKBOX_TRIM_INTERVAL_S", "86400", 86_400),
+    ("BLACKBOX_RENEW_AFTER_S", "3600", 3600),
     ("BLACKBOX_LEDGER", "s3a://bucket/ledger", "s3a://bucket/ledger"),
     ("BLACKBOX_HTTP_HOST", "::1", "::1"),
     ("BLACKBOX_HTTP_PORT", "0", 0),
@@ -121,6 +125,16 @@ BAD = [
     ("BLACKBOX_GRACE_S", "31536001", "less than or equal to 31536000"),
     ("BLACKBOX_MAX_COUNTDOWN_S", "0", "greater than or equal to 1"),
     ("BLACKBOX_MAX_COUNTDOWN_S", "315360001", "less than or equal to 315360000"),
+    ("BLACKBOX_RETENTION_S", "0", "greater than or equal to 1"),
+    ("BLACKBOX_RETENTION_S", "315360001", "less than or equal to 315360000"),
+    ("BLACKBOX_RETENTION_S", "7d", "valid integer"),
+    ("BLACKBOX_TRIM_INTERVAL_S", "0", "greater than or equal to 1"),
+    ("BLACKBOX_TRIM_INTERVAL_S", "86401", "less than or equal to 86400"),
+    ("BLACKBOX_RENEW_AFTER_S", "0", "greater than or equal to 1"),
+    ("BLACKBOX_RENEW_AFTER_S", "315360001", "less than or equal to 315360000"),
+    ("BLACKBOX_RENEW_AFTER_S", "", "valid integer"),
+    ("BLACKBOX_HOT_HORIZON_S", "-1", "greater than or equal to 0"),
+    ("BLACKBOX_HOT_HORIZON_S", "315360001", "less than or equal to 315360000"),
     *(
         ("BLACKBOX_SPARK_MASTER", master, "wanted: local[*], local[N], spark://host:port or k8s://")
         for master in (
@@ -302,8 +316,29 @@ def test_settings_cannot_be_changed_later() -> None:
         load().http_port = 1  # type: ignore[misc]
 
 
-def test_journals_are_kept_for_the_longest_countdown_plus_grace() -> None:
-    assert load(max_countdown_s=100, grace_s=3600).retention_ms == 3_700_000
+@pytest.mark.parametrize(
+    ("settings", "kept_s"),
+    [
+        ({}, 2 * 86_400),
+        ({"hot_horizon_s": 3600}, 7200),
+        ({"hot_horizon_s": 0, "max_countdown_s": 100, "grace_s": 3600}, 3700),
+        ({"request_topics": "TB:scheduler", "max_countdown_s": 100, "grace_s": 3600}, 3700),
+    ],
+)
+def test_a_topic_with_a_cold_tier_must_be_kept_for_two_horizons_and_another_for_all_that_is_pending(
+    settings: dict[str, object], kept_s: int
+) -> None:
+    assert load(**settings).kept_ms_of("TB") == kept_s * 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "age_s"),
+    [({}, 86_400), ({"hot_horizon_s": 90_000}, 90_000), ({"renew_after_s": 60}, 60)],
+)
+def test_cold_requests_are_renewed_when_they_are_a_day_old_or_the_horizon(
+    settings: dict[str, object], age_s: int
+) -> None:
+    assert load(**settings).renew_after_ms == age_s * 1000
 
 
 def test_spark_is_the_engine_unless_the_process_is_asked_for() -> None:

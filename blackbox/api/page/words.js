@@ -61,4 +61,6 @@ export const STATES = {
   unread: "not taken in yet",
   cancel: "is a cancel",
   tombstone: "is a tombstone",
+  over: "not pending any more",
+  undetermined: "not found in time",
 };

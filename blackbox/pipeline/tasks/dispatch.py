@@ -131,6 +131,7 @@ class _Stay:
                     self._send_report()
                 self._is_over |= now - self._heard_s > ABANDONED_S
         finally:
+            self._owners.close()
             self._owners.lose(list(self._mine))
             report = self._report()
             self._bus.close()
@@ -187,6 +188,7 @@ class _Stay:
             "owned": _as_lists(self._mine),
             "open": _as_lists(is_open),
             "stuck": _as_lists(self._owners.stuck()),
+            "why_not_open": [[list(s), why] for s, why in self._owners.why_not_open().items()],
             "opened_ms": self._opened_ms,
             "at_ms": self._clock.earliest_ms(),
             "metrics": list(self._metrics.report()),

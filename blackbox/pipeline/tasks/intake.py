@@ -6,8 +6,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import TopicIds
 from blackbox.plan import Batch
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -92,6 +94,9 @@ class _Intakes:
         self._bus = Bus(url, task.settings.group_id)
         self._clock = Clock()
         self._observed_s = 0.0
+        self._ids = TopicIds(task.access)
+        self._known_ids: dict[str, str] = {}
+        self._identified_s = float("-inf")
         self._held: dict[Shard, tuple[ShardIndex, Intake]] = {}
 
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
@@ -171,9 +176,10 @@ class _Intakes:
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Redis went back, or a batch before this one was not stored: read again what is missing."""
         taken = Taken(0, 0, 0, 0, None)
-        labels = index.load()
-        if labels is None:
+        kept = index.load()
+        if kept is None:
             raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
+        labels = kept.labels
         logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
         journal = ShardJournal(shard, self._access)
         try:
@@ -199,11 +205,27 @@ class _Intakes:
     def _hold(self, shard: Shard) -> tuple[ShardIndex, Intake]:
         held = self._held.get(shard)
         if held is None:
-            index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
+            index = ShardIndex(
+                shard, self._connections, grace_s=self._grace_s,
+                is_behind=partial(self._has_receipt_since, shard),
+                topic_id=partial(self._topic_id, shard.topic),
+            )  # fmt: skip
             contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
             intake = Intake(contract, index, horizon_ms, self._admission)
             held = self._held[shard] = index, intake
         return held
+
+    def _topic_id(self, topic: str) -> str | None:
+        """As it was within the last second; None while the brokers do not answer."""
+        if time.monotonic() - self._identified_s > CLOCK_S:
+            self._known_ids = self._ids.of(list(self._formats))
+            self._identified_s = time.monotonic()
+        return self._known_ids.get(topic)
+
+    def _has_receipt_since(self, shard: Shard, offset: int) -> bool:
+        with closing(ShardJournal(shard, self._access, ahead=1)) as journal:
+            end = journal.receipt_bounds().end
+            return next(iter(journal.receipts(offset, end)), None) is not None
 
     def _drop(self, shard: Shard) -> None:
         held = self._held.pop(shard, None)

@@ -1,8 +1,10 @@
-"""The same on Spark: its driver, its Python workers, its JVM."""
+"""The same on Spark: its driver, its Python workers, its JVM, and what it has in Redis."""
 
 from __future__ import annotations
 
 from tests.chaos.faults.fault import Fault
+from tests.chaos.faults.low_water import ours
+from tests.chaos.faults.redis import COPY, PUT_BACK, client
 from tests.chaos.scene import Scene
 from tests.world import until
 
@@ -37,8 +39,26 @@ def jvm_killed(scene: Scene) -> None:
     scene.start()
 
 
+def index_lost(scene: Scene) -> None:
+    """All of it, or what came since a copy, after journals were trimmed."""
+    service = scene.start()
+    scene.wait_ready(service)
+    scene.ask(within_s=5)
+    with client(scene) as asked:
+        scene.within(0.5, 3)
+        before = scene.trims()
+        copy = asked.eval(COPY, 0, ours(scene)) if scene.dice.random() < 0.5 else []
+        scene.wait_trimmed(before)
+        asked.eval(PUT_BACK, 0, ours(scene), *copy)
+        scene.last(0, 3)
+        if scene.dice.random() < 0.3:
+            scene.kill(service)
+            scene.start()
+
+
 FAULTS = [
     Fault("Spark driver killed", driver_killed, 4, "spark", may_revive=True),
     Fault("Spark's Python workers killed", worker_killed, 4, "spark", may_revive=True),
     Fault("Spark's JVM killed", jvm_killed, 2, "spark", may_revive=True),
+    Fault("Spark's index lost after a trim", index_lost, 4, "spark", may_revive=True),
 ]

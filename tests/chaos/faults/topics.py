@@ -15,6 +15,7 @@ def target_deleted(scene: Scene) -> None:
     """What was not delivered by then becomes dead letters."""
     scene.world.create(NewTopic(scene.doomed_topic, 2))
     scene.is_doomed_asked = True
+    scene.settings["retention_s"] = 3600  # receipts alone say what was delivered there
     scene.start()
     scene.ask()
     scene.within(0.3, 1.8)

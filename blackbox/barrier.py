@@ -1,0 +1,91 @@
+"""The barrier that a new owner writes, and the receipt before it that may not have come true."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from blackbox.doubt import Doubt
+from blackbox.plan import Labels
+from blackbox.receipt import DOUBTFUL, Receipt
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.recovery")
+
+TAIL = 100
+ROUNDS = DOUBTFUL - 2
+
+
+class Bounds(Protocol):
+    """First offset kept, and the next offset to be committed."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Writer(Protocol):
+    """What a barrier needs of the shard's new producer."""
+
+    def begin(self) -> None: ...
+    def commit(self, receipt: Receipt) -> int: ...
+
+
+class Receipts(Protocol):
+    """What a barrier needs of the journals."""
+
+    def receipt_bounds(self) -> Bounds: ...
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
+    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
+
+
+def commit_barrier(
+    shard: Shard,
+    journal: Receipts,
+    writer: Writer,
+    now_ms: Callable[[], int],
+    labels: Labels,
+    gone: tuple[int, int] | None = None,
+    topic_id: str = "",
+) -> tuple[int, int]:
+    """The label that a new owner's barrier reaches, and how many outcomes it voids.
+
+    The owner's index is at `labels`, and it has opened its writer. Raises a Doubt when
+    others keep writing receipts.
+    """
+    void, start = 0, labels.receipts
+    for attempt in range(ROUNDS):
+        bounds = journal.receipt_bounds()
+        end = bounds.end
+        tail = _tail(journal, max(start, bounds.start), end)
+        newest = tail[-1:] if attempt == 0 else tail
+        missing = journal.missing([r for _, r in newest if not r.barrier])
+        if missing:
+            logger.warning(
+                "%s: the last receipt names %d messages that are not there; they stay pending",
+                shard, len(missing),
+            )  # fmt: skip
+        void += len(missing)
+        barrier = Receipt(
+            at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests,
+            topic_id=topic_id,
+        )  # fmt: skip
+        writer.begin()
+        label = writer.commit(barrier)
+        start = end
+        if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
+            return label, void
+    raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
+
+
+def _tail(journal: Receipts, start: int, end: int) -> list[tuple[int, Receipt]]:
+    """The last receipts; further back where there are none, as aborted ones leave only gaps."""
+    length = TAIL
+    while True:
+        first = max(start, end - length)
+        tail = list(journal.receipts(first, end))
+        if tail or first == start:
+            return tail
+        length *= 10

@@ -1,0 +1,112 @@
+"""What is done for every open shard of a process now and again, beside its owner."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from threading import Event, Thread
+
+from blackbox.clock import Clock
+from blackbox.doubt import Doubt, ForeignIndex
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import TopicIds
+from blackbox.journal.trim import Trimmer
+from blackbox.metrics import Metrics
+from blackbox.owner import Owner
+
+logger = logging.getLogger("blackbox.low_water")
+
+FIRST_S = 60.0
+"""After a start: who is restarted often trims as well."""
+
+BINDING_S = 1.0
+"""What callers write within this time to a topic that was deleted and created again may go out twice."""
+
+
+class Caretaker:
+    """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
+
+    Takes about half of `interval_s` for all shards together, so that nobody feels it.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        metrics: Metrics,
+        clock: Clock,
+        owners: Callable[[], Sequence[Owner]],
+        *,
+        interval_s: float,
+        retention_s: float,
+    ) -> None:
+        self._access = access
+        self._metrics = metrics
+        self._clock = clock
+        self._owners = owners
+        self._interval_s = interval_s
+        self._trimmer = Trimmer(access, int(retention_s * 1000))
+        self._ids = TopicIds(access)
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="caretaker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon; a walk under way is forgotten."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        wait_s = min(FIRST_S, self._interval_s)
+        while not self._wait(wait_s):
+            began = time.monotonic()
+            for owner in self._owners():
+                if self._stopping.is_set():
+                    return
+                self._look_after(owner)
+            wait_s = max(1.0, began + self._interval_s - time.monotonic())
+
+    def _wait(self, wait_s: float) -> bool:
+        """Look now and again whether topics are still the same; whether to end."""
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if self._stopping.wait(min(left_s, BINDING_S)):
+                return True
+            try:
+                self._check_bindings()
+            except Exception:
+                logger.exception("asking for the ids of topics failed; again later")
+        return self._stopping.is_set()
+
+    def _check_bindings(self) -> None:
+        """A topic that is created again may have passed the position of its index before anybody reads it."""
+        bound = [(owner, owner.binding) for owner in self._owners()]
+        topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
+        now = self._ids.of(topics)
+        for owner, binding in bound:
+            topic_id = now.get(owner.shard.topic)
+            if binding is not None and topic_id not in (None, binding.topic_id):
+                owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+
+    def _look_after(self, owner: Owner) -> None:
+        try:
+            mark = owner.find_low_water(self._walked_for(), self._stopping)
+            if mark is None or self._stopping.is_set():
+                return
+            now_ms = self._clock.earliest_ms()
+            with closing(ShardJournal(owner.shard, self._access)) as journal:
+                written_ms = journal.written_ms(mark.requests)
+            age_ms = 0 if written_ms is None else max(0, now_ms - written_ms)
+            self._metrics.low_water(owner.shard, mark, age_ms)
+            self._trimmer.trim(owner.shard, mark, now_ms)
+        except Doubt as reason:
+            if not self._stopping.is_set():
+                logger.info("%s: no new low-water mark: %s", owner.shard, reason)
+        except Exception:
+            logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
+
+    def _walked_for(self) -> float:
+        return self._interval_s / 2 / max(1, len(self._owners()))

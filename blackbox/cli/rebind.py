@@ -1,0 +1,43 @@
+"""`blackbox rebind`: let a shard's index belong to the topic, the cluster and the group that are there now."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from blackbox import logs
+from blackbox.cli.failures import BadUsage
+from blackbox.rebind import rebind as rebound
+from blackbox.settings import load
+
+
+class Pending(StrEnum):
+    DELIVER = "deliver"
+    DROP = "drop"
+
+
+def rebind(
+    topic: Annotated[str, typer.Argument(help="The request topic.")],
+    pending: Annotated[
+        Pending,
+        typer.Option(
+            help="What was pending in a topic of the same name before: deliver it, or drop it."
+        ),
+    ],
+) -> None:
+    """Accept that a request topic was created again, became shorter, or has another group.
+
+    Shards whose index does not fit stay closed until this is run; the log and /readyz say so.
+    """
+    settings = load()
+    logs.silent()
+    if topic not in settings.topics:
+        known = ", ".join(settings.topics)
+        raise BadUsage(f"{topic!r} is none of the request topics: {known}")
+    for one in rebound(settings, topic, pending.value):
+        typer.echo(
+            f"{one.shard}: {one.why}; {one.again} asked for again, "
+            f"{one.dropped} dropped, {one.cold} beyond the horizon gone with their records"
+        )

@@ -1,0 +1,45 @@
+"""What has ended, as whoever rebuilds an index keeps it in memory: a bit for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from blackbox.index.bits import SEGMENT, Bits
+
+_BYTES = SEGMENT // 8
+_BITS = tuple(0x80 >> bit for bit in range(8))
+
+
+class Ended:
+    """A growing set of offsets, in Redis' order of bits."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, bytearray] = {}
+        self.end = 0
+        """One more than the highest offset in it."""
+
+    def add(self, offsets: Iterable[int]) -> int:
+        """How many these were. Forty million of them are read in a rebuild, so no call for each."""
+        segments, count, highest = self._segments, 0, self.end - 1
+        for offset in offsets:
+            count += 1
+            if offset > highest:
+                highest = offset
+            bits = segments.get(offset >> 16)
+            if bits is None:
+                bits = segments[offset >> 16] = bytearray(_BYTES)
+            bits[offset >> 3 & 0x1FFF] |= _BITS[offset & 7]
+        self.end = highest + 1
+        return count
+
+    def __contains__(self, offset: object) -> bool:
+        assert isinstance(offset, int)
+        bits = self._segments.get(offset >> 16)
+        return bits is not None and bool(bits[offset >> 3 & 0x1FFF] & _BITS[offset & 7])
+
+    def bits_from(self, first: int) -> dict[int, bytes]:
+        """The bitmaps of the offsets from `first` on, by segment; without those that have no bit."""
+        found = {at: bytes(bits) for at, bits in self._segments.items() if at >= first // SEGMENT}
+        below = Bits({at: bits for at, bits in found.items() if at == first // SEGMENT})
+        found |= below.changed((), [offset for offset in below if offset < first])
+        return {at: stripped for at, bits in found.items() if (stripped := bits.rstrip(b"\0"))}

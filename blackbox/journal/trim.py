@@ -1,0 +1,84 @@
+"""Removing from the journals what no rebuild needs any more."""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, explained, is_not_allowed
+from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.topics import FOR_EVER, Topics, TopicSettings, receipts_topic
+from blackbox.receipt import Mark
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.low_water")
+
+
+class Trimmer:
+    """Removes requests and receipts below a mark, once they are old. Not safe for use from two threads.
+
+    Only from topics that Kafka keeps for ever and does not compact: what others let Kafka remove by
+    time keeps its ways.
+    """
+
+    def __init__(self, access: KafkaAccess, retention_ms: int) -> None:
+        self._access = access
+        self._retention_ms = retention_ms
+        self._admin = access.admin()
+        self._topics = Topics(self._admin)
+        self._told: set[str] = set()
+
+    def trim(self, shard: Shard, mark: Mark, now_ms: int) -> None:
+        """Requests first: a receipt without its request harms nobody, a request without its receipt is
+        delivered again.
+
+        Raises JournalLost when Kafka does not answer.
+        """
+        topics = [shard.topic, receipts_topic(shard.topic)]
+        settings = self._topics.settings(topics)
+        reader = PartitionReader(self._access)
+        try:
+            for topic, upto in zip(topics, (mark.requests, mark.receipts), strict=True):
+                if not is_ours_to_trim(settings[topic]):
+                    continue
+                bounds = reader.bounds(topic, shard.partition)
+                old = reader.first_since(topic, shard.partition, now_ms - self._retention_ms)
+                upto = min(upto, bounds.end if old is None else old)
+                if upto > bounds.start and not self._remove(topic, shard.partition, upto):
+                    return
+        finally:
+            reader.close()
+
+    def _remove(self, topic: str, partition: int, upto: int) -> bool:
+        asked = self._admin.delete_records(
+            [TopicPartition(topic, partition, upto)], request_timeout=REQUEST_TIMEOUT_S
+        )
+        for answer in asked.values():
+            try:
+                answer.result()
+            except KafkaException as error:
+                cause = error.args[0]
+                if not is_not_allowed(cause):
+                    raise JournalLost(
+                        f"{topic}/{partition}: cannot remove records: {cause.str()}"
+                    ) from error
+                if topic not in self._told:
+                    self._told.add(topic)
+                    logger.warning(
+                        "%s: records that are not needed any more stay in Kafka: %s", topic,
+                        explained(cause, f"Delete on topic {topic}"),
+                    )  # fmt: skip
+                return False
+        logger.info("%s/%d: removed the records below %d", topic, partition, upto)
+        return True
+
+
+def is_ours_to_trim(settings: TopicSettings | str) -> bool:
+    """Whether nothing but blackbox removes records of a topic that is configured like this."""
+    return (
+        isinstance(settings, TopicSettings)
+        and settings.cleanup_policy == "delete"
+        and settings.retention_ms == FOR_EVER
+    )

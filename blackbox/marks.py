@@ -1,0 +1,94 @@
+"""The newest low-water mark that receipts carry, and whose receipts they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from blackbox.barrier import Bounds
+from blackbox.doubt import ForeignIndex
+from blackbox.plan import Binding, Labels
+from blackbox.receipt import Receipt
+from blackbox.request import Shard
+
+TAIL = 1000
+"""Receipts looked at first; ten times as many each time that there is no mark among them."""
+
+
+class Recreated(ForeignIndex):
+    """The request topic is not the one that the index, or the last owner's receipts, speak of."""
+
+
+class Shortened(ForeignIndex):
+    """A journal ends before what is known of it, although it is the same topic."""
+
+
+class Journal(Protocol):
+    """What is asked of the journals."""
+
+    def request_bounds(self) -> Bounds: ...
+    def receipt_bounds(self) -> Bounds: ...
+    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
+
+
+def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Receipt | None]:
+    """The receipt with the newest mark that lies below the start of neither journal.
+
+    If there is none, the newest whose receipts are all there: some requests that it needs are gone.
+    With it comes where the receipts of this incarnation of the request topic begin. Raises Recreated
+    when the last owner wrote for another one, Shortened when requests below a mark are not there.
+    """
+    requests, receipts = journal.request_bounds(), journal.receipt_bounds()
+    second: Receipt | None = None
+    is_ours = False
+    for offset, receipt in _marks(journal, receipts):
+        if receipt.topic_id not in ("", topic_id):
+            if is_ours:
+                return offset + 1, second
+            theirs = Binding("", receipt.topic_id, "", "")
+            raise recreated(shard, theirs, Binding("", topic_id, "", ""))
+        is_ours = is_ours or receipt.topic_id == topic_id
+        mark = receipt.mark
+        if mark is not None and mark.requests > requests.end:
+            ends = Labels(requests.end, receipts.end)
+            raise shortened(shard, Labels(mark.requests, mark.receipts), ends)
+        if mark is not None and receipts.start <= mark.receipts <= offset:
+            if mark.requests >= requests.start:
+                return mark.receipts, receipt
+            second = second or receipt
+    return receipts.start, second
+
+
+def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
+    """The refusal, which names both sides and the command that decides."""
+    what = (
+        f"Redis has the index of cluster {theirs.cluster_id}, topic id {theirs.topic_id}; these "
+        f"brokers are cluster {ours.cluster_id}, topic id {ours.topic_id}"
+        if theirs.cluster_id != ours.cluster_id
+        else f"blackbox knows the topic id {theirs.topic_id}, and Kafka has {ours.topic_id}: the topic "
+        "was deleted and created again"
+    )
+    return Recreated(
+        f"{shard}: {what}. Old receipts would end new requests. If this is meant, run "
+        f"blackbox rebind {shard.topic} --pending deliver (what was pending is asked for again), or "
+        "--pending drop"
+    )
+
+
+def shortened(shard: Shard, known: Labels, ends: Labels) -> Shortened:
+    """The refusal for a journal that was cut off, which is no topic that was created again."""
+    return Shortened(
+        f"{shard}: positions {tuple(known)} are known, and the journals end at {tuple(ends)}, though "
+        "the topics are the same: Kafka lost records (an unclean leader election?). Deliver what Redis "
+        f"still has of them with blackbox rebind {shard.topic} --pending deliver"
+    )
+
+
+def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:
+    """Receipts that carry a mark or begin an opening, the newest first."""
+    length, end = TAIL, receipts.end
+    while end > receipts.start:
+        first = max(receipts.start, end - length)
+        found = [one for one in journal.receipts(first, end) if one[1].mark or one[1].barrier]
+        yield from reversed(found)
+        end, length = first, length * 10

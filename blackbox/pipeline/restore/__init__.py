@@ -1,1 +1,0 @@
-"""A lost Redis filled again from the journals."""

@@ -1,0 +1,46 @@
+"""An index that is begun anew: by whom, and what of it cannot be marked yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from blackbox.doubt import LabelsMoved
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.walk import WalkVoid
+from blackbox.plan import Labels
+from tests.contract.held import NOW_MS, entry, store
+
+Opener = Callable[[], ShardIndex]
+
+
+def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_owner(
+    open_index: Opener,
+) -> None:
+    zombie, owner = open_index(), open_index()
+    zombie.load()
+    owner.load()
+    owner.begin(Labels(0, 0))
+    store(owner, 0, 1, {0: entry()})
+
+    with pytest.raises(LabelsMoved):
+        zombie.begin(Labels(0, 0))
+
+    assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
+
+
+def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_mark(
+    open_index: Opener,
+) -> None:
+    index = open_index()
+    index.begin(Labels(10, 5), told=20)  # a carried record at 15 counted, says a receipt below 5
+    store(index, 10, 14, {})  # and Redis has no room for more
+
+    with pytest.raises(WalkVoid, match="still to be read"):
+        index.walk()
+
+    store(index, 14, 20, {})
+    with closing(index.walk()) as walk:
+        assert walk.labels == Labels(20, 5)

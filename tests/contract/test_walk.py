@@ -1,0 +1,262 @@
+"""A walk over all that is pending, on every kind of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox.doubt import IndexLost
+from blackbox.ended import Ended
+from blackbox.index import walk as walks
+from blackbox.index.bits import SEGMENT
+from blackbox.index.connection import Session
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.walk import Walk, WalkVoid
+from blackbox.plan import Binding, Change, Cold, Labels
+from blackbox.receipt import Mark
+from blackbox.request import member
+from tests.contract.conftest import Backend, Opener
+from tests.contract.held import NOW_MS, PREFIX, entry, store
+
+OURS = Binding("cluster", "topic", "receipts", "blackbox")
+MANY = 3000
+"""Entries that are looked at in several slices."""
+
+
+@pytest.fixture
+def index(open_index: Opener) -> ShardIndex:
+    """An index whose journals are at their start."""
+    index = open_index()
+    index.begin(Labels(0, 0), binding=OURS)
+    return index
+
+
+@pytest.fixture
+def walk(index: ShardIndex) -> Iterator[Callable[[], Walk]]:
+    """Begin a walk; all of them are closed in the end."""
+    begun: list[Walk] = []
+
+    def begin() -> Walk:
+        begun.append(index.walk())
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.close()
+
+
+def walked(walk: Walk) -> int:
+    """The lowest pending request, once all have been looked at."""
+    while walk.slice():
+        pass
+    return walk.lowest
+
+
+Begin = Callable[[], Walk]
+
+
+def test_of_what_is_pending_the_lowest_is_found_whenever_it_is_due(
+    index: ShardIndex, walk: Begin
+) -> None:
+    store(index, 0, 20, {o: entry(NOW_MS - o) for o in range(5, 20)})
+    index.settle(dict.fromkeys(range(5, 9)), 1)
+
+    assert walked(walk()) == 9
+
+
+def test_the_lowest_is_found_among_many(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, MANY, {o: entry(NOW_MS - o) for o in range(7, MANY)})
+    walking = walk()
+
+    assert walking.slices() >= MANY // walks.SLICE
+    assert walked(walking) == 7
+
+
+def test_where_nothing_is_pending_all_that_was_read_has_ended(
+    index: ShardIndex, walk: Begin
+) -> None:
+    store(index, 0, 3, {1: entry()})
+    index.settle({1: None}, 5)
+    walking = walk()
+
+    assert (walking.labels, walked(walking)) == (Labels(3, 5), 3)
+
+
+def test_what_comes_after_the_walk_began_is_no_part_of_it(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, 3, {})
+    walking = walk()
+    store(index, 3, 9, {8: entry()})
+
+    assert walked(walking) == 3
+
+
+@pytest.mark.parametrize("cold", [4, SEGMENT + 4])
+def test_a_request_of_the_cold_tier_is_pending(index: ShardIndex, walk: Begin, cold: int) -> None:
+    end = SEGMENT + 10
+    changes: dict[int, Change] = {cold: Cold(None), end - 2: Cold(None), end - 1: entry()}
+    store(index, 0, end, changes)
+
+    assert walked(walk()) == cold
+
+
+def test_no_walk_begins_while_receipts_speak_of_requests_that_are_not_read_yet(
+    index: ShardIndex, walk: Begin
+) -> None:
+    store(index, 0, 3, {})
+    index.settle({5: None}, 1)
+
+    with pytest.raises(WalkVoid, match="are still to be read from Kafka"):
+        walk()
+    store(index, 3, 6, {4: entry()})
+    assert walked(walk()) == 4
+
+
+def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
+    index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Session):
+        """Others have their turn between any two commands."""
+
+        def run(self, packed: Iterable[bytes], replies: int) -> list[Any]:
+            found: list[Any] = []
+            for command in packed:
+                found += super().run([command], 1)
+                at = index.labels.requests
+                store(index, at, at + 1, {at: entry()})
+                index.settle({at: None}, at + 1)
+            return found
+
+    monkeypatch.setattr(walks, "Session", Interrupted)
+    labels = walk().labels
+
+    assert labels.receipts <= labels.requests, "the receipt at an offset speaks of that request"
+
+
+def test_requests_of_the_cold_tier_may_be_later_than_others(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, 10, {3: entry(), 4: Cold(None)})
+
+    assert walked(walk()) == 3
+
+
+def test_what_is_pending_throughout_is_seen_while_others_come_and_go(
+    index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walks, "SLICE", 20)
+    store(index, 0, MANY, {o: entry(NOW_MS + 7 * o % 1000) for o in range(MANY)})
+    stays = 1500
+    index.settle(dict.fromkeys(range(MANY // 4)), 1)
+    walking = walk()
+    gone, end, receipts = MANY // 4, MANY, 1
+    while walking.slice():
+        ended = [o for o in range(gone, min(gone + 60, MANY)) if o != stays]
+        gone, receipts = gone + 60, receipts + 1
+        index.settle(dict.fromkeys(ended), receipts)
+        index.defer({stays: (NOW_MS + receipts, entry())}, NOW_MS)
+        if receipts % 2:
+            store(index, end, end + 40, {o: entry() for o in range(end, end + 40)})
+            end += 40
+
+    assert walking.lowest <= stays
+
+
+def test_a_walk_that_goes_on_while_its_owner_works_is_not_void(
+    index: ShardIndex, open_index: Opener, walk: Begin
+) -> None:
+    store(index, 0, 9, {4: entry(), 5: entry()})
+    walking = walk()
+    store(open_index(), 9, 12, {10: entry()})
+    index.settle({5: None}, 4, mark=Mark(4, 0), told=[2])
+
+    assert walked(walking) == 4
+
+
+def another_opening(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    open_index().take_over(OURS)
+
+
+def a_rebuild(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    open_index().begin(Labels(9, 3), binding=OURS, is_rebuild=True)
+
+
+def a_rebuild_that_ended(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    other = open_index()
+    other.begin(Labels(9, 3), binding=OURS, is_rebuild=True)
+    other.finish(3, Ended())
+
+
+def requests_going_back(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    client.hset(PREFIX + "state", "requests", 8)
+
+
+def receipts_going_back(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    client.set(PREFIX + "receipts", 2)
+
+
+def due_times_lost(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    client.delete(PREFIX + "due")
+
+
+def due_times_lost_and_others_added(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    client.delete(PREFIX + "due")
+    client.zadd(PREFIX + "due", {member(7): NOW_MS})
+
+
+def all_lost(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
+    client.delete(*client.keys(PREFIX.replace("{", "\\{") + "*"))
+
+
+EVENTS = [
+    another_opening,
+    a_rebuild,
+    a_rebuild_that_ended,
+    requests_going_back,
+    receipts_going_back,
+    due_times_lost,
+    due_times_lost_and_others_added,
+    all_lost,
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__.replace("_", " "))
+def test_what_was_seen_before_counts_no_more_after(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
+    event: Callable[[ShardIndex, Opener, redis.Redis], None],
+) -> None:  # fmt: skip
+    store(index, 0, 9, {4: entry(), 5: entry()})
+    index.settle({}, 3)
+    walking = walk()
+    event(index, open_index, client)
+
+    with pytest.raises(WalkVoid):
+        walked(walking)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [event for event in EVENTS if event not in (requests_going_back, receipts_going_back)],
+    ids=lambda event: event.__name__.replace("_", " "),
+)
+def test_no_walk_begins_over_an_index_that_is_not_the_owners(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
+    event: Callable[[ShardIndex, Opener, redis.Redis], None],
+) -> None:  # fmt: skip
+    store(index, 0, 9, {4: entry(), 5: entry()})
+    index.settle({}, 3)
+    event(index, open_index, client)
+
+    with pytest.raises(WalkVoid):
+        walk()
+
+
+def test_a_walk_ends_with_its_connection(index: ShardIndex, walk: Begin, backend: Backend) -> None:
+    store(index, 0, 9, {4: entry()})
+    walking = walk()
+    backend.cut()
+
+    with pytest.raises(IndexLost):
+        walked(walking)

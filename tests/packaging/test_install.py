@@ -1,0 +1,17 @@
+"""How blackbox is installed: from a checkout. The package of its name on PyPI is a stranger's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("blackbox", "bench", "deploy", "docs", "helm")
+STRANGERS = re.compile(rb"\bblackbox\[|pip install (-\S+ )*['\"]?blackbox\b")
+
+
+def test_no_text_says_to_install_a_strangers_package() -> None:
+    inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    texts = [path for path in (*ROOT.glob("*"), *inside) if path.is_file()]
+    assert {"README.md", "audit.md", "batch.py"} <= {path.name for path in texts}
+    assert [path for path in texts if STRANGERS.search(path.read_bytes())] == []

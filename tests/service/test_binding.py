@@ -1,0 +1,280 @@
+"""An index belongs to one incarnation of its topics and to one group; journals that lost records are noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import redis
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from blackbox.journal.topics import receipts_topic
+from tests.service.test_low_water import keep, starts
+from tests.world import ServiceProcess, World, until
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
+
+SOON: dict[str, Any] = {"trim_interval_s": 1, "retention_s": 1}
+
+
+def admin(world: World) -> AdminClient:
+    return AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+
+
+def create_again(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
+    asked = admin(world)
+    for answer in asked.delete_topics([topic]).values():
+        answer.result()
+    until("its service misses it", lambda: service.get("/readyz")[0] == 503)
+
+    def made() -> bool:
+        new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
+        return all(answer.exception() is None for answer in asked.create_topics([new]).values())
+
+    until("the topic is there again", made, every_s=0.2)
+
+
+def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> str:
+    def told() -> str:
+        status, body = service.get("/readyz")
+        why = json.loads(body).get("why", {}).values() if status == 503 else ()
+        return next((text for text in why if wanted in text), "")
+
+    return until("it says why shards do not open", told)
+
+
+def rebind(world: World, pending: str, **more: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "blackbox", "rebind", world.requests, "--pending", pending],
+        env=os.environ | world.environment(**more), capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def keys(world: World, client: Any) -> list[bytes]:
+    return list(client.scan_iter(f"blackbox:{{{world.requests}-*", count=10_000))
+
+
+def lose(world: World, client: Any) -> None:
+    for key in keys(world, client):
+        client.delete(key)
+
+
+def pending(world: World, client: Any) -> int:
+    dues = [f"blackbox:{{{world.requests}-{p}}}:due" for p in range(world.partitions)]
+    return sum(client.zcount(due, "-inf", "(inf") for due in dues)
+
+
+def remove_receipts(world: World) -> None:
+    """Remove all receipts there are."""
+    topic = receipts_topic(world.requests)
+    places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(world.partitions)}  # type: ignore[no-untyped-call]
+    asked = admin(world)
+    ends = {at.partition: e.result().offset for at, e in asked.list_offsets(places).items()}
+    for answer in asked.delete_records([TopicPartition(topic, p, ends[p]) for p in ends]).values():
+        answer.result()
+
+
+@pytest.fixture
+def client(world: World) -> Any:
+    return redis.Redis.from_url(world.redis.url)
+
+
+@pytest.mark.parametrize("decision", ["deliver", "drop"])
+def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
+    world: World, client: Any, decision: str
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(200, within_s=0)
+    until("they are delivered", lambda: len(bodies(world)) == 200)
+    world.ask(100, from_s=3000, within_s=3600)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    before, world.asked = world.asked, {}
+
+    create_again(world, world.requests, world.partitions, service)
+    world.ask(300, within_s=1)
+    told = why_not_open(service)
+
+    assert "created again" in told or "topic id" in told
+    assert f"blackbox rebind {world.requests} --pending deliver" in told
+    assert service.get("/livez")[0] == 200
+    done = rebind(world, decision)
+    service.wait_ready()
+    again = sum(
+        int(line.split(" asked for again")[0].rpartition(" ")[2]) for line in done.splitlines()
+    )
+    assert again == (100 if decision == "deliver" else 0)
+    until("new ones are delivered", lambda: len(bodies(world)) >= 200 + 300)
+    until("the old ones wait", lambda: pending(world, client) == again)
+    delivered_before = sorted(before)[:200]
+    assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
+
+
+def bodies(world: World) -> list[str]:
+    return [(m.value() or b"").decode() for m in world.received() if m.topic() in world.targets]
+
+
+def test_a_group_that_was_changed_delivers_nothing_until_somebody_decides(
+    world: World, client: Any
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(100, from_s=20, within_s=25)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    service.stop()
+
+    other = world.start_service(group_id=f"{world.name}.other")
+    told = why_not_open(other)
+
+    assert f"belongs to the group {world.name!r}" in told
+    assert "BLACKBOX_GROUP_ID" in told
+    rebind(world, "deliver", group_id=f"{world.name}.other")
+    other.wait_ready()
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+
+def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
+    world: World, client: Any
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(100, from_s=3000, within_s=3600, partition=0)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    service.stop()
+    # What an unclean election leaves: an index that knows more than the log has.
+    client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 150)
+
+    again = world.start_service()
+    told = why_not_open(again)
+
+    assert "Kafka lost records" in told
+    assert "created again" not in told
+    assert "became shorter; 0 asked for again, 0 dropped" in rebind(world, "deliver")
+    again.wait_ready()
+    assert pending(world, client) == 100
+
+
+def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
+    world: World, client: Any
+) -> None:
+    keep(world, world.requests, retention_ms=-1)
+    service = world.start_service(**SOON).wait_ready()
+    world.ask(500, within_s=0)
+    world.ask(50, from_s=20, within_s=25)
+
+    def is_trimmed() -> bool:
+        return all(start > 0 for start in starts(world, receipts_topic(world.requests)).values())
+
+    until("receipts are trimmed", is_trimmed)
+    service.stop()
+    lose(world, client)
+
+    world.start_service(**SOON).wait_ready()
+
+    until("everything is delivered", lambda: set(bodies(world)) == set(world.asked))
+    assert sorted(bodies(world)) == sorted(world.asked)
+    assert world.received(world.dead_letters) == []
+
+
+def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replayed(
+    world: World, client: Any
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(100, within_s=0)
+    until("they are delivered", lambda: len(bodies(world)) == 100)
+    world.ask(20, from_s=200, within_s=250)
+    until("they are taken in", lambda: pending(world, client) == 20)
+    service.stop()
+    remove_receipts(world)
+    lose(world, client)
+
+    service = world.start_service().wait_ready()
+
+    until("letters are written", lambda: len(world.received(world.dead_letters)) == 100)
+    reasons = {
+        dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
+    }
+    assert reasons == {b"outcome-unknown"}
+    assert len(bodies(world)) == 100
+    assert pending(world, client) == 20
+    letter = world.received(world.dead_letters)[0]
+    place = f"{letter.topic()}/{letter.partition()}@{letter.offset()}"
+    replayed = subprocess.run(
+        [sys.executable, "-m", "blackbox", "letters", "--replay", place],
+        env=os.environ | world.environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stderr
+    until("it is delivered", lambda: len(bodies(world)) == 101)
+
+
+def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
+    world: World, client: Any
+) -> None:
+    keep(world, world.requests, retention_ms=-1)
+    service = world.start_service(**SOON).wait_ready()
+    world.ask(100, from_s=5, within_s=6)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    yesterday = {key: client.dump(key) for key in keys(world, client)}
+    until("they are delivered", lambda: len(bodies(world)) == 100)
+    world.ask(100, from_s=25, within_s=30)
+    first = starts(world, world.requests)
+
+    def is_trimmed() -> bool:
+        now = starts(world, world.requests)
+        return sum(now.values()) >= 100 and now != first
+
+    until("what was delivered is trimmed", is_trimmed)
+    service.stop()
+    lose(world, client)
+    for key, value in yesterday.items():
+        client.restore(key, 0, value)
+
+    service = world.start_service(**SOON).wait_ready()
+
+    until("everything is delivered", lambda: set(bodies(world)) == set(world.asked))
+    assert sorted(bodies(world)) == sorted(world.asked)
+    assert "older than what was removed" in service.log.read_text()
+
+
+def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
+    world: World, client: Any
+) -> None:
+    world.start_service().wait_ready()
+    world.ask(200, from_s=8, within_s=10)
+    until("they are taken in", lambda: pending(world, client) == 200)
+
+    client.delete(*(f"blackbox:{{{world.requests}-{p}}}:due" for p in range(world.partitions)))
+
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+
+
+def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, client: Any) -> None:
+    world.start_service().wait_ready().stop()
+    state = f"blackbox:{{{world.requests}-0}}:state"
+    client.hset(state, "format", "99")
+
+    told = why_not_open(world.start_service(), "has format")
+
+    assert "has format '99'" in told
+    assert client.hget(state, "format") == b"99"
+
+
+def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client: Any) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(100, from_s=12, within_s=14)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    service.stop()
+    for partition in range(world.partitions):
+        client.hset(f"blackbox:{{{world.requests}-{partition}}}:state", "format", "2")
+
+    world.start_service().wait_ready()
+
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict

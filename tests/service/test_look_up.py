@@ -1,0 +1,236 @@
+"""How much of the journals a look-up reads, on a real broker: counted in records, not in seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer
+
+from blackbox.control.control import Control
+from blackbox.ended import Ended
+from blackbox.fate import NEAR, Fate, Limit
+from blackbox.index.keys import Keys
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import receipts_topic
+from blackbox.plan import Batch
+from blackbox.receipt import Receipt, encode
+from blackbox.request import request_id
+from tests.service.conftest import Serve
+from tests.service.test_api import ask, asked
+from tests.world import World, until
+from tests.year import HORIZON_S, HOUR_MS, Year
+
+pytestmark = pytest.mark.service
+
+MANY = 20_000
+
+
+@dataclass
+class Read:
+    receipts: int = 0
+    requests: int = 0
+
+    def reset(self) -> None:
+        self.receipts = self.requests = 0
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    """How many records of both journals were read in this process."""
+    read, receipts, requests = Read(), ShardJournal.receipts, ShardJournal.requests
+
+    def count_receipts(
+        journal: ShardJournal, start: int, end: int
+    ) -> Iterator[tuple[int, Receipt]]:
+        for found in receipts(journal, start, end):
+            read.receipts += 1
+            yield found
+
+    def count_requests(
+        journal: ShardJournal, start: int, end: int, ended: Ended | None = None
+    ) -> Iterator[Batch]:
+        for batch in requests(journal, start, end, ended):
+            read.requests += len(batch.records)
+            yield batch
+
+    monkeypatch.setattr(ShardJournal, "receipts", count_receipts)
+    monkeypatch.setattr(ShardJournal, "requests", count_requests)
+    return read
+
+
+def write_receipts(world: World, partition: int, count: int) -> None:
+    """As if so many batches of other requests had been delivered."""
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
+    now_ms = time.time_ns() // 1_000_000
+    for number in range(count):
+        receipt = Receipt(now_ms, delivered={"x/0": [(10**9 + number, number)]}, read=2 * 10**9)
+        producer.produce(receipts_topic(world.requests), encode(receipt), partition=partition)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+@pytest.fixture
+def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies a second back is not taken for simultaneous."""
+    monkeypatch.setattr("blackbox.fate.CLOCKS_APART_MS", 200)
+
+
+@pytest.fixture
+def year(world: World) -> Iterator[Year]:
+    year = Year(world)
+    yield year
+    year.forget()
+    year.client.close()
+
+
+@pytest.fixture
+def control(year: Year) -> Iterator[Control]:
+    control = Control(year.settings)
+    yield control
+    control.close()
+
+
+def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
+    world: World, serve: Serve, read: Read
+) -> None:
+    id = ask(serve(), asked(world, 3600, id="a"))
+    control = Control(world.settings())
+    try:
+        until("it is pending", lambda: getattr(control.find(id), "state", "") == "pending")
+        world.services[0].stop()
+        fate = control.find(id)
+        assert fate is not None
+        write_receipts(world, int(fate.source.partition("@")[0].rpartition("/")[2]), MANY)
+        serve()  # its index is beyond them now
+        read.reset()
+        assert getattr(control.find(id), "state", "") == "pending"
+        assert read.receipts == 0
+        assert control.cancel(id).outcome == "cancelled"
+        print(f"\na cancel of a pending request: {read.receipts:,} receipts of {MANY:,}")
+        assert read.receipts < 10
+    finally:
+        control.close()
+
+
+def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None:
+    service = serve()
+    id = ask(service, asked(world, 3600))
+    until("it is pending", lambda: service.get(f"/requests/{id}").json()["state"] == "pending")
+    place = service.get("/requests").json()["requests"][0]["source"]
+    assert service.get(f"/requests/{place}").json()["id"] == id
+    assert service.delete(f"/requests/{place}").json()["outcome"] == "cancelled"
+    assert service.get(f"/requests/{world.requests}/99@1").status_code == 404
+    assert service.delete(f"/requests/{world.requests}/0@99999").status_code == 404
+
+
+@pytest.mark.usefixtures("close_clocks")
+def test_an_outcome_is_found_where_the_request_was_written_or_due(
+    world: World, year: Year, control: Control, read: Read
+) -> None:
+    write_receipts(world, 0, MANY)
+    ended_ms = int(time.time() * 1000)
+    until("they lie further back", lambda: int(time.time() * 1000) > ended_ms + 500)
+    now_ms = int(time.time() * 1000)
+    year.ask("refused", now_ms, topic="no topic")
+    year.ask("hi", now_ms + 10_000)
+    until("the first is written", lambda: int(time.time() * 1000) > now_ms + 500)
+    year.pass_to(int(time.time() * 1000))
+    write_receipts(world, 0, MANY)
+    until("the second is due", lambda: int(time.time() * 1000) > now_ms + 10_000)
+    year.pass_to(int(time.time() * 1000))
+    write_receipts(world, 0, MANY)
+    read.reset()
+    states = [found(control, year, offset).state for offset in (0, 1)]
+    print(f"\ntwo outcomes: {read.receipts:,} receipts of {3 * MANY:,}")
+    assert states == ["invalid", "delivered"]
+    assert read.receipts < 50
+
+
+def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
+    year: Year, control: Control, read: Read
+) -> None:
+    due_ms = year.began_ms + 9 * HOUR_MS
+    for number in range(50):
+        year.ask(f"far{number}", due_ms + number // 25, id="named" if number == 30 else None)
+    year.pass_to(year.began_ms)
+    assert year.promote(due_ms + 1 - HORIZON_S * 1000) == 50
+    year.pass_to(due_ms - HORIZON_S * 1000)
+    fill(year, MANY)
+    for offset in (0, 7, 30, 49):
+        read.reset()
+        fate = found(control, year, offset)
+        print(f"\n{fate.source}: {read.receipts:,} receipts, {read.requests:,} requests")
+        assert (fate.state, fate.id) == ("pending", request_id(year.shards[0], offset))
+        assert fate.carried is not None
+        assert (read.receipts, read.requests) == (0, 0)
+
+
+@pytest.mark.usefixtures("close_clocks")
+def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
+    world: World, read: Read
+) -> None:
+    year = Year(world, horizon_s=3)
+    control = Control(year.settings)
+    due_ms = int(time.time() * 1000) + 9000
+    try:
+        year.ask("far", due_ms)
+        year.pass_to(int(time.time() * 1000))
+        assert year.standing() == (0, 1)
+        fill(year, MANY)
+        until("it comes near", lambda: int(time.time() * 1000) > due_ms - 3000)
+        assert year.promote(int(time.time() * 1000)) == 1
+        until("it is due", lambda: int(time.time() * 1000) > due_ms)
+        year.pass_to(int(time.time() * 1000))
+        fill(year, MANY)
+        read.reset()
+        fate = found(control, year, 0)
+        print(f"\n{read.receipts:,} receipts and {read.requests:,} requests of {2 * MANY:,}")
+        assert fate.state == "delivered"
+        assert read.receipts < 50
+        assert read.requests <= NEAR
+    finally:
+        control.close()
+        year.forget()
+        year.client.close()
+
+
+def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothing(
+    year: Year, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    year.ask("ended", year.began_ms + HOUR_MS // 2, id="a")
+    year.cancel("a")
+    fill(year, 2 * NEAR)
+    year.pass_to(year.began_ms)
+    assert found(control, year, 0).state == "ended"
+    monkeypatch.setattr("blackbox.control.fate.Limit", partial(Limit, records=1000))
+    fate = found(control, year, 0)
+    assert (fate.state, "blackbox audit" in (fate.detail or "")) == ("undetermined", True)
+    done = control.cancel(fate.id)
+    assert (done.outcome, done.request and done.request.state) == ("undetermined", "undetermined")
+    without_cold_tier = Control(year.world.settings(hot_horizon_s=0))
+    try:
+        year.client.hdel(Keys(year.shards[0]).state, "cold")
+        fate = found(without_cold_tier, year, 0)
+        assert fate.state == "over"
+        assert without_cold_tier.cancel(fate.id).outcome == "too-late"
+    finally:
+        without_cold_tier.close()
+
+
+def found(control: Control, year: Year, offset: int) -> Fate:
+    fate = control.find(request_id(year.shards[0], offset))
+    assert fate is not None
+    return fate
+
+
+def fill(year: Year, count: int) -> None:
+    """Both journals with so many records of others."""
+    write_receipts(year.world, 0, count)
+    for _ in range(count):
+        year.world.send_raw(json.dumps({"id": "nobody", "cancel": True}), [], 0)
+    year.world.flush()

@@ -1,0 +1,204 @@
+"""The journals keep what is pending, not what is old: they are trimmed, and a lost Redis is rebuilt from the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import pytest
+import redis
+from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from blackbox.cancel import HEADER as CANCELS
+from blackbox.cancel import REPLACES
+from blackbox.journal.topics import receipts_topic
+from blackbox.request import Shard, request_id
+from tests.world import World, both_engines, until
+
+pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]
+
+LONGEST_S = float(os.environ.get("BLACKBOX_TEST_COUNTDOWN_S", "25"))
+FLUSHES, KILLS = 3, int(os.environ.get("BLACKBOX_TEST_KILLS", "2"))
+IN_TIME_S = 8.0
+"""A cancel that is read so long before its request is due is in time, whatever has to be recovered."""
+
+
+@dataclass
+class Asked:
+    """A request as its caller knows it; `ended_s` before it is due it was cancelled or replaced."""
+
+    number: int
+    caller_id: str
+    countdown_s: float
+    place: tuple[int, int] = (-1, -1)
+    at_ms: int = 0
+    ended_in_time: bool = False
+    ended: bool = False
+
+    @property
+    def due_ms(self) -> int:
+        return self.at_ms + int(1000 * self.countdown_s)
+
+
+@dataclass
+class Books:
+    """What callers wrote: requests, one in twenty of which they cancel or replace in one of four ways."""
+
+    world: World
+    dice: random.Random = field(default_factory=lambda: random.Random(7))
+    asked: list[Asked] = field(default_factory=list)
+    new_from: int = 0
+
+    def write(self, count: int) -> None:
+        self.new_from = len(self.asked)
+        for _ in range(count):
+            self._ask(self.dice.uniform(0, LONGEST_S))
+        self.world.flush()
+        waiting = [one for one in self.asked[-20 * count :] if not one.ended]
+        for one in self.dice.sample(waiting, min(len(waiting), max(1, count // 20))):
+            self._end(one)
+        self.world.flush()
+
+    def _ask(
+        self, countdown_s: float, caller_id: str = "", headers: tuple[tuple[str, str], ...] = (),
+        partition: int | None = None,
+    ) -> None:  # fmt: skip
+        one = Asked(len(self.asked), caller_id or f"c{len(self.asked)}", countdown_s)
+        self.asked.append(one)
+
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            one.place = message.partition() or 0, message.offset() or 0
+            one.at_ms = message.timestamp()[1]
+
+        request = {
+            "topic": self.world.targets[0], "message": f"{one.number:07d}", "countdown": countdown_s,
+            "id": one.caller_id,
+        }  # fmt: skip
+        self.world.send_raw(
+            json.dumps(request), [("CALLER_SERVICE", b"tests"), *headers], partition, acknowledged,
+            key=one.caller_id.encode(),
+        )  # fmt: skip
+
+    def _end(self, one: Asked) -> None:
+        one.ended = True
+        left_s = (one.due_ms - time.time_ns() // 1_000_000) / 1000
+        one.ended_in_time = left_s > IN_TIME_S
+        if not one.ended_in_time:
+            return  # a race that either side may win
+        partition, offset = one.place
+        id = request_id(Shard(self.world.requests, partition), offset)
+        how = self.dice.choice(["cancel", "replace", "cancel by id", "replace by id"])
+        if (
+            one.number < self.new_from
+        ):  # it may have been carried on since: its record is another then
+            how = how.removesuffix(" by id")
+        if how == "cancel":
+            value = json.dumps({"id": one.caller_id, "cancel": True})
+            self.world.send_raw(value, partition=partition, key=one.caller_id.encode())
+        elif how == "cancel by id":
+            self.world.send_raw(None, [(CANCELS, id)], partition)
+        elif how == "replace":
+            self._ask(self.dice.uniform(5, LONGEST_S), one.caller_id, partition=partition)
+        else:
+            self._ask(
+                self.dice.uniform(5, LONGEST_S), partition=partition, headers=((REPLACES, id),)
+            )
+
+    def last_due_ms(self) -> int:
+        return max(one.due_ms for one in self.asked)
+
+
+def delivered(world: World) -> dict[int, list[int]]:
+    """When each request came out, epoch ms."""
+    found: dict[int, list[int]] = {}
+    for message in world.received(world.targets[0]):
+        found.setdefault(int(message.value() or b""), []).append(message.timestamp()[1])
+    return found
+
+
+def starts(world: World, topic: str) -> dict[int, int]:
+    """The first offset that each partition keeps."""
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    places = {TopicPartition(topic, p): OffsetSpec.earliest() for p in range(world.partitions)}  # type: ignore[no-untyped-call]
+    return {at.partition: asked.result().offset for at, asked in admin.list_offsets(places).items()}
+
+
+def keep(world: World, topic: str, **settings: object) -> None:
+    """Configure a topic by hand: `retention_ms=-1`."""
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    entries = [
+        ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    for answer in admin.incremental_alter_configs([resource]).values():
+        answer.result()
+
+
+@both_engines
+@pytest.mark.parametrize("horizon_s", [8, 0], ids=["cold", "hot"])
+def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
+    fragile_world: World, horizon_s: int
+) -> None:
+    world = fragile_world
+    keep(world, world.requests, retention_ms=-1)
+    settings: dict[str, Any] = {
+        "retention_s": 4, "trim_interval_s": 2, "renew_after_s": 6, "hot_horizon_s": horizon_s,
+        "max_countdown_s": 3600,
+    }  # fmt: skip
+    service = world.start_service(**settings).wait_ready()
+    client = redis.Redis.from_url(world.redis.url)
+    books = Books(world)
+    faults = ["flush"] * FLUSHES + ["kill"] * KILLS
+    random.Random(3).shuffle(faults)
+    pace = Event()
+    for fault in faults:
+        began = time.monotonic()
+        while time.monotonic() - began < 8:
+            books.write(100)
+            pace.wait(0.2)
+        if fault == "flush":
+            client.flushall()
+        else:
+            service.kill()
+            service = world.start_service(**settings).wait_ready()
+
+    def has_come() -> bool:
+        return delivered(world).keys() >= {one.number for one in books.asked if not one.ended}
+
+    with suppress(AssertionError):
+        until("everything is delivered", has_come, LONGEST_S + 60, every_s=1)
+    found = delivered(world)
+    lost = [one for one in books.asked if not one.ended and one.number not in found]
+    twice = {number: at_ms for number, at_ms in found.items() if len(at_ms) > 1}
+    early = [one for one in books.asked if any(at < one.due_ms for at in found.get(one.number, ()))]
+    in_spite = [one for one in books.asked if one.ended_in_time and one.number in found]
+    print(
+        f"asked {len(books.asked)}, delivered {len(found)}, ended in time "
+        f"{sum(one.ended_in_time for one in books.asked)}; lost {len(lost)}, twice {len(twice)}, "
+        f"early {len(early)}, delivered though ended {len(in_spite)}; "
+        f"starts {starts(world, world.requests)} {starts(world, receipts_topic(world.requests))}"
+    )
+    letters = Counter(
+        dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
+    )
+    print(f"dead letters {letters}, lost {lost[:3]}")
+    assert (lost[:5], dict(list(twice.items())[:5]), early[:5], in_spite[:5]) == ([], {}, [], [])
+    assert all(start > 0 for start in starts(world, world.requests).values())
+    assert Counter(len(at) for at in found.values()).keys() == {1}

@@ -1,0 +1,193 @@
+"""What an owner says in a low-water mark, and when it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from blackbox.clock import Clock
+from blackbox.dispatch import Dispatched
+from blackbox.doubt import Doubt, Fenced
+from blackbox.index.shard_index import ShardIndex
+from blackbox.low_water import PAIRS, LowWater, next_mark
+from blackbox.metrics import Metrics
+from blackbox.owner import Hold, Owner
+from blackbox.plan import Labels, Replacement
+from blackbox.receipt import Mark
+from blackbox.recovery import Recovered
+from blackbox.request import request_id
+from tests.contract.held import NOW_MS, SHARD, entry, store
+from tests.fakes import FakeWriter
+from tests.world import until
+
+ANSWER_S = 10.0
+
+
+@pytest.fixture
+def low_water(index: ShardIndex, writer: FakeWriter) -> LowWater:
+    return LowWater(SHARD, index, writer, lambda: NOW_MS, "topic")
+
+
+def ignoring(index: ShardIndex, count: int) -> None:
+    """Replacements, from offset 1 on, of a request that ended before."""
+    late = Replacement(request_id(SHARD, 0), None, entry(), entry())
+    store(index, 0, 1 + count, dict.fromkeys(range(1, 1 + count), late))
+
+
+def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
+    index: ShardIndex, writer: FakeWriter, low_water: LowWater
+) -> None:
+    ignoring(index, 2)
+
+    mark = low_water.write(Labels(3, 0), 3)
+
+    [receipt] = writer.receipts
+    assert (receipt.mark, receipt.read, receipt.ignored) == (mark, 3, [1, 2])
+    assert receipt.topic_id == "topic"
+    assert index.untold(10) == (3, [])
+
+
+def test_a_mark_comes_with_the_last_of_what_did_not_count(
+    index: ShardIndex, writer: FakeWriter, low_water: LowWater, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.low_water.TOLD_AT_ONCE", 2)
+    ignoring(index, 5)
+
+    mark = low_water.write(Labels(6, 0), 6)
+
+    told = [(receipt.ignored, receipt.mark) for receipt in writer.receipts]
+    assert told == [([1, 2], None), ([3, 4], None), ([5], mark)]
+
+
+def test_an_idle_shard_writes_no_mark_again(
+    index: ShardIndex, writer: FakeWriter, low_water: LowWater
+) -> None:
+    store(index, 0, 3, {1: entry()})
+    first = low_water.write(Labels(3, 0), 1)
+
+    assert low_water.write(index.labels, 1) == first
+    assert len(writer.receipts) == 1
+
+    store(index, 3, 4, {3: entry()})
+    low_water.write(index.labels, 1)
+    assert len(writer.receipts) == 2
+
+
+def test_what_no_receipt_could_tell_stays_to_be_told(
+    index: ShardIndex, writer: FakeWriter, low_water: LowWater
+) -> None:
+    ignoring(index, 1)
+    writer.before["commit"] = Fenced("another owner")
+
+    with pytest.raises(Fenced):
+        low_water.write(Labels(2, 0), 2)
+
+    assert low_water.last is None
+    assert index.untold(10) == (2, [1])
+
+
+def test_receipts_are_needed_from_the_last_pair_below_what_is_pending() -> None:
+    first = next_mark(None, Labels(10, 100), 4)
+    second = next_mark(first, Labels(20, 200), 12)
+    third = next_mark(second, Labels(30, 300), 30)
+
+    assert first == Mark(4, 0, [(10, 100)])
+    assert second == Mark(12, 100, [(20, 200)])
+    assert third == Mark(30, 300, [])
+
+
+def test_a_mark_never_goes_back() -> None:
+    assert next_mark(Mark(9, 90), Labels(7, 70), 5) == Mark(9, 90, [])
+
+
+def test_only_so_many_pairs_are_remembered_the_nearest_and_the_last_among_them() -> None:
+    mark: Mark | None = None
+    for number in range(1, 10 * PAIRS):
+        mark = next_mark(mark, Labels(number, 10 * number), 0)
+
+    assert mark is not None
+    assert len(mark.pairs) <= PAIRS
+    assert tuple(mark.pairs[0]) == (1, 10)
+    assert tuple(mark.pairs[-1]) == (10 * PAIRS - 1, 10 * (10 * PAIRS - 1))
+
+
+class Walked:
+    """A walk that is over at once."""
+
+    labels = Labels(3, 0)
+    lowest = 3
+
+    def slices(self) -> int:
+        return 1
+
+    def slice(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+class Part:
+    """Index, writer, recovery and dispatch in one. Commits wait until they may fail."""
+
+    labels = Labels(3, 0)
+
+    def __init__(self) -> None:
+        self.commits: SimpleQueue[str] = SimpleQueue()
+        self.may_fail = Event()
+
+    def open(self) -> Recovered:
+        return Recovered(0, 0, 0)
+
+    def walk(self) -> Walked:
+        return Walked()
+
+    def tick(self, now_ms: int) -> Dispatched:
+        return Dispatched()
+
+    def untold(self, most: int) -> tuple[int, Sequence[int]]:
+        return 3, []
+
+    def begin(self) -> None: ...
+
+    def commit(self, receipt: object) -> int:
+        self.commits.put("commit")
+        assert self.may_fail.wait(ANSWER_S)
+        raise Fenced("another owner")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def part() -> Part:
+    return Part()
+
+
+@pytest.fixture
+def owner(part: Part) -> Iterator[Owner]:
+    every = cast(Any, part)
+    hold = Hold(
+        every, every, every, every, LowWater(SHARD, every, every, lambda: 0), every, (every,)
+    )
+    owner = Owner(
+        SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
+        opened=lambda *_: None, doubted=lambda _: None, ended=lambda _: None,
+    )  # fmt: skip
+    owner.start()
+    until("it is open", lambda: owner.is_open)
+    yield owner
+    part.may_fail.set()
+    owner.stop()
+    assert owner.join(ANSWER_S)
+
+
+def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: Owner, part: Part) -> None:
+    part.may_fail.set()
+
+    with pytest.raises(Doubt, match="another owner"):
+        owner.find_low_water(0, Event())
+
+    assert part.commits.get(timeout=ANSWER_S) == "commit"

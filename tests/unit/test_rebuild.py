@@ -1,0 +1,626 @@
+"""What a new owner makes of an index that was lost, or that knows less than the journals, or more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox import entry as entries
+from blackbox.cancel import REPLACES
+from blackbox.cold import HEADER
+from blackbox.doubt import Doubt, ForeignIndex, JournalLost, LabelsMoved
+from blackbox.entry import Entry
+from blackbox.index.bits import SEGMENT
+from blackbox.index.shard_index import OLDER, ShardIndex
+from blackbox.intake import Intake, Opening, Taken
+from blackbox.plan import Batch, Binding, Labels
+from blackbox.receipt import Mark, Receipt
+from blackbox.recovery import CLOCKS_APART_MS, Recovery
+from blackbox.request import Cancel, Headers, request_id
+from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
+from tests.fakes import FakeJournal
+from tests.unit.opening import Make, Written, counts, delivered, request
+
+OURS = Binding("cluster", "topic", "receipts", "blackbox")
+RECEIPT_MS = NOW_MS - 10 * CLOCKS_APART_MS
+BEFORE_MS = RECEIPT_MS + CLOCKS_APART_MS
+"""What was due until then may have had an outcome before a receipt of RECEIPT_MS."""
+
+
+def mark(requests: int, receipts: int, *, read: int = 0) -> Receipt:
+    return Receipt(1, read=read, mark=Mark(requests, receipts))
+
+
+def replaces(offset: int) -> Headers:
+    return [(REPLACES, request_id(SHARD, offset).encode())]
+
+
+def carries(previous: int, origin: int | None = None) -> Headers:
+    origin = previous if origin is None else origin
+    return [(HEADER, f"[{previous},{origin},0,false]".encode())]
+
+
+def reads(journal: FakeJournal) -> list[str]:
+    return [call for call in journal.calls if call.startswith("requests")]
+
+
+def reasons(client: Any) -> dict[int, str | None]:
+    """Why a pending request becomes a dead letter, if it does."""
+    found = held(client)
+    return {o: entries.decode(found.payloads[o]).reason for o in sorted(found.offsets())}
+
+
+@pytest.fixture
+def others_index(connections: redis.ConnectionPool) -> Iterator[ShardIndex]:
+    """The index as another owner holds it."""
+    with closing(ShardIndex(SHARD, connections, grace_s=GRACE_S)) as index:
+        yield index
+
+
+# the low-water mark
+
+
+def test_a_lost_index_begins_at_the_low_water_mark(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(7)))
+    journal.append(delivered(0, 1, 2))
+    start = journal.append(delivered(3, 5)) + 1
+    journal.append(mark(4, start - 1))
+
+    recovered = recovery.open()
+
+    assert reads(journal) == ["requests 4 to 7", "requests 7 to 7"]
+    assert (recovered.outcomes, recovered.mark) == (2, Mark(4, 2, []))
+    assert held(client).offsets() == [4, 6]
+    assert held(client).labels == Labels(7, 7)
+
+
+def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    asked(*(request() for _ in range(4)))
+    for offset in range(3):
+        journal.append(delivered(offset))
+    journal.append(mark(2, 4))
+
+    assert recovery.open().outcomes == 1
+    assert "receipts 4 to 9" in journal.calls
+
+
+def test_of_two_marks_the_newer_one_counts(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    asked(*(request() for _ in range(5)))
+    journal.append(mark(1, 0))
+    journal.append(mark(3, 0))
+    journal.append(delivered(0))
+
+    recovery.open()
+
+    assert reads(journal)[0] == "requests 3 to 5"
+
+
+def test_a_mark_is_found_however_many_receipts_came_after_it(
+    recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.marks.TAIL", 2)
+    asked(*(request() for _ in range(50)))
+    journal.append(mark(45, 0))
+    for offset in range(45):
+        journal.append(delivered(offset))
+
+    recovery.open()
+
+    assert reads(journal)[0] == "requests 45 to 50"
+
+
+@pytest.mark.parametrize("newest", [mark(2, 4), mark(5, 0)], ids=["requests", "receipts"])
+def test_a_mark_below_the_start_of_a_journal_gives_way_to_an_older_one(
+    recovery: Recovery, asked: Written, journal: FakeJournal, newest: Receipt
+) -> None:
+    asked(*(request() for _ in range(6)))
+    journal.receipt_records += [None, None]
+    journal.append(mark(4, 2))
+    journal.append(newest)
+    journal.first_request, journal.first_receipt = 3, 2
+
+    assert recovery.open().gone == 0
+    assert reads(journal)[0] == "requests 4 to 6"
+
+
+def test_a_mark_whose_requests_were_removed_is_better_than_none(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(6)))
+    journal.append(delivered(4))
+    journal.append(mark(2, 0))
+    journal.first_request = 3
+
+    with caplog.at_level(logging.ERROR):
+        assert counts(recovery.open()) == (1, 0, 1)
+
+    assert held(client).offsets() == [3, 5]
+    assert (
+        "requests 2 to 3 were removed by retention while some of them were pending" in caplog.text
+    )
+
+
+def test_an_index_that_is_at_the_journals_is_never_begun_anew(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    store(empty_index, 0, 1, {0: entry()})
+    journal.append(mark(1, 0))
+
+    recovery.open()
+
+    assert held(client).offsets() == [0, 1]
+    assert reads(journal)[0] == "requests 1 to 2"
+
+
+def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    store(empty_index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
+    client.zadd(PREFIX + "ignored", {"0" * 16: 0})
+    empty_index.settle({6: None}, 1)
+    journal.receipt_records += [None, None]
+    journal.append(mark(5, 2, read=8))
+    journal.first_request, journal.first_receipt = 5, 2
+
+    recovered = recovery.open()
+
+    found = held(client)
+    assert (found.offsets(), found.holders, found.skip) == ([5, 6, 7], {}, set())
+    assert empty_index.untold(10) == (8, [])
+    assert recovered.gone == 0
+
+
+def test_a_kept_index_says_which_mark_it_was_given(
+    recovery: Recovery, empty_index: ShardIndex, journal: FakeJournal
+) -> None:
+    journal.receipt_records += [None] * 4
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.settle({}, 3, mark=Mark(0, 2, [(0, 3)]))
+
+    found = recovery.open().mark
+
+    assert found is not None
+    assert (found.requests, found.receipts, [*map(tuple, found.pairs)]) == (0, 2, [(0, 3)])
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    older: bytes,
+) -> None:  # fmt: skip
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0))
+    store(empty_index, 0, 2, {0: entry(), 1: entry()})
+    journal.append(delivered(0))
+    client.hset(PREFIX + "state", "format", older)
+
+    recovery.open()
+
+    assert held(client).offsets() == [1]
+
+
+# what nobody knows any more
+
+
+def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_letter(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(request(due_ms=BEFORE_MS), request("a", BEFORE_MS), request(due_ms=BEFORE_MS + 1))
+    asked(request(due_ms=0))
+    journal.receipt_records += [None, None]
+    journal.append(delivered(3, at_ms=RECEIPT_MS))
+    journal.first_receipt = 2
+
+    with caplog.at_level(logging.ERROR):
+        recovery.open()
+
+    unknown = "outcome-unknown"
+    assert reasons(client) == {0: unknown, 1: unknown, 2: None}
+    assert held(client).holders == {"a": 1}
+    letter = entries.decode(held(client).payloads[0])
+    assert (letter.message, "replay it if it was not" in (letter.detail or "")) == (b"{}", True)
+    assert "receipts begin at 2, and no low-water mark is known" in caplog.text
+
+
+def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(due_ms=0), request(due_ms=BEFORE_MS))
+    journal.append(delivered(at_ms=RECEIPT_MS))
+
+    recovery.open()
+
+    assert reasons(client) == {0: None, 1: None}
+
+
+def test_a_mark_leaves_nothing_unknown_wherever_the_receipts_begin(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(due_ms=0), request(due_ms=0))
+    journal.receipt_records += [None, None]
+    journal.append(Receipt(RECEIPT_MS, mark=Mark(1, 2)))
+    journal.first_receipt = 2
+
+    recovery.open()
+
+    assert reasons(client) == {1: None}
+
+
+def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    later = request(due_ms=BEFORE_MS + 1)
+    asked(later, at_ms=RECEIPT_MS)
+    asked(later, headers=replaces(0), at_ms=BEFORE_MS)
+    asked(later, at_ms=BEFORE_MS + 1)
+    asked(later, headers=replaces(2), at_ms=BEFORE_MS + 1)
+    journal.receipt_records += [None, None]
+    journal.append(delivered(at_ms=RECEIPT_MS))
+    journal.first_receipt = 2
+
+    recovery.open()
+
+    assert reasons(client) == {1: "outcome-unknown", 3: None}
+
+
+def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was_due_before(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    client: Any, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    due_ms = [BEFORE_MS, 0, BEFORE_MS + 1, NOW_MS, 0]
+    asked(*(request(due_ms=at_ms) for at_ms in due_ms))
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    store(empty_index, 0, 5, {o: Entry(*request(due_ms=at)) for o, at in enumerate(due_ms)})
+    before = held(client).due
+    journal.append(delivered(0, 1))
+    journal.append(delivered(4, at_ms=RECEIPT_MS))
+    journal.first_receipt = 2
+
+    with caplog.at_level(logging.ERROR):
+        assert counts(recovery.open()) == (1, 0, 0)
+
+    unknown = "outcome-unknown"
+    assert reasons(client) == {0: unknown, 1: unknown, 2: None, 3: None}
+    assert held(client).due == [one for one in before if one[1] != 4]
+    assert held(client).labels == Labels(5, 5)
+    assert "3 pending requests that may have been delivered become dead letters" in caplog.text
+
+
+def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
+    index: ShardIndex, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.index.shard_index._CHUNK", 3)
+    store(index, 0, 20, {offset: entry(100 * (offset % 4)) for offset in range(20)})
+
+    assert index.outcome_unknown(100, NOW_MS) == 10
+    assert index.outcome_unknown(100, NOW_MS) == 0
+    assert {o for o, reason in reasons(client).items() if reason} == {
+        offset for offset in range(20) if offset % 4 < 2
+    }
+
+
+# requests lost to retention
+
+
+def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(*(request() for _ in range(6)))
+    asked(request(), headers=replaces(1))
+    asked(request(), headers=replaces(1))
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    store(empty_index, 0, 2, {0: entry(), 1: entry()})
+    journal.first_request = 6
+
+    recovery.open()
+
+    assert reasons(client) == {0: None, 6: None, 7: "too-late"}
+
+
+# a rebuild that is cut short
+
+
+def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
+    intake = Intake(journal.contract, index, None)
+
+    def apply(batch: Batch, opening: Opening | None) -> Taken:
+        if batch.start == start:
+            raise JournalLost("no answer")
+        return intake.apply(batch, NOW_MS, opening)
+
+    return apply
+
+
+@pytest.mark.parametrize("start", [2, 4, 6])
+def test_a_rebuild_that_was_cut_short_goes_on_and_ends_as_if_it_had_not_been(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, client: Any, start: int,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(5)), request("a"), request("a"), Cancel("b"), request())
+    journal.read_at_once = 2
+    journal.append(delivered(2))
+    journal.append(delivered(4, 8))
+    journal.append(mark(2, 0))
+
+    with pytest.raises(JournalLost):
+        make(apply=dies_at(start, journal, empty_index)).open()
+    journal.calls.clear()
+    recovered = make(others_index).open()
+
+    assert reads(journal)[0] == f"requests {start} to 9"
+    assert (recovered.outcomes, recovered.mark) == (3, Mark(2, 0, []))
+    assert (held(client).offsets(), held(client).holders) == ([3, 6], {"a": 6})
+    assert (held(client).skip, client.hexists(PREFIX + "state", "rebuild")) == (set(), False)
+
+
+def test_a_rebuild_that_was_cut_short_still_knows_what_nobody_knows_any_more(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, client: Any,
+) -> None:  # fmt: skip
+    asked(*(request(due_ms=BEFORE_MS) for _ in range(4)))
+    journal.read_at_once = 2
+    journal.receipt_records += [None, None]
+    journal.append(delivered(3, at_ms=RECEIPT_MS))
+    journal.first_receipt = 2
+
+    with pytest.raises(JournalLost):
+        make(apply=dies_at(2, journal, empty_index)).open()
+    make(others_index).open()
+
+    assert reasons(client) == dict.fromkeys([0, 1, 2], "outcome-unknown")
+
+
+def test_a_rebuild_that_was_cut_short_begins_anew_when_its_journals_were_trimmed_meanwhile(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, client: Any,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(8)))
+    journal.read_at_once = 2
+
+    with pytest.raises(JournalLost):
+        make(apply=dies_at(2, journal, empty_index)).open()
+    receipts = journal.append(delivered(6))
+    journal.append(mark(5, receipts))
+    journal.first_request, journal.first_receipt = 5, receipts
+    make(others_index).open()
+
+    assert held(client).offsets() == [5, 7]
+
+
+def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
+    make: Make, asked: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
+    client: Any,
+) -> None:  # fmt: skip
+    asked(request(), request())
+    refusals: list[str] = []
+
+    def apply(batch: Batch, opening: Opening | None) -> Taken:
+        if opening is not None:
+            others_index.load()
+            with pytest.raises(
+                Doubt, match="rebuilds the index; requests wait in Kafka"
+            ) as refusal:
+                store(others_index, 0, 2, {0: entry(), 1: entry()})
+            refusals.append(str(refusal.value))
+        return intake.apply(batch, NOW_MS, opening)
+
+    make(apply=apply).open()
+
+    assert len(refusals) == 1
+    assert held(client).offsets() == [0, 1]
+    others_index.load()
+    store(others_index, 2, 3, {2: entry()})
+
+
+def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_more(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(4)))
+    journal.read_at_once = 2
+    for index in (empty_index, others_index):
+        with pytest.raises(JournalLost):
+            make(index, apply=dies_at(2, journal, index)).open()
+
+    late = Intake(journal.contract, empty_index, None)
+    kept = [one for one in journal.request_records if one is not None]
+    with pytest.raises(Doubt):
+        late.apply(Batch(2, 4, kept[2:]), NOW_MS, Opening(frozenset()))  # type: ignore[arg-type]
+
+
+def test_due_times_that_are_lost_alone_are_noticed_and_the_index_is_rebuilt(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(request(), request("a"), request())
+    journal.append(delivered(0))
+    recovery.open()
+    client.delete(PREFIX + "due")
+
+    with pytest.raises(LabelsMoved, match=r"Redis lost the key .*due alone"):
+        empty_index.due(NOW_MS, 10)
+    with caplog.at_level(logging.ERROR):
+        recovery.open()
+
+    assert (held(client).offsets(), held(client).holders) == ([1, 2], {"a": 1})
+    assert "Redis lost a key of the index alone: is maxmemory-policy noeviction" in caplog.text
+
+
+# a full Redis
+
+
+def fills_up(count: int) -> Any:
+    """Redis has room for so many batches."""
+    left = iter([True] * count)
+    return lambda: next(left, False)
+
+
+def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
+    make: Make, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(6)))
+    journal.append(delivered(1, 4))
+    journal.read_at_once = 2
+
+    make(has_room=fills_up(1)).open()
+
+    assert held(client).offsets() == [0]
+    assert held(client).labels == Labels(2, 3)
+    make().open()
+    assert held(client).offsets() == [0, 2, 3, 5]
+
+
+def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
+    make: Make, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(6)))
+    journal.append(delivered(0, 1, 2, 3, 5))
+    journal.append(delivered(SEGMENT + 7))
+    journal.read_at_once = 3
+
+    make(has_room=fills_up(1)).open()
+
+    assert held(client).skip == {3, 5, SEGMENT + 7}
+    assert held(client).labels == Labels(3, 5)
+
+
+def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
+    make: Make, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    asked(request(), headers=carries(0))
+    asked(request(), headers=carries(1))
+    asked(request(), headers=carries(2, origin=0))
+    journal.append(delivered(4))
+    journal.read_at_once = 2
+
+    make(has_room=fills_up(1)).open()
+
+    assert held(client).offsets() == [1]
+
+
+# whose index it is
+
+
+OTHERS = {
+    "another topic": (
+        OURS._replace(topic_id="old"),
+        "blackbox knows the topic id old, and Kafka has topic: .* run blackbox rebind TB --pending",
+    ),
+    "another cluster": (
+        OURS._replace(cluster_id="north", topic_id="old"),
+        "cluster north, topic id old; these brokers are cluster cluster, topic id topic.* rebind TB",
+    ),
+    "other receipts": (
+        OURS._replace(receipts_id="old"),
+        "belongs to the receipts topic old, .* keep what Redis says with blackbox rebind TB",
+    ),
+    "another group": (
+        OURS._replace(group="theirs"),
+        "belongs to the group 'theirs', and BLACKBOX_GROUP_ID is 'blackbox'.* blackbox rebind TB",
+    ),
+}
+
+
+@pytest.mark.parametrize(("theirs", "refusal"), OTHERS.values(), ids=OTHERS)
+def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
+    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    theirs: Binding, refusal: str,
+) -> None:  # fmt: skip
+    asked(request())
+    empty_index.begin(Labels(0, 0), binding=theirs)
+    store(empty_index, 0, 1, {0: entry()})
+    before = held(client)
+
+    with pytest.raises(ForeignIndex, match=refusal):
+        recovery.open()
+
+    assert held(client) == before
+    assert journal.receipt_records == []
+
+
+def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_one(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request())
+    recovery.open()
+    journal.append(delivered(0))
+    client.flushall()
+    journal.topic_id = "anew"
+
+    with pytest.raises(ForeignIndex, match="knows the topic id topic, and Kafka has anew"):
+        recovery.open()
+
+    assert held(client).labels is None
+
+
+def test_a_lost_index_is_not_begun_at_a_mark_beyond_the_end_of_the_requests(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    asked(request())
+    journal.append(mark(5, 0))
+
+    with pytest.raises(ForeignIndex, match=r"Kafka lost records .* blackbox rebind TB"):
+        recovery.open()
+
+
+# conditional records of which receipts tell
+
+
+def test_a_replacement_of_a_request_below_the_mark_counts_unless_a_receipt_says_that_it_did_not(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request(), request())
+    asked(request(), headers=replaces(0))
+    asked(request(), headers=replaces(1))
+    journal.append(Receipt(1, ignored=[4], mark=Mark(2, 0), read=5))
+    asked(request(), headers=replaces(1))
+
+    recovery.open()
+
+    assert reasons(client) == {2: None, 3: None, 4: "too-late", 5: "too-late"}
+
+
+def test_a_carried_record_of_a_request_below_the_mark_counts_unless_a_receipt_says_it_did_not(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, empty_index: ShardIndex
+) -> None:
+    asked(request(), request(), request())
+    asked(request("a"), headers=carries(0))
+    asked(request(), headers=carries(1))
+    journal.append(Receipt(1, ignored=[4]))
+    journal.append(Receipt(1, mark=Mark(2, 0), read=5))
+    asked(request(), headers=carries(1))
+
+    recovery.open()
+
+    assert (reasons(client), held(client).holders) == ({2: None, 3: None}, {"a": 3})
+    assert empty_index.untold(10) == (6, [4, 5])
+
+
+def test_without_a_mark_carried_records_of_removed_requests_count(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request(), request())
+    asked(request(), headers=carries(0))
+    journal.first_request = 2
+
+    recovery.open()
+
+    assert reasons(client) == {2: None, 3: None}

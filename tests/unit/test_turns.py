@@ -1,0 +1,59 @@
+"""Reads over HTTP take turns, so that they leave threads for whoever changes something."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from blackbox.api import requests
+from blackbox.api.access import READS_AT_ONCE, Access
+from blackbox.control.control import Cancelled, Control
+from blackbox.fate import Fate
+
+
+class SlowControl:
+    """Finds nothing until it may; cancels at once."""
+
+    def __init__(self) -> None:
+        self.may_find = Event()
+        self.looked_up = 0
+
+    def find(self, id: str) -> Fate | None:
+        self.looked_up += 1
+        self.may_find.wait(30)
+        return None
+
+    def cancel(self, id: str) -> Cancelled:
+        return Cancelled("undetermined", Fate(id, "TB/0@1", "undetermined", detail="too much"))
+
+
+def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.api.access.TURN_WITHIN_S", 0.2)
+    control = SlowControl()
+    app = FastAPI()
+    app.include_router(requests.routes(cast(Control, control), Access(["127.0.0.1"])))
+
+    async def talk() -> tuple[Any, Any, list[Any]]:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+        )
+        async with client:
+            slow = [asyncio.create_task(client.get(f"/requests/{n}")) for n in range(60)]
+            refused, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            cancelled = await client.delete("/requests/x")
+            while sum(one.done() for one in slow) < 60 - READS_AT_ONCE:
+                await asyncio.sleep(0.01)
+            control.may_find.set()
+            return refused.pop().result(), cancelled, await asyncio.gather(*slow)
+
+    refused, cancelled, all_of_them = asyncio.run(talk())
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert cancelled.status_code == 504
+    assert "nothing was done to x: too much" in cancelled.text
+    assert control.looked_up == READS_AT_ONCE
+    assert sum(one.status_code == 404 for one in all_of_them) == READS_AT_ONCE
