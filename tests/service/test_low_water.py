@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -26,14 +27,42 @@ from confluent_kafka.admin import (
 
 from blackbox.cancel import HEADER as CANCELS
 from blackbox.cancel import REPLACES
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.journal.topics import receipts_topic
 from blackbox.request import Shard, request_id
-from tests.world import World, both_engines, until
+from tests.world import AT_LENGTH, World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]
 
-LONGEST_S = float(os.environ.get("BLACKBOX_TEST_COUNTDOWN_S", "25"))
-FLUSHES, KILLS = 3, int(os.environ.get("BLACKBOX_TEST_KILLS", "2"))
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long requests wait, what is kept of them, and what goes wrong, `apart_s` seconds apart."""
+
+    longest_s: float
+    retention_s: int
+    trim_interval_s: int
+    renew_after_s: int
+    horizon_s: int
+    flushes: int
+    kills: int
+    apart_s: float
+    pause_s: float
+
+
+SIZES = (
+    Sizes(300, 30, 5, 20, 20, flushes=3, kills=5, apart_s=30, pause_s=1)
+    if AT_LENGTH
+    else Sizes(20, 4, 2, 6, 8, flushes=2, kills=1, apart_s=8, pause_s=0.2)
+)
+AT_ONCE = 100
+
+BOTH = ["process", "spark"]
+ENGINES = (
+    {"hot": BOTH, "cold": BOTH, "kept": BOTH}
+    if AT_LENGTH
+    else {"hot": ["process"], "cold": ["spark"], "kept": ["process"]}
+)
 IN_TIME_S = 8.0
 """A cancel that is read so long before its request is due is in time, whatever has to be recovered."""
 
@@ -67,7 +96,7 @@ class Books:
     def write(self, count: int) -> None:
         self.new_from = len(self.asked)
         for _ in range(count):
-            self._ask(self.dice.uniform(0, LONGEST_S))
+            self._ask(self.dice.uniform(0, SIZES.longest_s))
         self.world.flush()
         waiting = [one for one in self.asked[-20 * count :] if not one.ended]
         for one in self.dice.sample(waiting, min(len(waiting), max(1, count // 20))):
@@ -114,10 +143,12 @@ class Books:
         elif how == "cancel by id":
             self.world.send_raw(None, [(CANCELS, id)], partition)
         elif how == "replace":
-            self._ask(self.dice.uniform(5, LONGEST_S), one.caller_id, partition=partition)
+            self._ask(self.dice.uniform(5, SIZES.longest_s), one.caller_id, partition=partition)
         else:
             self._ask(
-                self.dice.uniform(5, LONGEST_S), partition=partition, headers=((REPLACES, id),)
+                self.dice.uniform(5, SIZES.longest_s),
+                partition=partition,
+                headers=((REPLACES, id),),
             )
 
     def last_due_ms(self) -> int:
@@ -151,28 +182,59 @@ def keep(world: World, topic: str, **settings: object) -> None:
         answer.result()
 
 
-@both_engines
-@pytest.mark.parametrize("horizon_s", [8, 0], ids=["cold", "hot"])
+@pytest.fixture
+def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """One that looks every few seconds what it has to remove."""
+    kafka = EmbeddedKafka(
+        tmp_path / "kafka",
+        settings={"log.retention.check.interval.ms": "2000", "log.segment.delete.delay.ms": "0"},
+    )
+    kafka.start()
+    yield kafka
+    kafka.stop()
+
+
+@pytest.mark.parametrize("engine", ENGINES["hot"], indirect=True)
 def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
-    fragile_world: World, horizon_s: int
+    fragile_world: World,
 ) -> None:
-    world = fragile_world
-    keep(world, world.requests, retention_ms=-1)
+    keep(fragile_world, fragile_world.requests, retention_ms=-1)
+    nothing_is_lost(fragile_world, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES["cold"], indirect=True)
+def test_so_they_do_while_far_requests_are_written_again(fragile_world: World) -> None:
+    keep(fragile_world, fragile_world.requests, retention_ms=-1)
+    nothing_is_lost(fragile_world, SIZES.horizon_s)
+
+
+@pytest.mark.parametrize("engine", ENGINES["kept"], indirect=True)
+def test_so_they_do_when_kafka_removes_by_time_and_requests_are_written_again_before(
+    forgetful_kafka: EmbeddedKafka, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
+) -> None:
+    with World(forgetful_kafka, own_redis, tmp_path, engine) as world:
+        kept_ms = 3 * 1000 * SIZES.renew_after_s
+        keep(world, world.requests, retention_ms=kept_ms, segment_ms=kept_ms // 6)
+        nothing_is_lost(world, SIZES.horizon_s)
+
+
+def nothing_is_lost(world: World, horizon_s: int) -> None:
+    """Requests, and what ends them, while Redis is emptied and the service is killed."""
     settings: dict[str, Any] = {
-        "retention_s": 4, "trim_interval_s": 2, "renew_after_s": 6, "hot_horizon_s": horizon_s,
-        "max_countdown_s": 3600,
+        "retention_s": SIZES.retention_s, "trim_interval_s": SIZES.trim_interval_s,
+        "renew_after_s": SIZES.renew_after_s, "hot_horizon_s": horizon_s, "max_countdown_s": 3600,
     }  # fmt: skip
     service = world.start_service(**settings).wait_ready()
     client = redis.Redis.from_url(world.redis.url)
     books = Books(world)
-    faults = ["flush"] * FLUSHES + ["kill"] * KILLS
+    faults = ["flush"] * SIZES.flushes + ["kill"] * SIZES.kills
     random.Random(3).shuffle(faults)
     pace = Event()
     for fault in faults:
         began = time.monotonic()
-        while time.monotonic() - began < 8:
-            books.write(100)
-            pace.wait(0.2)
+        while time.monotonic() - began < SIZES.apart_s:
+            books.write(AT_ONCE)
+            pace.wait(SIZES.pause_s)
         if fault == "flush":
             client.flushall()
         else:
@@ -183,22 +245,20 @@ def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
         return delivered(world).keys() >= {one.number for one in books.asked if not one.ended}
 
     with suppress(AssertionError):
-        until("everything is delivered", has_come, LONGEST_S + 60, every_s=1)
+        until("everything is delivered", has_come, SIZES.longest_s + 60, every_s=1)
     found = delivered(world)
     lost = [one for one in books.asked if not one.ended and one.number not in found]
     twice = {number: at_ms for number, at_ms in found.items() if len(at_ms) > 1}
     early = [one for one in books.asked if any(at < one.due_ms for at in found.get(one.number, ()))]
     in_spite = [one for one in books.asked if one.ended_in_time and one.number in found]
-    print(
-        f"asked {len(books.asked)}, delivered {len(found)}, ended in time "
-        f"{sum(one.ended_in_time for one in books.asked)}; lost {len(lost)}, twice {len(twice)}, "
-        f"early {len(early)}, delivered though ended {len(in_spite)}; "
-        f"starts {starts(world, world.requests)} {starts(world, receipts_topic(world.requests))}"
-    )
     letters = Counter(
         dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
     )
-    print(f"dead letters {letters}, lost {lost[:3]}")
+    print(
+        f"asked {len(books.asked)}, delivered {len(found)}, ended in time "
+        f"{sum(one.ended_in_time for one in books.asked)}; lost {len(lost)}, twice {len(twice)}, "
+        f"early {len(early)}, delivered though ended {len(in_spite)}; dead letters {letters}; "
+        f"starts {starts(world, world.requests)} {starts(world, receipts_topic(world.requests))}"
+    )
     assert (lost[:5], dict(list(twice.items())[:5]), early[:5], in_spite[:5]) == ([], {}, [], [])
     assert all(start > 0 for start in starts(world, world.requests).values())
-    assert Counter(len(at) for at in found.values()).keys() == {1}
