@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -96,10 +96,14 @@ class Opening(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin)."""
+    """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin).
+
+    After them comes a replacement by id, as (offset, id), if there is one.
+    """
 
     touched: Touched
     carried: Sequence[tuple[int, int, int]]
+    replacement: tuple[int, str] | None = None
 
 
 class Parsed(NamedTuple):
@@ -194,15 +198,18 @@ class Intake:
         ]
         return self._admission.over_quota(self._index.shard, parsed.end, new) if new else {}
 
-    def upcoming(self, batch: Batch, latest_ms: int) -> Upcoming:
+    def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored.
 
-        Without those that are replaced by id: what replaces them only does while they are pending.
+        In parts that end with a replacement by id: it counts only if what it names is pending then.
         """
         changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
-        others = [one for one in changes if type(one[1]) not in (Carried, Replacement)]
-        carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
-        return Upcoming(touched_by(others), carried)
+        first = 0
+        for at, (offset, change) in enumerate(changes):
+            if type(change) is Replacement:
+                yield _upcoming(changes[first:at], (offset, change.id))
+                first = at + 1
+        yield _upcoming(changes[first:], None)
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
@@ -328,6 +335,14 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
         sorted(replaced),
         [offset for offset, change in changes if type(change) in (Carried, Replacement)],
     )
+
+
+def _upcoming(
+    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str] | None
+) -> Upcoming:
+    others = [one for one in changes if type(one[1]) is not Carried]
+    carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
+    return Upcoming(touched_by(others), carried, replacement)
 
 
 def _may_be_cold(change: Change) -> bool:

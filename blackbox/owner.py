@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
@@ -227,7 +227,7 @@ class Owner:
         self._account_for(self._hold, taken)
         return taken
 
-    def upcoming_while_opening(self, batch: Batch) -> Upcoming:
+    def upcoming_while_opening(self, batch: Batch) -> Iterator[Upcoming]:
         """What recovery calls for requests that the index has no room for."""
         assert self._hold is not None
         return self._hold.intake.upcoming(batch, self._clock.latest_ms())

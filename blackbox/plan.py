@@ -124,6 +124,7 @@ class View(NamedTuple):
     whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
     them. Those below `judged` were let in, or refused, before the index was lost. What became of
     conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
+    `early` are replacements by id that count: what they replace was removed before they could be stored.
     """
 
     labels: Labels
@@ -136,6 +137,7 @@ class View(NamedTuple):
     told: int = 0
     ignored: Container[int] = frozenset()
     gap: Gap = Gap()
+    early: frozenset[int] = frozenset()
 
     def knows(self, offset: int) -> bool:
         """Whether the index can tell that this request is not pending."""
@@ -261,6 +263,8 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     if id not in view.named:
         return False
     offset, is_pending, caller_id = view.named[id]
+    if by is not None and by in view.early:
+        return True
     if by is not None and not view.knows(offset):
         return view.counted(by, offset)
     new = plan.puts.get(offset)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from blackbox.barrier import Bounds, Receipts, commit_barrier
@@ -49,7 +50,9 @@ class Index(Protocol):
     def finish(self, receipts: int, ended: Ended) -> None: ...
     def judged_before(self, judged: int) -> None: ...
     def lost_before(self, first: int, told: int) -> None: ...
-    def settle(self, removals: Mapping[int, str | None], receipts: int) -> None: ...
+    def settle(
+        self, removals: Mapping[int, str | None], receipts: int, *, early: Sequence[int] = ()
+    ) -> None: ...
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
     def pending(self, rank: int, limit: int) -> list[int]: ...
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
@@ -118,7 +121,7 @@ class Recovery:
     writer: Writer
     confirm: Callable[[], None]
     apply: Callable[[Batch, Opening | None], Taken]
-    ahead: Callable[[Batch], Upcoming]
+    ahead: Callable[[Batch], Iterable[Upcoming]]
     now_ms: Callable[[], int]
     has_room: Callable[[], bool] = lambda: True
     progress: Callable[[int, int], None] = lambda read, end: None
@@ -365,8 +368,8 @@ class Recovery:
 
     def _end_ahead(self, end: int, ended: Ended) -> None:
         """What is pending and ended by requests that stay in Kafka for now."""
-        for batch in self.journal.requests(self.index.labels.requests, end):
-            ahead = self.ahead(batch)
+        batches = self.journal.requests(self.index.labels.requests, end)
+        for ahead in chain.from_iterable(map(self.ahead, batches)):
             holders = self.index.holders(ahead.touched.caller_ids)
             removed = self.index.caller_ids(
                 list(holders.values())
@@ -379,6 +382,18 @@ class Recovery:
             removed |= dict.fromkeys(known) | self.index.caller_ids(known)
             if removed:
                 self.index.settle(removed, self.index.labels.receipts)
+            if ahead.replacement is not None:
+                self._replace_early(*ahead.replacement)
+
+    def _replace_early(self, offset: int, id: str) -> None:
+        """Remove what a replacement names, and remember that this one counts.
+
+        It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
+        """
+        named = self.index.named([id]).get(id)
+        if named is not None and named.is_pending:
+            removed = {named.offset: named.caller_id}
+            self.index.settle(removed, self.index.labels.receipts, early=[offset])
 
 
 def _chunked(

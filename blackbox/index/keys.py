@@ -23,6 +23,7 @@ class Keys:
         self.cold = self.prefix + b"cold"
         self.skip = self.prefix + b"skip"
         self.ignored = self.prefix + b"ignored"
+        self.early = self.prefix + b"early"
         self.leaving = self.prefix + b"leaving"
         self.paused = self.prefix + b"paused"
 

@@ -3,8 +3,9 @@
 Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
 `skip` marks the removals already read whose request is not in the index yet, `cold` the requests
 that are due beyond the horizon and so are no entries, `ignored` the conditional records that did not
-count and of which no receipt says so yet, `leaving` those whose delivery is under way. Data and labels
-change in one MULTI, so that a lost suffix of Redis loses both and the journals heal it.
+count and of which no receipt says so yet, `early` replacements that wait in Kafka for room and whose
+first half is done, `leaving` those whose delivery is under way. Data and labels change in one MULTI, so
+that a lost suffix of Redis loses both and the journals heal it.
 
 Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
@@ -86,8 +87,8 @@ class PackedIndex:
         """Without the payloads: those that are asked for again are written again, others expire."""
         keys = self._keys
         return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.leaving, keys.state,
-            keys.receipts,
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.leaving,
+            keys.state, keys.receipts,
         )  # fmt: skip
 
     def _read_labels(self, *more: bytes) -> list[bytes]:
@@ -239,7 +240,7 @@ class ShardIndex(PackedIndex):
             if first < self.labels.requests:
                 changes += [
                     pack("HDEL", keys.state, "mark"),
-                    pack("UNLINK", keys.skip),
+                    pack("UNLINK", keys.skip, keys.early),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
@@ -253,7 +254,7 @@ class ShardIndex(PackedIndex):
         """Of these conditional records receipts say that they did not count."""
         with self._lock:
             self._watch_labels(self._keys.state)
-            if not self._exec(self._ignore(offsets)):
+            if not self._exec(self._mark(self._keys.ignored, offsets)):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def finish(self, receipts: int, ended: Ended) -> None:
@@ -444,11 +445,13 @@ class ShardIndex(PackedIndex):
         counted: Mapping[str, Sequence[int]] = _NOTHING,
         told: Sequence[int] = (),
         mark: Mark | None = None,
+        early: Sequence[int] = (),
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
 
         `counted` are those of the callers whose pending requests are counted. `told` are ignored
-        records that a receipt names by now, `mark` is the low-water mark that it carries.
+        records that a receipt names by now, `mark` is the low-water mark that it carries. `early` are
+        replacements that wait in Kafka, of what is removed here.
 
         Dispatch and recovery both end with this one. Removals at or above the label `requests`
         are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
@@ -467,6 +470,7 @@ class ShardIndex(PackedIndex):
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 commands += self._skip(ahead)
                 commands += self._told(told, mark)
+                commands += self._mark(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
                     commands += self._count(self._keys.of(caller), (), offsets)
@@ -573,16 +577,17 @@ class ShardIndex(PackedIndex):
         skipped: Container[int] = Bits(marked) if marked else frozenset[int]()
         view = View(
             labels, skipped if ended is None else ended, holders, self._cold(may_be_cold), known_from,
-            named, judged, told, self._ignored(touched.conditional) if known_from else frozenset(),
-            gap,
+            named, judged, told,
+            self._marked(self._keys.ignored, touched.conditional if known_from else ()), gap,
+            self._marked(self._keys.early, touched.conditional if touched.replaced else ()),
         )  # fmt: skip
         return view, largest
 
-    def _ignored(self, offsets: Sequence[int]) -> frozenset[int]:
+    def _marked(self, key: bytes, offsets: Sequence[int]) -> frozenset[int]:
         found: set[int] = set()
         for chunk in _chunks(offsets):
             names = map(member, chunk)
-            scores = self._session.run([pack("ZMSCORE", self._keys.ignored, *names)], 1)[0]
+            scores = self._session.run([pack("ZMSCORE", key, *names)], 1)[0]
             found |= {o for o, score in zip(chunk, scores, strict=True) if score is not None}
         return frozenset(found)
 
@@ -616,7 +621,9 @@ class ShardIndex(PackedIndex):
         yield from self._freeze(plan, view)
         for caller, scored in plan.counted.items():
             yield from self._count(self._keys.of(caller), scored, plan.removals)
-        yield from self._ignore(sorted(plan.ignored))
+        yield from self._mark(self._keys.ignored, sorted(plan.ignored))
+        for chunk in _chunks(sorted(view.early)):
+            yield pack("ZREM", self._keys.early, *map(member, chunk))
         yield self._write_requests(end, b"largest", largest)
         if isinstance(view.skipped, Bits):
             used = range(view.labels.requests // SEGMENT, end // SEGMENT)
@@ -631,9 +638,9 @@ class ShardIndex(PackedIndex):
         for offsets in _chunks(ended):
             yield pack("ZREM", key, *map(member, offsets))
 
-    def _ignore(self, offsets: Sequence[int]) -> Iterator[bytes]:
+    def _mark(self, key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in _chunks(offsets):
-            yield zadd(self._keys.ignored, [(offset, offset) for offset in chunk])
+            yield zadd(key, [(offset, offset) for offset in chunk])
 
     def _bound(self, binding: Binding | None) -> tuple[bytes | str, ...]:
         about: list[bytes | str] = [b"token", self._token]

@@ -61,11 +61,15 @@ class Walk:
     def _begin(self) -> None:
         keys = self._keys
         receipts, *others = self._about()
-        known = [pack("HGETALL", keys.skip), pack("HMGET", keys.state, "told", "judged")]
+        known = [
+            pack("HGETALL", keys.skip),
+            pack("HMGET", keys.state, "told", "judged"),
+            pack("ZRANGE", keys.early, -1, -1),
+        ]
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
-        found, skipped, told, *about, segments = self._session.run(look, 6)
+        found, skipped, told, early, *about, segments = self._session.run(look, 7)
         self.labels = self._check(found, *about)
-        self._check_known(skipped, told)
+        self._check_known(skipped, told, early)
         if segments:
             first = min(map(int, segments))
             bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()], 4)
@@ -75,15 +79,20 @@ class Walk:
                 raise WalkVoid(f"{self._shard}: the cold tier changed; walking again later")
             self._lowest = b"%016x" % lowest
 
-    def _check_known(self, skipped: list[bytes], told: list[bytes | None]) -> None:
+    def _check_known(
+        self, skipped: list[bytes], told: list[bytes | None], early: list[bytes]
+    ) -> None:
         """Receipts may speak of requests that are not read yet: positions of both are no pair then.
 
-        They may have ended, or counted, or have been let in.
+        They may have ended, or counted, or have been let in. And what a replacement has ended early is
+        needed until that is read: a rebuild would judge it to be too late.
         """
         ended = Bits({int(s): bits for s, bits in zip(skipped[::2], skipped[1::2], strict=True)})
-        known_to = max(int(number or 0) for number in told)
+        known_to = max(
+            *(int(number or 0) for number in told), *(int(name, 16) + 1 for name in early), 0
+        )
         if known_to > self.labels.requests or any(o >= self.labels.requests for o in ended):
-            what = "requests of which receipts speak are still to be read from Kafka"
+            what = "requests whose outcome is known already are still to be read from Kafka"
             raise WalkVoid(f"{self._shard}: {what}")
 
     def _about(self) -> list[bytes]:

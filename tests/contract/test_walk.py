@@ -114,6 +114,19 @@ def test_no_walk_begins_while_receipts_speak_of_requests_that_are_not_read_yet(
     assert walked(walk()) == 4
 
 
+def test_no_walk_begins_until_a_replacement_is_read_whose_other_request_was_removed_before(
+    index: ShardIndex, walk: Begin
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    index.settle({0: None}, 0, early=[2])
+
+    with pytest.raises(WalkVoid, match="still to be read from Kafka"):
+        walk()
+    store(index, 2, 3, {2: entry()})
+
+    assert walked(walk()) == 1
+
+
 def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
     index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def _view(records: Records, seen: Index) -> View:
         named,
         told=seen.told,
         ignored=members(seen.ignored),
+        early=frozenset(members(seen.early)),
     )
 
 

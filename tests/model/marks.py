@@ -71,6 +71,8 @@ class Marks:
             return False
         if not owner.expects(index):
             return False
+        if index.early and self._terms.keeps(Rule.EARLY_READ):
+            return False
         is_read = not index.skip and index.requests >= index.told
         return is_read or not self._terms.keeps(Rule.CAUGHT_UP)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tests.model.journals import CARRIED, REPLACES, WITH_CALLER_ID, marks_in, outcomes, union
+from tests.model.journals import (
+    CARRIED,
+    NAMED_BY,
+    REPLACES,
+    WITH_CALLER_ID,
+    marks_in,
+    outcomes,
+    union,
+)
 from tests.model.state import NOBODY, Index, Mark, Owner, Receipt, Record, State, Step, below
 from tests.model.terms import Rule, Terms
 
@@ -179,17 +187,26 @@ class Recovery:
             owner, index = state.owners[who], state.redis
         if index is None or owner.step is not Step.CATCH_UP or not owner.expects(index):
             return None
-        ahead = self._terms.records[index.requests : state.written]
-        ends = any(
-            one in (*WITH_CALLER_ID, Record.CANCEL) and one not in (*REPLACES, *CARRIED)
-            for one in ahead
-        )
-        if ends and index.holder != NOBODY and index.entries >> index.holder & 1:
-            state = state.with_index(
-                self._terms.settled(index, index, 1 << index.holder, index.receipts)
-            )
+        for at in range(index.requests, state.written):
+            index = self._end_ahead(index, at)
+        state = state.with_index(index)
         opened = owner._replace(step=Step.DUE, position=index.requests, end=0)
         return state.with_owner(who, opened)
+
+    def _end_ahead(self, index: Index, at: int) -> Index:
+        """What a request ends that stays in Kafka."""
+        record = self._terms.records[at]
+        if record in REPLACES:
+            named = 1 << NAMED_BY[record]
+            if not index.entries & ~index.letters & named or not self._terms.keeps(Rule.EARLY):
+                return index
+            early = 1 << at if self._terms.keeps(Rule.EARLY_COUNTS) else 0
+            index = self._terms.settled(index, index, named, index.receipts)
+            return index._replace(early=index.early | early)
+        ends = record is Record.CANCEL or (record in WITH_CALLER_ID and record not in CARRIED)
+        if ends and index.holder != NOBODY and index.entries >> index.holder & 1:
+            return self._terms.settled(index, index, 1 << index.holder, index.receipts)
+        return index
 
     def _apply(self, state: State, who: int, owner: Owner) -> State:
         """Up to the next receipt that ends something, as if it filled a chunk."""

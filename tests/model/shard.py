@@ -178,15 +178,15 @@ class Model:
             known &= ~union(iter(outcomes(state.log)[index.receipts :]))
         expected = defined(self._records, state.log, state.counted, index.requests, index.receipts)
         if Fault.FULL in self._story.kinds:
-            known &= ~self._ended_ahead(state, expected.entries & ~index.entries)
+            known &= ~self._ended_ahead(state, index, expected.entries & ~index.entries)
         compared = known, not is_rebuilt
         if _compared(index, *compared) == _compared(expected, *compared):
             return None
         return f"the labels stand for {described(expected)}"
 
-    def _ended_ahead(self, state: State, offsets: int) -> int:
+    def _ended_ahead(self, state: State, index: Index, offsets: int) -> int:
         """Those that a record has ended which Redis has no room for."""
-        left = standing(self._records[: state.written], state.counted)
+        left = standing(self._records[: state.written], state.counted | index.early)
         return offsets & ~left.hot
 
     def unsettled(self, state: State) -> str | None:

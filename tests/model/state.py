@@ -66,6 +66,7 @@ class Index(NamedTuple):
     leaving -- what is being delivered
     token   -- who opened it last: an owner's walk ends with what it has in memory, so a name will do
     rebuild -- whose rebuild is not finished
+    early   -- replacements not read yet whose predecessor is removed already
     """
 
     requests: int = 0
@@ -81,6 +82,7 @@ class Index(NamedTuple):
     known_from: int = 0
     told: int = 0
     ignored: int = 0
+    early: int = 0
 
 
 class Mark(NamedTuple):
@@ -254,7 +256,7 @@ def described(index: Index | None) -> str:
     held = "" if index.holder == NOBODY else f" name={index.holder}"
     more = "".join(
         f" {name}={members(found)}"
-        for name in ("skip", "cold", "letters", "leaving", "ignored")
+        for name in ("skip", "cold", "letters", "leaving", "ignored", "early")
         if (found := getattr(index, name))
     )
     begun = f" from {index.known_from}, told {index.told}" if index.told else ""

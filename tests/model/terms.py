@@ -51,6 +51,9 @@ class Rule(StrEnum):
     WAITS = "nobody else stores while an index is rebuilt"
     REBUILDER = "O3 ends when the rebuild is another owner's"
     ADOPTED = "a rebuild that is taken over is rid of what has ended since"
+    EARLY = "what a replacement names that has no room is ended at once"
+    EARLY_COUNTS = "and the replacement counts when it is read"
+    EARLY_READ = "W1 waits until such a replacement is read"
     GONE_SKIP = "O4 keeps removals of requests that are not read yet in skip"
 
 
@@ -105,6 +108,7 @@ class Terms:
                 cold=plan.cold,
                 letters=index.letters & ~plan.ended | plan.letters & ~seen.letters,
                 ignored=index.ignored | plan.ignored,
+                early=index.early & ~below(end),
             )
         )
 

@@ -83,6 +83,7 @@ LONGER = [
         pytest.param(MARKED_CANCEL, 1, id="cancelled"),
         pytest.param(MARKED_CANCEL._replace(kinds=(EMPTY, CRASH, BACK)), 2, id="rebuilt twice"),
         pytest.param(IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, BACK, TORN)), 1, id="replaced"),
+        pytest.param(IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, FULL)), 2, id="replaced, no room"),
         pytest.param(
             IN_PLACE_OF_ANOTHER._replace(is_apart=True, kinds=(EMPTY, BACK, GROUP)),
             1,
@@ -156,6 +157,9 @@ NEEDED_BY_MARKS = [
     (Rule.GONE_SKIP, MARKED, (EMPTY, FULL), 2, "delivered twice"),
     (Rule.CAUGHT_UP, MARKED_TWO, (EMPTY, FULL), 3, "delivered twice"),
     (Rule.REBUILDER, MARKED, (EMPTY, GROUP), 3, "delivered twice"),
+    (Rule.EARLY, IN_PLACE_OF_ANOTHER, (EMPTY, FULL), 2, "delivered though ended before"),
+    (Rule.EARLY_COUNTS, IN_PLACE_OF_ANOTHER, (EMPTY, FULL), 2, "not pending"),
+    (Rule.EARLY_READ, IN_PLACE_OF_ANOTHER, (EMPTY, FULL), 3, "not pending"),
     (Rule.LEAVING, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, WRONG),
     (Rule.APART, IN_PLACE_OF_ANOTHER._replace(is_apart=True), (BACK,), 1, "never delivered"),
 ]

@@ -257,12 +257,30 @@ BUGS = (
         ("Redis full",),
     ),
     Bug(
+        "early-not-awaited",
+        "a walk does not wait until a replacement is read whose other request was removed before",
+        (Change("index/walk.py", "*(int(name, 16) + 1 for name in early), ", ""),),
+        (),
+    ),
+    Bug(
+        "early-forgotten",
+        "a replacement whose other request was removed before there was room for it is too late",
+        (
+            Change(
+                "recovery.py",
+                "self.index.labels.receipts, early=[offset])",
+                "self.index.labels.receipts)",
+            ),
+        ),
+        (),
+    ),
+    Bug(
         "ignored-not-written",
         "intake forgets which conditional records did not count",
         (
             Change(
                 "index/shard_index.py",
-                "        yield from self._ignore(sorted(plan.ignored))\n",
+                "        yield from self._mark(self._keys.ignored, sorted(plan.ignored))\n",
                 "",
             ),
         ),

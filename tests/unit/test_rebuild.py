@@ -516,6 +516,43 @@ def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
     assert held(client).offsets() == [1]
 
 
+@pytest.mark.parametrize("ended", [(), (3,)], ids=["still to come", "delivered"])
+def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_once(
+    make: Make, asked: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
+) -> None:
+    asked(request("a"), request())
+    asked(request(), headers=replaces(1))
+    asked(request(), headers=replaces(0))
+    asked(request(), headers=replaces(0))
+    journal.append(delivered(*ended))
+    journal.read_at_once = 2
+
+    make(has_room=fills_up(1)).open()
+
+    assert held(client).offsets() == []
+    make(has_room=fills_up(0)).open()
+    assert held(client).offsets() == []
+    make().open()
+    assert reasons(client) == {2: None, **({} if ended else {3: None}), 4: "too-late"}
+    assert not client.exists(f"{PREFIX}early")
+
+
+def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
+    make: Make, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request("a"), request("b"))
+    asked(Cancel("a"))
+    asked(request(), headers=replaces(0))
+    asked(request(), headers=replaces(1))
+    asked(Cancel("b"))
+    journal.read_at_once = 2
+
+    make(has_room=fills_up(1)).open()
+    make().open()
+
+    assert reasons(client) == {3: "too-late", 4: None}
+
+
 # whose index it is
 
 
