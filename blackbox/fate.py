@@ -179,12 +179,17 @@ class Fates:
         1. the end of the requests before the receipts: what ended by now has its receipt by then;
         2. the receipts;
         3. the records behind it: it may have been cancelled, replaced, or carried on.
+
+        Its own record may be gone by then, if it was carried on: the one in its place names it.
         """
         asked = self.asked(offset)
+        bounds = self.journal.request_bounds()  # 1
+        if asked.fate.state == "unknown" and offset < bounds.start:
+            there = self.carried_to(asked, 0)
+            return asked.fate if there is None else self._carried_on(asked, there, bounds.end)
         if asked.fate.state != "unread":
             return asked.fate
-        end = self.journal.request_bounds().end  # 1
-        return self._judged(asked, end)  # 2, 3
+        return self._judged(asked, bounds.end)  # 2, 3
 
     def asked(self, offset: int) -> Asked:
         """What the request's own record says."""
@@ -361,10 +366,12 @@ class Fates:
                 return pending
             position, is_carried = change
             if is_carried:
-                there = self._judged(self.asked(position), end)
-                return there.told_of(self.shard, asked.offset)
+                return self._carried_on(asked, position, end)
             if not self._was_invalid(position):
                 return replace(pending, state="ended")
+
+    def _carried_on(self, asked: Asked, there: int, end: int) -> Fate:
+        return self._judged(self.asked(there), end).told_of(self.shard, asked.offset)
 
     def _next_change(self, asked: Asked, start: int, end: int) -> tuple[int, bool] | None:
         """The next record that ends the request or carries it on, and whether it does the latter.

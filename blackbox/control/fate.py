@@ -111,7 +111,7 @@ class Registry:
         1. the index is asked first: what is not in it any more has its receipt already;
         2. a request of the cold tier may have become another record, which the index may have;
         3. then the receipts, from the time on when it could have been dispatched;
-        4. then the records that promotion wrote.
+        4. then the records that promotion wrote; these at first, if its own one was removed since.
 
         `since` are the labels from before a moment at which it was pending: what happened to it is
         behind them. Reads no more than the `limit`, and says so when that was too little.
@@ -129,15 +129,20 @@ class Registry:
                 return replace(known, state="pending", is_cold=False, **_of_pending(pending))
             if self._inspector.is_cold(shard, offset):
                 return replace(known, state="pending", is_cold=True)
-            if known.state == "unknown" and offset >= journal.request_bounds().end:
+            bounds = journal.request_bounds()
+            if known.state == "unknown" and offset >= bounds.end:
                 return known
             _wait_for(journal, standing.labels)
             requests, receipts = _both_behind(since, standing.labels)
             is_read = standing.labels is not None and offset < standing.labels.requests
-            may_be_carried = known.state == "unread" and self._has_cold_tier(standing)
+            is_gone = known.state == "unknown" and offset < bounds.start
+            may_be_carried = known.state == "unread" or is_gone
+            may_be_carried = may_be_carried and self._has_cold_tier(standing)
             try:
                 there = None
-                if may_be_carried and self._was_cold(asked):  # 2
+                if may_be_carried and is_gone:
+                    there = fates.carried_to(asked, 0, requests)
+                elif may_be_carried and self._was_cold(asked):  # 2
                     there = self._carried_to(shard, journal, asked) or fates.carried_nearby(
                         asked, self._settings.hot_horizon_s * 1000
                     )

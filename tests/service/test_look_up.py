@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import pytest
 from confluent_kafka import Producer
 
+from blackbox import Client
 from blackbox.control.control import Control
 from blackbox.ended import Ended
 from blackbox.fate import NEAR, Fate, Limit
@@ -19,9 +21,10 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch
 from blackbox.receipt import Receipt, encode
-from blackbox.request import request_id
+from blackbox.request import locate, request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked
+from tests.service.test_low_water import keep, starts
 from tests.world import World, until
 from tests.year import HORIZON_S, HOUR_MS, Year
 
@@ -234,3 +237,31 @@ def fill(year: Year, count: int) -> None:
     for _ in range(count):
         year.world.send_raw(json.dumps({"id": "nobody", "cancel": True}), [], 0)
     year.world.flush()
+
+
+def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_record_is_gone(
+    world: World, serve: Serve
+) -> None:
+    keep(world, world.requests, retention_ms=-1)
+    service = serve(hot_horizon_s=4, renew_after_s=4, retention_s=1, trim_interval_s=1)
+    ids = [ask(service, asked(world, 300, message=f"{number}")) for number in range(3)]
+    places = [locate(id, [world.requests]) for id in ids]
+
+    def are_gone() -> bool:
+        first = starts(world, world.requests)
+        return all(first[shard.partition] > offset for shard, offset in places)
+
+    until("their records are removed", are_gone)
+
+    found = service.get(f"/requests/{ids[0]}").json()
+    assert (found["state"], found["id"]) == ("pending", ids[0])
+    assert service.delete(f"/requests/{ids[0]}").json()["outcome"] == "cancelled"
+    assert (
+        service.patch(f"/requests/{ids[1]}", json={"countdown": 0}).json()["outcome"]
+        == "rescheduled"
+    )
+    with Client(world.kafka.bootstrap_servers, caller="t", request_topic=world.requests) as client:
+        assert client.get(ids[2]).state == "pending"
+        client.reschedule(ids[2], timedelta(0))
+    until("both come out", lambda: len(world.received(world.targets[0])) == 2)
+    assert sorted(m.value() or b"" for m in world.received(world.targets[0])) == [b"1", b"2"]

@@ -160,6 +160,21 @@ def test_a_cold_request_is_followed_through_all_its_records() -> None:
     assert (fate.state, fate.carried) == ("delivered", SHARD.source(near))
 
 
+def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on() -> None:
+    town = Town()
+    offset, ended = town.ask(3600), town.ask(3600)
+    renewed = town.carry(offset, is_cold=True)
+    near = town.carry(renewed)
+    town.journal.first_request = renewed
+    town.journal.request_records[:renewed] = [None] * renewed
+    fate = town.fate(offset)
+    assert (fate.state, fate.carried) == ("pending", SHARD.source(near))
+    assert (fate.id, fate.target) == (request_id(SHARD, offset), "orders")
+    assert town.fate(ended).state == "unknown"
+    with pytest.raises(LimitReached):
+        town.fates(Limit(records=0)).fate(ended)
+
+
 def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> None:
     town = Town()
     offset = town.ask(3600)
