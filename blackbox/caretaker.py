@@ -99,8 +99,7 @@ class Caretaker:
             now_ms = self._clock.earliest_ms()
             with closing(ShardJournal(owner.shard, self._access)) as journal:
                 written_ms = journal.written_ms(mark.requests)
-            age_ms = 0 if written_ms is None else max(0, now_ms - written_ms)
-            self._metrics.low_water(owner.shard, mark, age_ms)
+            self._metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)
         except Doubt as reason:
             if not self._stopping.is_set():

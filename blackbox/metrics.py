@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -206,8 +208,10 @@ class Metrics:
         self._position.labels(str(shard), "requests").set(labels.requests)
         self._position.labels(str(shard), "receipts").set(labels.receipts)
 
-    def low_water(self, shard: Shard, mark: Mark, age_ms: int) -> None:
-        self._low_water_age.labels(str(shard)).set(age_ms / 1000)
+    def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
+        """The mark, and when what it waits for was written: its age grows until the next mark."""
+        age_s = partial(_age_s, written_ms)
+        self._low_water_age.labels(str(shard)).set_function(age_s)
         self._low_water.labels(str(shard), "requests").set(mark.requests)
         self._low_water.labels(str(shard), "receipts").set(mark.receipts)
 
@@ -284,6 +288,10 @@ class Metrics:
         gauge = Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
         self._gauges[name] = gauge
         return gauge
+
+
+def _age_s(written_ms: int) -> float:
+    return max(0.0, time.time() - written_ms / 1000)
 
 
 def _samples(family: Counter | Gauge) -> Iterable[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -262,6 +263,16 @@ def test_the_lag_of_the_oscillator_is_told_by_who_writes_it(metrics: Metrics) ->
     for _ in range(2):
         metrics.oscillator_lag("seconds", None)
         assert value(metrics, "blackbox_oscillator_lag_seconds", topic="seconds") is None
+
+
+def test_the_low_water_mark_ages_while_no_walk_succeeds(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics.low_water(SHARD, Mark(7, 3), NOW_MS - 5000)
+    for later_s in (0, 3600):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: NOW_MS / 1000 + later_s)
+        age = value(metrics, "blackbox_journal_low_water_age_seconds", shard=str(SHARD))
+        assert age == 5 + later_s
 
 
 def used(metrics: Metrics) -> dict[str, set[str]]:
