@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -26,8 +26,6 @@ from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, read_right
 
 logger = logging.getLogger("blackbox.journal")
-
-T = TypeVar("T")
 
 Partition = tuple[str, int]
 Positions = dict[Partition, int]
@@ -89,10 +87,6 @@ class Ends:
         self._sight: Sight | None = None
         self._watched: Positions = {}
 
-    def partitions(self, topics: Sequence[str]) -> list[Partition]:
-        """All partitions that these topics have now, in order."""
-        return sorted(at for topic in topics for at in self._partitions_of(topic))
-
     def first(self, partitions: Iterable[Partition]) -> Positions:
         """The first offsets that are kept."""
         return self._offsets(partitions, OFFSET_BEGINNING)
@@ -128,38 +122,25 @@ class Ends:
         self._asking = self._asking or self._access.consumer()
         return self._asking
 
-    def _partitions_of(self, topic: str) -> list[Partition]:
-        def ask() -> list[Partition]:
-            found = self._ask().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
-            return [(topic, partition) for partition in found.partitions]
-
-        return self._patiently(ask, f"cannot ask for the partitions of {topic}", topic)
-
     def _offsets(self, partitions: Iterable[Partition], end: int) -> Positions:
         """One request to each broker for all partitions; the client takes an end as a time."""
         asked = [TopicPartition(*at, end) for at in partitions]
-
-        def ask() -> Positions:
-            found = self._ask().offsets_for_times(asked, timeout=REQUEST_TIMEOUT_S)
-            for at in found:
-                if at.error is not None:
-                    raise KafkaException(at.error)
-            return {(at.topic, at.partition): at.offset for at in found}
-
+        if not asked:
+            return {}
         names = ", ".join(sorted({at.topic for at in asked}))
-        return self._patiently(ask, f"cannot ask for offsets of {names}", names) if asked else {}
-
-    def _patiently(self, ask: Callable[[], T], what: str, topic: str) -> T:
         deadline = time.monotonic() + OUTAGE_S
         while True:
             began = time.monotonic()
             try:
-                return ask()
+                found = self._ask().offsets_for_times(asked, timeout=REQUEST_TIMEOUT_S)
+                for at in found:
+                    if at.error is not None:
+                        raise KafkaException(at.error)
+                return {(at.topic, at.partition): at.offset for at in found}
             except KafkaException as error:
                 if error.args[0].code() in _FINAL or time.monotonic() > deadline:
-                    raise doubt(error, what, f"Read on topic {topic}") from error
+                    what = f"cannot ask for offsets of {names}"
+                    raise doubt(error, what, f"Read on topic {names}") from error
             was_silent = time.monotonic() - began > SILENT_S
             if was_silent and self._asking is not None:  # it may have lost sight of all brokers
                 self._asking.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from confluent_kafka import Message
 
@@ -38,31 +37,3 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
             unreadable[len(found)] = f"a header name is not UTF-8: {cause}"
             found.append([])
     return found, unreadable
-
-
-class Columns(NamedTuple):
-    """Records by column. `stamps` are (1 creation time or 2 append time, epoch ms).
-
-    Headers whose names are not UTF-8 are one header without a name, which says so.
-    """
-
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    offsets: list[int]
-    stamps: list[tuple[int, int]]
-    headers: list[Sequence[tuple[str | None, bytes | None]]]
-
-
-def columns(messages: Sequence[Message]) -> Columns:
-    """Consumed messages by column; to be asked once, as their headers can be read only once."""
-    headers, unreadable = read_headers(messages)
-    found = Columns(
-        list(map(Message.key, messages)),
-        list(map(Message.value, messages)),
-        list(map(Message.offset, messages)),  # type: ignore[arg-type]
-        list(map(Message.timestamp, messages)),
-        list(headers),
-    )
-    for place, why in unreadable.items():
-        found.headers[place] = [(None, why.encode())]
-    return found

@@ -20,7 +20,7 @@ from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics
 from blackbox.pipeline.failures import in_one_line
-from blackbox.pipeline.source import kafka_source
+from blackbox.pipeline.source import FORMAT, kafka_source, spelled
 from blackbox.pipeline.tasks.intake import SCHEMA, IntakeTask, Stored
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -168,22 +168,17 @@ class IntakeStream:
         return labels.requests if labels is not None and is_ready else None
 
     def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
-        offsets: dict[str, dict[str, int]] = {}
-        for shard, start in sorted(starts.items()):
-            offsets.setdefault(shard.topic, {})[str(shard.partition)] = start
         self._assigned = frozenset(starts)
-        assigned = {topic: [int(p) for p in places] for topic, places in offsets.items()}
+        offsets = spelled({(topic, p): start for (topic, p), start in starts.items()})
         self._is_ending = False
         self._checkpoint = Path(tempfile.mkdtemp(prefix="blackbox-checkpoint-"))
         context = self._session.sparkContext
         context.setLocalProperty("spark.scheduler.pool", "intake")
         records = (
-            self._session.readStream.format("blackbox-kafka")
-            .option("assign", orjson.dumps(assigned).decode())
+            self._session.readStream.format(FORMAT)
             .option("startingOffsets", orjson.dumps(offsets).decode())
             .option("maxOffsetsPerTrigger", BATCH_RECORDS)
             .option("tasks", self._tasks())
-            .option("ranges", "true")
             .load()
         )
         return (

@@ -1,4 +1,4 @@
-"""What the Kafka source reads for Spark, on a real broker; below Spark where that says the same."""
+"""What the Kafka source plans for Spark and its tasks read, on a real broker; below Spark where that says the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -38,14 +37,11 @@ from blackbox.pipeline import source
 from blackbox.pipeline.source import (
     FORMAT,
     RANGES,
-    SCHEMA,
     StreamReader,
-    TableReader,
     fair,
     kafka_source,
     packed,
 )
-from tests.raw_record import write_with_header
 from tests.world import until
 
 pytestmark = pytest.mark.service
@@ -175,13 +171,17 @@ class Topic:
             ),
         )
 
-    def stream(self, **options: str) -> StreamReader:
-        made = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(StreamReader, made.streamReader(SCHEMA))
+    def options(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> dict[str, str]:
+        """To read the partitions 0, 1, … from these offsets on."""
+        return {
+            "startingOffsets": json.dumps(self.at(*starts)),
+            "maxOffsetsPerTrigger": str(most),
+            "tasks": str(tasks),
+        }
 
-    def table(self, **options: str) -> TableReader:
-        made = kafka_source(self.access)({"subscribe": self.name} | options)
-        return cast(TableReader, made.reader(SCHEMA))
+    def stream(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> StreamReader:
+        made = kafka_source(self.access)(self.options(*starts or (0,), tasks=tasks, most=most))
+        return cast(StreamReader, made.streamReader(RANGES))
 
     def chunks(self, *wanted: tuple[int, int]) -> list[Chunk]:
         """What is read of these ranges of partition 0."""
@@ -207,16 +207,25 @@ def write(
     producer.produce(topic, value, partition=partition, on_delivery=acknowledged, **more)
 
 
-def rows(reader: StreamReader | TableReader, tasks: Sequence[Any]) -> list[Row]:
+def planned(reader: StreamReader, start: Offsets, end: Offsets) -> list[Row]:
+    """The ranges that tasks get as rows."""
+    tasks = reader.partitions(start, end)
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
-def between(reader: StreamReader, start: Offsets, end: Offsets) -> list[Row]:
-    return rows(reader, reader.partitions(start, end))
+def between(topic: Topic, start: Offsets, end: Offsets, tasks: int = 4) -> list[Message]:
+    """What tasks read of the ranges they get."""
+    rows = planned(topic.stream(tasks=tasks), start, end)
+    chunks = read_ranges(topic.access, [Range(**row) for row in rows])
+    return [message for chunk in chunks for message in chunk.messages]
 
 
-def values(found: Sequence[Row]) -> list[str]:
-    return [row["value"].decode() for row in found]
+def values(found: Sequence[Message]) -> list[str]:
+    return [(message.value() or b"").decode() for message in found]
+
+
+def offsets(found: Sequence[Message]) -> list[int | None]:
+    return [message.offset() for message in found]
 
 
 @pytest.fixture
@@ -227,84 +236,6 @@ def topic(stack: EmbeddedStack) -> Topic:
 @pytest.fixture
 def make(stack: EmbeddedStack) -> Callable[..., Topic]:
     return partial(Topic, stack.kafka.bootstrap_servers)
-
-
-# What a row is
-
-
-def test_the_columns_are_those_of_sparks_own_kafka_source() -> None:
-    assert SCHEMA.simpleString() == (
-        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
-        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
-    )
-
-
-def test_null_and_empty_are_told_apart(topic: Topic) -> None:
-    topic.write(None, b"", b"x")
-    topic.write(b"x", key=b"")
-    topic.write(b"x", key=b"\xff\x00")
-
-    found = rows(topic.table(), topic.table().partitions())
-
-    assert [row["value"] for row in found] == [None, b"", b"x", b"x", b"x"]
-    assert [row["key"] for row in found] == [None, None, None, b"", b"\xff\x00"]
-    assert [(row["topic"], row["partition"], row["offset"]) for row in found] == [
-        (topic.name, 0, offset) for offset in range(5)
-    ]
-
-
-def test_headers_are_null_without_any_and_else_in_order_with_repeats(topic: Topic) -> None:
-    pairs = [("a", b"1"), ("b", None), ("a", b""), ("ä", b"\xff")]
-    topic.write("none")
-    topic.write("some", headers=pairs)
-
-    found = rows(topic.table(), topic.table().partitions())
-
-    assert found[0]["headers"] is None
-    assert found[1]["headers"] == [{"key": key, "value": value} for key, value in pairs]
-
-
-def test_a_record_with_an_unreadable_header_name_is_kept_and_says_so(topic: Topic) -> None:
-    topic.write("before", headers=[("a", b"1")])
-    write_with_header(topic.servers, topic.name, b"\xff\xfe", b"odd")
-    topic.write("after", headers=[("a", b"2")])
-
-    found = rows(topic.table(), topic.table().partitions())
-
-    assert values(found) == ["before", "odd", "after"]
-    assert found[0]["headers"] == [{"key": "a", "value": b"1"}]
-    assert [header["key"] for header in found[1]["headers"]] == [None]
-    assert found[1]["headers"][0]["value"].startswith(b"a header name is not UTF-8: ")
-    assert found[2]["headers"] == [{"key": "a", "value": b"2"}]
-
-
-@pytest.mark.parametrize(("stamped", "kind"), [("CreateTime", 0), ("LogAppendTime", 1)])
-def test_timestamps_say_whose_clock_they_are_of(
-    make: Callable[..., Topic], stamped: str, kind: int
-) -> None:
-    topic = make(**{"message.timestamp.type": stamped})
-    asked_ms = 1_700_000_000_123
-    before_ms = int(time.time() * 1000)
-    topic.write("x", timestamp=asked_ms)
-
-    [found] = rows(topic.table(), topic.table().partitions())
-
-    found_ms = int(found["timestamp"].timestamp() * 1000 + 0.5)
-    assert found["timestampType"] == kind
-    assert found_ms == asked_ms if kind == 0 else before_ms <= found_ms <= time.time() * 1000
-
-
-def test_a_time_that_spark_cannot_hold_does_not_stop_the_stream(
-    make: Callable[..., Topic],
-) -> None:
-    topic = make(**{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
-    topic.write("x", timestamp=(1 << 62))
-    topic.write("y")
-
-    reader = topic.table()
-    found = [b for task in reader.partitions() for b in reader.read(task)]
-
-    assert [value.as_py() for batch in found for value in batch["value"]] == [b"x", b"y"]
 
 
 # Exact ranges
@@ -320,9 +251,9 @@ def test_transaction_markers_and_aborted_records_are_passed_over(topic: Topic) -
     assert reader.latestOffset(topic.at(0), ALL) == topic.at(10)
     for start in range(11):
         for end in range(start, 11):
-            found = between(reader, topic.at(start), topic.at(end))
+            found = between(topic, topic.at(start), topic.at(end)) if start < end else []
             wanted = [offset for offset in (0, 1, 6) if start <= offset < end]
-            assert [row["offset"] for row in found] == wanted, (start, end)
+            assert offsets(found) == wanted, (start, end)
 
 
 def test_nothing_of_an_open_transaction_is_read_and_nothing_skipped_when_it_commits(
@@ -336,12 +267,12 @@ def test_nothing_of_an_open_transaction_is_read_and_nothing_skipped_when_it_comm
 
     first = reader.latestOffset(topic.at(0), ALL)
     assert first == topic.at(1)
-    assert values(between(reader, topic.at(0), first)) == ["a"]
+    assert values(between(topic, topic.at(0), first)) == ["a"]
     assert reader.latestOffset(first, ALL) == first
 
     stranger.commit_transaction(30)
     second = until("the commit is seen", lambda: moved(reader, first))
-    assert values(between(reader, first, second)) == ["b", "c", "d"]
+    assert values(between(topic, first, second)) == ["b", "c", "d"]
 
 
 def moved(reader: StreamReader, start: Offsets) -> Offsets | None:
@@ -351,38 +282,39 @@ def moved(reader: StreamReader, start: Offsets) -> Offsets | None:
 
 def test_a_range_that_ends_inside_a_fetched_batch_ends_there(topic: Topic) -> None:
     topic.write(*map(str, range(10_000)))
-    reader = topic.stream()
 
     for start, end in ((0, 1), (1, 2), (3, 5000), (9_998, 9_999), (4_999, 10_000)):
-        found = between(reader, topic.at(start), topic.at(end))
+        found = between(topic, topic.at(start), topic.at(end))
         assert values(found) == [str(number) for number in range(start, end)]
 
 
 def test_a_range_read_again_is_the_same(topic: Topic) -> None:
     topic.commit(*map(str, range(500)))
     topic.write(*map(str, range(500)), headers=[("a", b"1")])
-    reader = topic.stream()
 
-    once = between(reader, topic.at(100), topic.at(900))
-    assert between(reader, topic.at(100), topic.at(900)) == once
-    assert between(topic.stream(), topic.at(100), topic.at(900)) == once
+    def read() -> list[tuple[Any, ...]]:
+        found = between(topic, topic.at(100), topic.at(900))
+        return [(m.offset(), m.value(), m.timestamp(), m.headers()) for m in found]
+
+    once = read()
+    assert len(once) == 799  # without the marker
+    assert read() == once
 
 
 def test_many_ranges_of_one_task_are_never_mixed_up(make: Callable[..., Topic]) -> None:
     topic = make(6)
     for number in range(6):
         topic.write(*(f"{number}:{offset}" for offset in range(3000)), partition=number)
-    reader = topic.stream(tasks="1")
     steps = [0, 1, 700, 2900, 3000]
 
     for start, end in pairwise(steps):
-        found = between(reader, topic.at(*[start] * 6), topic.at(*[end] * 6))
+        found = between(topic, topic.at(*[start] * 6), topic.at(*[end] * 6), tasks=1)
         assert sorted(values(found)) == sorted(
             f"{n}:{o}" for n in range(6) for o in range(start, end)
         )
-        for row in found:
-            assert row["value"] == f"{row['partition']}:{row['offset']}".encode()
-        assert [r["offset"] for r in found if r["partition"] == 3] == list(range(start, end))
+        for message in found:
+            assert message.value() == f"{message.partition()}:{message.offset()}".encode()
+        assert offsets([m for m in found if m.partition() == 3]) == list(range(start, end))
 
 
 def test_holes_of_compaction_are_passed_over(
@@ -401,16 +333,15 @@ def test_holes_of_compaction_are_passed_over(
     later_ms = int(time.time() * 1000) + 1000  # by its time, the next record needs a new segment
     topic.write("b", key="b", timestamp=later_ms)
 
-    def compacted() -> list[Row] | None:
-        found = rows(topic.table(), topic.table().partitions())
+    def compacted() -> list[Message] | None:
+        found = between(topic, topic.at(0), topic.at(21))
         return found if len(found) < 21 else None
 
     found = until("the topic is compacted", compacted, 30)
-    kept = [row["offset"] for row in found]
-    reader = topic.stream()
+    kept = [offset or 0 for offset in offsets(found)]
     assert values(found)[-2:] == ["a19", "b"]
     for start, end in ((0, 21), (0, 10), (0, kept[0]), (5, 20), (kept[0], 21)):
-        assert [row["offset"] for row in between(reader, topic.at(start), topic.at(end))] == [
+        assert offsets(between(topic, topic.at(start), topic.at(end))) == [
             offset for offset in kept if start <= offset < end
         ]
 
@@ -440,7 +371,7 @@ def test_offsets_that_retention_removed_stop_the_read_and_it_says_what_to_do(top
     topic.cut(2)
 
     with pytest.raises(JournalLost) as raised:
-        between(topic.stream(), topic.at(1), topic.at(4))
+        between(topic, topic.at(1), topic.at(4))
 
     for part in (f"{topic.name}/0", "offset 1 is wanted", "first one kept is 2", "retention.ms"):
         assert part in str(raised.value)
@@ -449,10 +380,8 @@ def test_offsets_that_retention_removed_stop_the_read_and_it_says_what_to_do(top
 def test_the_kept_offsets_of_a_cut_partition_are_read(topic: Topic) -> None:
     topic.write("a", "b", "c", "d")
     topic.cut(2)
-    reader = topic.stream()
 
-    assert reader.initialOffset() == topic.at(2)
-    assert values(between(reader, topic.at(2), topic.at(4))) == ["c", "d"]
+    assert values(between(topic, topic.at(2), topic.at(4))) == ["c", "d"]
 
 
 def test_a_partition_that_became_shorter_stops_the_stream(topic: Topic) -> None:
@@ -461,39 +390,19 @@ def test_a_partition_that_became_shorter_stops_the_stream(topic: Topic) -> None:
     with pytest.raises(JournalLost, match=r"was read up to 5, but ends at 1; .*created again"):
         topic.stream().latestOffset(topic.at(5), ALL)
     with pytest.raises(JournalLost, match=r"offset 5 is wanted, but it ends at 1;"):
-        between(topic.stream(), topic.at(5), topic.at(9))
+        between(topic, topic.at(5), topic.at(9))
 
 
 def test_a_topic_that_does_not_exist_is_named(topic: Topic) -> None:
     with pytest.raises(JournalLost, match=f"{topic.name}.nowhere"):
-        topic.stream(subscribe=f"{topic.name}.nowhere").initialOffset()
+        topic.stream().latestOffset({f"{topic.name}.nowhere": {"0": 0}}, ALL)
 
 
 # Where a stream starts and how far a batch goes
 
 
-def test_a_stream_starts_where_it_is_told(make: Callable[..., Topic]) -> None:
-    topic = make(3)
-    for number in range(3):
-        topic.write("a", "b", "c", partition=number)
-    topic.cut(1, partition=2)
-
-    def start(offsets: str) -> Offsets:
-        return topic.stream(startingOffsets=offsets).initialOffset()
-
-    assert topic.stream().initialOffset() == topic.at(0, 0, 1)
-    assert start("earliest") == topic.at(0, 0, 1)
-    assert start("latest") == topic.at(3, 3, 3)
-    assert start(json.dumps({topic.name: {"1": 2}})) == topic.at(0, 2, 1)
-    assert start(json.dumps({topic.name: {"0": -1, "1": -2, "2": 3}})) == topic.at(3, 0, 3)
-
-
-def test_only_assigned_partitions_are_read(make: Callable[..., Topic]) -> None:
-    topic = make(3)
-    made = kafka_source(topic.access)({"assign": json.dumps({topic.name: [2, 0]})})
-    reader = made.streamReader(SCHEMA)
-
-    assert reader.initialOffset() == {topic.name: {"0": 0, "2": 0}}
+def test_a_stream_starts_where_it_is_told(topic: Topic) -> None:
+    assert topic.stream(3, 0, 7).initialOffset() == topic.at(3, 0, 7)
 
 
 def test_a_batch_is_limited_and_shared_in_proportion_to_what_waits(
@@ -502,14 +411,13 @@ def test_a_batch_is_limited_and_shared_in_proportion_to_what_waits(
     topic = make(4)
     for number, count in enumerate((1000, 500, 4, 0)):
         topic.write(*map(str, range(count)), partition=number)
-    reader = topic.stream(maxOffsetsPerTrigger="300")
+    reader = topic.stream(0, 0, 0, 0, most=300)
 
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(300)
     assert reader.latestOffset(topic.at(0, 0, 0, 0), limit) == topic.at(199, 99, 1, 0)
     assert reader.latestOffset(topic.at(0, 0, 0, 0), ALL) == topic.at(1000, 500, 4, 0)
     assert reader.latestOffset(topic.at(900, 400, 4, 0), limit) == topic.at(1000, 500, 4, 0)
-    assert topic.stream().getDefaultReadLimit() == ALL
 
 
 def test_every_partition_moves_however_small_the_limit() -> None:
@@ -526,7 +434,6 @@ def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
 
     assert sorted(r for task in tasks for r in task.ranges) == ranges
     assert [sum(r.end for r in task.ranges) for task in tasks] == [10, 10, 10]
-    assert len(packed(ranges, None)) == 6
     assert len(packed(ranges, 100)) == 6
     assert packed([], 3) == []
 
@@ -561,39 +468,7 @@ def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> N
     ends.close()
 
 
-def test_partitions_that_are_added_are_read_from_their_first_offset(topic: Topic) -> None:
-    topic.write("a")
-    reader = topic.stream()
-    start = reader.latestOffset(reader.initialOffset(), ALL)
-    topic.grow(3)
-    topic.write("b", "c", partition=2)
-
-    found: list[Row] = []
-    position = start
-    while len(found) < 2:
-        end = until("news", lambda at=position: moved(reader, at))  # type: ignore[misc]
-        found += between(reader, position, end)
-        position = end
-
-    assert [(row["partition"], row["value"]) for row in found] == [(2, b"b"), (2, b"c")]
-    assert position == topic.at(1, 0, 2)
-
-
-def test_what_is_available_now_is_fixed_when_the_query_starts(topic: Topic) -> None:
-    topic.write("a", "b", "c")
-    reader = topic.stream(maxOffsetsPerTrigger="2")
-    reader.prepareForTriggerAvailableNow()
-    topic.write("too late")
-
-    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(2))
-    second = reader.latestOffset(first, ReadMaxRows(2))
-
-    assert (first, second) == (topic.at(2), topic.at(3))
-    assert reader.latestOffset(second, ReadMaxRows(2)) == second
-    assert reader.reportLatestOffset() == topic.at(4)
-
-
-# Ranges that a task reads itself
+# Rows of ranges
 
 
 def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
@@ -602,33 +477,12 @@ def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
     topic = make(3)
     topic.commit("a", "b", partition=0)
     topic.abort("no", "no", partition=2)
-    reader = topic.stream(ranges="true", tasks="1")
 
-    found = between(reader, topic.at(0, 0, 1), topic.at(2, 0, 3))
+    found = planned(topic.stream(tasks=1), topic.at(0, 0, 1), topic.at(2, 0, 3))
 
     assert RANGES.simpleString() == "struct<topic:string,partition:int,start:bigint,end:bigint>"
     assert found == [row_of(topic, 0, 0, 2), row_of(topic, 2, 1, 3)]
-    for options, schema in (({"ranges": "true"}, RANGES), ({"ranges": "false"}, SCHEMA)):
-        made = kafka_source(topic.access)({"subscribe": topic.name} | options)
-        assert made.schema() == schema
-
-
-def test_reading_the_ranges_gives_the_records_that_the_source_gives(
-    make: Callable[..., Topic],
-) -> None:
-    topic = make(3)
-    for number in range(3):
-        topic.commit(*(f"{number}:{n}" for n in range(5)), partition=number)
-        topic.abort("no", partition=number)
-    start, end = topic.at(1, 0, 8), topic.at(6, 8, 8)
-
-    planned = between(topic.stream(ranges="true", tasks="2"), start, end)
-    read = [m for c in read_ranges(topic.access, [Range(**r) for r in planned]) for m in c.messages]
-
-    assert sorted((m.partition(), m.offset(), m.value()) for m in read) == sorted(
-        (r["partition"], r["offset"], r["value"]) for r in between(topic.stream(), start, end)
-    )
-    assert len(read) == 4 + 5
+    assert kafka_source(topic.access)(topic.options(0)).schema() == RANGES
 
 
 def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for_news(
@@ -637,7 +491,7 @@ def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for
     monkeypatch.setattr(source, "NEWS_S", 60.0)
     topic = make(2)
     topic.abort("no", partition=1)
-    reader = topic.stream(ranges="true", startingOffsets="latest", maxOffsetsPerTrigger="10")
+    reader = topic.stream(0, 2, most=10)
     limit = reader.getDefaultReadLimit()
     began_s = time.monotonic()
 
@@ -646,7 +500,7 @@ def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for
 
     assert time.monotonic() - began_s < 30
     assert start == first == topic.at(0, 2)
-    assert by_place(between(reader, start, first)) == [
+    assert by_place(planned(reader, start, first)) == [
         row_of(topic, 0, 0, 0),
         row_of(topic, 1, 2, 2),
     ]
@@ -655,26 +509,13 @@ def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for
         topic.write("a")
         second = waiting.result(30)
     assert second == topic.at(1, 2)
-    assert between(reader, first, second) == [row_of(topic, 0, 0, 1)]
+    assert planned(reader, first, second) == [row_of(topic, 0, 0, 1)]
+    assert reader.reportLatestOffset() == second
 
     monkeypatch.setattr(source, "NEWS_S", 0.2)
     began_s = time.monotonic()
     assert reader.latestOffset(second, limit) == second
     assert time.monotonic() - began_s >= 0.2
-
-
-def test_a_stream_of_records_plans_nothing_where_there_is_nothing(topic: Topic) -> None:
-    reader = topic.stream()
-
-    assert reader.latestOffset(topic.at(0), ALL) == topic.at(0)
-    assert reader.partitions(topic.at(0), topic.at(0)) == []
-
-
-def test_ranges_of_a_new_partition_start_at_its_first_offset(topic: Topic) -> None:
-    reader = topic.stream(ranges="true")
-
-    assert between(reader, topic.at(0), topic.at(0, 0)) == []
-    assert between(reader, topic.at(0, 0), topic.at(0, 4)) == [row_of(topic, 1, 0, 4)]
 
 
 def row_of(topic: Topic, partition: int, start: int, end: int) -> Row:
@@ -771,84 +612,11 @@ def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
         assert all(chunk.start <= (message.offset() or 0) < chunk.end for message in chunk.messages)
 
 
-# Tables
-
-
-def test_a_table_is_read_between_the_offsets_asked_for(make: Callable[..., Topic]) -> None:
-    topic = make(2)
-    topic.write("a", "b", "c", partition=0)
-    topic.write("d", "e", partition=1)
-
-    def read(**options: str) -> list[str]:
-        reader = topic.table(**options)
-        return sorted(values(rows(reader, reader.partitions())))
-
-    one = json.dumps({topic.name: {"0": 1}})
-    assert read() == ["a", "b", "c", "d", "e"]
-    assert read(startingOffsets=one) == ["b", "c", "d", "e"]
-    assert read(endingOffsets=one) == ["a", "d", "e"]
-    assert read(startingOffsets=one, endingOffsets=json.dumps({topic.name: {"0": 2, "1": 0}})) == ["b"]  # fmt: skip
-    assert read(startingOffsets=one, endingOffsets=json.dumps({topic.name: {"0": 1, "1": 0}})) == []
-    with pytest.raises(ValueError, match=r"endingOffsets=.*/0: 9: wanted: at most 3"):
-        read(endingOffsets=json.dumps({topic.name: {"0": 9}}))
-    with pytest.raises(ValueError, match=r"/0: starts at 9, behind its end 3"):
-        read(startingOffsets=json.dumps({topic.name: {"0": 9}}))
-    table = topic.table(startingOffsets=one, ranges="true")
-    assert by_place(rows(table, table.partitions())) == [
-        row_of(topic, 0, 1, 3), row_of(topic, 1, 0, 2),
-    ]  # fmt: skip
-
-
-# Options and secrets
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({}, "subscribe"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe"),
-        ({"subscribe": "a,,b"}, "subscribe=a,,b"),
-        ({"subscribe": "a b"}, "subscribe=a b"),
-        ({"assign": '{"a":0}'}, 'assign={"a":0}'),
-        ({"assign": "a"}, "assign=a"),
-        ({"assign": '{"a":["0"]}'}, 'assign={"a":["0"]}'),
-        ({"subscribe": "a", "startingOffsets": "first"}, "startingOffsets=first"),
-        ({"subscribe": "a", "startingOffsets": '{"a":{"0":-3}}'}, "startingOffsets={"),
-        ({"subscribe": "a", "startingOffsets": '{"a":{"x":3}}'}, "startingOffsets={"),
-        ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "startingOffsets={"),
-        ({"subscribe": "a", "endingOffsets": "5"}, "endingOffsets=5"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger=0"),
-        ({"subscribe": "a", "tasks": "many"}, "tasks=many"),
-        ({"subscribe": "a", "ranges": "yes"}, "ranges=yes"),
-        ({"subscribe": "a", "positions": "true"}, "positions=true"),
-        ({"subscribe": "a", "kafka.bootstrap.servers": "b:9092"}, "kafka.bootstrap.servers="),
-    ],
-)
-def test_a_bad_option_is_named_with_its_value(options: dict[str, str], named: str) -> None:
-    with pytest.raises(ValueError, match="wanted: ") as raised:
-        kafka_source(KafkaAccess("nowhere:1", "g"))(options).schema()
-    assert str(raised.value).startswith(f"option {named}")
-
-
-def test_options_that_only_a_stream_or_only_a_table_has() -> None:
-    made = kafka_source(KafkaAccess("nowhere:1", "g"))
-    for options in ({"endingOffsets": "latest"}, {"endingOffsets": '{"a":{"0":1}}'}):
-        with pytest.raises(ValueError, match="endingOffsets"):
-            made({"subscribe": "a"} | options).streamReader(SCHEMA)
-    for options in (
-        {"maxOffsetsPerTrigger": "1"}, {"startingOffsets": "latest"}, {"endingOffsets": "earliest"},
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=next(iter(options))):
-            made({"subscribe": "a"} | options).reader(SCHEMA)
-
-
-def test_a_partition_that_is_not_read_cannot_be_given_an_offset(topic: Topic) -> None:
-    with pytest.raises(ValueError, match=f"startingOffsets={topic.name}/9"):
-        topic.stream(startingOffsets=json.dumps({topic.name: {"9": 1}})).initialOffset()
+# Secrets
 
 
 def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
-    made = kafka_source(topic.access)({"subscribe": topic.name})
+    made = kafka_source(topic.access)(topic.options(0))
     reader = topic.stream()
 
     assert SECRET not in repr(made) + repr(reader) + repr(vars(reader)) + str(topic.access)
@@ -864,76 +632,13 @@ def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
 # Inside Spark
 
 
-def test_spark_reads_a_topic_as_a_table_without_showing_secrets(
+def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
     make: Callable[..., Topic], spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = make(2)
-    topic.write("a", "b", partition=0, headers=[("h", b"1")], key="k")
-    topic.write("c", None, partition=1)
     spark.dataSource.register(kafka_source(topic.access))
-
-    frame = spark.read.format(FORMAT).option("subscribe", topic.name).load()
-    found = {(r.partition, r.offset): r for r in frame.collect()}
+    frame = spark.readStream.format(FORMAT).options(**topic.options(0, 0, tasks=2)).load()
     frame.explain("extended")
-
-    assert frame.schema == SCHEMA
-    assert {at: row.value for at, row in found.items()} == {
-        (0, 0): b"a", (0, 1): b"b", (1, 0): b"c", (1, 1): None,
-    }  # fmt: skip
-    assert found[0, 0].headers[0].asDict() == {"key": "h", "value": b"1"}
-    assert found[1, 0].headers is None
-    plan = capsys.readouterr().out
-    assert FORMAT in plan
-    assert SECRET not in plan
-
-
-def test_spark_reads_what_is_available_goes_on_from_there_and_stops_on_lost_records(
-    make: Callable[..., Topic], spark: SparkSession, tmp_path: Path
-) -> None:
-    topic = make(4)
-    for number in range(4):
-        topic.commit(*(f"{number}:{n}" for n in range(100)), partition=number)
-    spark.dataSource.register(kafka_source(topic.access))
-    options = {"subscribe": topic.name, "maxOffsetsPerTrigger": "250", "tasks": "2"}
-    frame = spark.readStream.format(FORMAT).options(**options).load()
-    read: list[list[str]] = []
-
-    def keep(batch: DataFrame, _: int) -> None:
-        found = [row.value.decode() for row in batch.collect()]
-        if found:  # a batch may only say that there is a new partition
-            read.append(found)
-
-    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", tmp_path.as_uri())
-    assert writer.trigger(availableNow=True).start().awaitTermination(60)
-    assert sorted(value for batch in read for value in batch) == sorted(
-        f"{number}:{n}" for number in range(4) for n in range(100)
-    )
-    assert list(map(len, read)) == [4 * (250 // 4), 400 - 4 * (250 // 4)]
-
-    query = writer.trigger(processingTime="0 seconds").start()
-    topic.write("more", partition=3)
-    until("it goes on where it ended", lambda: going(query) and read[2:] == [["more"]])
-    topic.grow(5)
-    topic.write("new", partition=4)
-    until("the new partition is read", lambda: going(query) and read[3:] == [["new"]])
-
-    stranger = topic.transaction()
-    topic.write_in(stranger, "lost", "lost", partition=4)
-    topic.cut(3, partition=4)
-    stranger.commit_transaction(30)
-    until("the query has stopped", lambda: not query.isActive)
-    assert "retention.ms" in str(query.exception())
-    assert f"{topic.name}/4: offset 1 is wanted" in str(query.exception())
-    assert len(read) == 4
-
-
-def test_spark_runs_a_batch_for_empty_ranges_at_once(
-    make: Callable[..., Topic], spark: SparkSession
-) -> None:
-    topic = make(2)
-    spark.dataSource.register(kafka_source(topic.access))
-    options = {"subscribe": topic.name, "ranges": "true", "tasks": "2"}
-    frame = spark.readStream.format(FORMAT).options(**options).load()
     read: list[list[Row]] = []
 
     def keep(batch: DataFrame, _: int) -> None:
@@ -948,6 +653,9 @@ def test_spark_runs_a_batch_for_empty_ranges_at_once(
         query.stop()
 
     assert frame.schema == RANGES
+    plan = capsys.readouterr().out
+    assert FORMAT in plan
+    assert SECRET not in plan
     [first, *others] = [row for batch in read[1:] for row in batch]
     assert (first["partition"], first["start"]) == (1, 0)
     assert all(before["end"] == after["start"] for before, after in pairwise([first, *others]))
