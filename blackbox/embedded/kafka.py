@@ -17,12 +17,9 @@ from confluent_kafka.admin import AdminClient
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.jars import kafka_jars
 from blackbox.embedded.java import find_java
-from blackbox.embedded.ports import HOST, free_port, is_listening, says_port_taken
-from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
-
-START_DEADLINE_S = 60.0
-STOP_GRACE_S = 10.0
-START_ATTEMPTS = 5
+from blackbox.embedded.ports import HOST, free_port, is_listening
+from blackbox.embedded.process import GuardedProcess, lock_folder
+from blackbox.embedded.server import START_DEADLINE_S, EmbeddedServer
 
 # Measured on two cores: the serial collector with C1 alone starts in 1.5 s (G1 with C2: 1.9 s) and
 # takes 217 k/s in transactions of 1,000 within its first seconds (164 k/s), 414 k/s in 5,000.
@@ -66,16 +63,16 @@ LOGGING = """<Configuration status="ERROR">
 """
 
 
-class EmbeddedKafka:
-    """One Kafka broker and controller whose data live in `folder`.
+class EmbeddedKafka(EmbeddedServer):
+    """One Kafka broker and controller.
 
-    Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
-    `settings` are lines of server.properties and win over the defaults; brokers of one cluster are
-    given the same `cluster_id`. `users` (name -> password) can log in with SCRAM-SHA-512 where
-    `settings` ask for that; `client` are settings of librdkafka by which the start can ask whether
-    the broker answers. `disposable` names a folder to be removed should this process die without
-    `stop()`.
+    `settings` are lines of server.properties; brokers of one cluster are given the same
+    `cluster_id`. `users` (name -> password) can log in with SCRAM-SHA-512 where `settings` ask for
+    that; `client` are settings of librdkafka by which the start can ask whether the broker answers.
+    Its log has warnings and worse.
     """
+
+    NAME = "Kafka"
 
     def __init__(
         self,
@@ -89,97 +86,50 @@ class EmbeddedKafka:
         disposable: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self._folder = folder.resolve()
-        self._port = port
-        self._settings = dict(settings or {})
+        super().__init__(
+            folder, port=port, settings=settings, disposable=disposable, progress=progress
+        )
         self._cluster_id = cluster_id
         self._users = dict(users or {})
         self._client = dict(client or {})
-        self._disposable = disposable
-        self._progress = progress or (lambda _: None)
-        self._process: GuardedProcess | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
-    def log(self) -> Path:
-        """What the broker logs, warnings and worse."""
-        return self._folder / "kafka.log"
+        self._java: list[str] = []
 
     @property
     def bootstrap_servers(self) -> str:
         """`host:port`; known once `start()` has returned, and the same after a restart."""
-        if self._port is None:
-            raise EmbeddedError("the embedded Kafka has no port yet; call start() first")
-        return f"{HOST}:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The pid of the java process."""
-        if self._process is None:
-            raise EmbeddedError("the embedded Kafka does not run; call start() first")
-        return self._process.pid
+        return f"{HOST}:{self.port}"
 
     def start(self) -> None:
         """Return when the broker answers (2-3 s; 4 s after a kill); does nothing if it runs.
 
         EmbeddedError: no Java, no jars, the folder is in use, or the broker ended or is silent.
         """
-        if self._process is not None and self._process.is_running:
+        if self._is_running:
             return
-        java = find_java()
-        jars = kafka_jars(java, self._progress)
+        self._java = self._find_java()
         (self._folder / "tmp").mkdir(parents=True, exist_ok=True)
         lock = lock_folder(self._folder)
         try:
-            self._start(java, jars, lock)
+            self._start_on_a_free_port(lock)
         finally:
             os.close(lock)
 
-    def stop(self) -> None:
-        """Graceful, killed after 10 s; does nothing if it does not run."""
-        if self._process is not None:
-            self._process.stop(STOP_GRACE_S)
-            self._process = None
+    def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
+        self._write_configuration(port)
+        cluster_id = self._format()
+        command = [*self._java, "kafka.Kafka", str(self._properties)]
+        process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
+        return process, partial(answers, port, cluster_id, self._client)
 
-    def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def _start(self, java: str, jars: Path, lock: int) -> None:
-        self._progress(f"starting Kafka in {self._folder}")
-        for attempt in range(1, START_ATTEMPTS + 1):
-            port = self._port or free_port()
-            self._write_configuration(port)
-            cluster_id = self._format(java, jars)
-            process = self._spawn(java, jars, lock)
-            try:
-                process.wait_until(
-                    partial(answers, port, cluster_id, self._client),
-                    name="the embedded Kafka",
-                    deadline_s=START_DEADLINE_S,
-                )
-            except ServerDiedError as error:
-                if not says_port_taken(error.log) or attempt == START_ATTEMPTS:
-                    raise
-                continue
-            self._port, self._process = port, process
-            return
-
-    def _java(self, java: str, jars: Path) -> list[str]:
+    def _find_java(self) -> list[str]:
+        """The command that runs a class of Kafka's."""
+        java = find_java()
+        jars = kafka_jars(java, self._progress)
         logging = self._folder / "log4j2.xml"
         return [
             *(java, *JVM_FLAGS, f"-Dlog4j2.configurationFile={logging}"),
             *(f"-Djava.io.tmpdir={self._folder / 'tmp'}", "-cp", f"{jars}/*"),
         ]
-
-    def _spawn(self, java: str, jars: Path, lock: int) -> GuardedProcess:
-        command = [*self._java(java, jars), "kafka.Kafka", str(self._properties)]
-        return GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
 
     @property
     def _properties(self) -> Path:
@@ -203,14 +153,14 @@ class EmbeddedKafka:
         self._properties.write_text("".join(lines))
         (self._folder / "log4j2.xml").write_text(LOGGING)
 
-    def _format(self, java: str, jars: Path) -> str:
+    def _format(self) -> str:
         """Format the data folder unless that was once completed; the cluster id."""
         marker = self._folder / "cluster-id"
         if marker.exists() and marker.read_text():
             return marker.read_text()
         shutil.rmtree(self._data, ignore_errors=True)
         cluster_id = self._cluster_id or new_cluster_id()
-        storage_tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
+        storage_tool = [*self._java, "kafka.tools.StorageTool", "format"]
         scram = [f"SCRAM-SHA-512=[name={n},password={p}]" for n, p in self._users.items()]
         users = [part for each in scram for part in ("--add-scram", each)]
         done = subprocess.run(

@@ -8,20 +8,18 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from blackbox.embedded.aof import repair_append_only_files
 from blackbox.embedded.errors import EmbeddedError
-from blackbox.embedded.ports import HOST, free_port, says_port_taken
-from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
+from blackbox.embedded.ports import HOST
+from blackbox.embedded.process import GuardedProcess, lock_folder
+from blackbox.embedded.server import EmbeddedServer
 
 MINIMUM_REDIS = (6, 2)
-START_DEADLINE_S = 60.0
-STOP_GRACE_S = 10.0
-START_ATTEMPTS = 5
 EMPTY = '""'
 
 SETTINGS = {
@@ -37,44 +35,10 @@ SETTINGS = {
 }
 
 
-class EmbeddedRedis:
-    """One Redis server whose append-only file lives in `folder`.
+class EmbeddedRedis(EmbeddedServer):
+    """One Redis server with an append-only file; `settings` are directives of redis.conf."""
 
-    Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
-    `settings` are redis.conf directives and win over the defaults. `disposable` names a folder to
-    be removed should this process die without `stop()`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        port: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        disposable: Path | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        self._folder = folder.resolve()
-        self._port = port
-        self._settings = dict(settings or {})
-        self._disposable = disposable
-        self._progress = progress or (lambda _: None)
-        self._process: GuardedProcess | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
-    def log(self) -> Path:
-        return self._folder / "redis.log"
-
-    @property
-    def port(self) -> int:
-        """Known once `start()` has returned, and the same after a restart."""
-        if self._port is None:
-            raise EmbeddedError("the embedded Redis has no port yet; call start() first")
-        return self._port
+    NAME = "Redis"
 
     @property
     def url(self) -> str:
@@ -83,60 +47,28 @@ class EmbeddedRedis:
         login = f":{quote(password, safe='')}@" if password else ""
         return f"redis://{login}{HOST}:{self.port}/0"
 
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise EmbeddedError("the embedded Redis does not run; call start() first")
-        return self._process.pid
-
     def start(self) -> None:
         """Repair the append-only file, start, return when Redis answers; nothing if it runs.
 
         EmbeddedError: no Redis, the folder is in use or was written by a newer Redis, or the
         server ended or is silent.
         """
-        if self._process is not None and self._process.is_running:
+        if self._is_running:
             return
-        redis_server, version = find_redis()
+        self._redis_server, version = find_redis()
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(self._folder)
         try:
-            self._refuse_newer_data(redis_server, version)
-            repair_append_only_files(redis_server, self._folder)
-            self._start(redis_server, lock)
+            self._refuse_newer_data(version)
+            repair_append_only_files(self._redis_server, self._folder)
+            self._start_on_a_free_port(lock)
         finally:
             os.close(lock)
 
-    def stop(self) -> None:
-        """Graceful, killed after 10 s; does nothing if it does not run."""
-        if self._process is not None:
-            self._process.stop(STOP_GRACE_S)
-            self._process = None
-
-    def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def _start(self, redis_server: str, lock: int) -> None:
-        self._progress(f"starting Redis in {self._folder}")
-        for attempt in range(1, START_ATTEMPTS + 1):
-            port = self._port or free_port()
-            command = [redis_server, str(self._write_configuration(port))]
-            process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
-            try:
-                process.wait_until(
-                    partial(self._answers, port, process.pid),
-                    name="the embedded Redis",
-                    deadline_s=START_DEADLINE_S,
-                )
-            except ServerDiedError as error:
-                if not says_port_taken(error.log) or attempt == START_ATTEMPTS:
-                    raise
-                continue
-            self._port, self._process = port, process
-            return
+    def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
+        command = [self._redis_server, str(self._write_configuration(port))]
+        process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
+        return process, partial(self._answers, port, process.pid)
 
     def _write_configuration(self, port: int) -> Path:
         folder = str(self._folder).replace("\\", "\\\\").replace('"', '\\"')
@@ -146,14 +78,14 @@ class EmbeddedRedis:
         configuration.write_text("".join(lines))
         return configuration
 
-    def _refuse_newer_data(self, redis_server: str, version: tuple[int, int]) -> None:
+    def _refuse_newer_data(self, version: tuple[int, int]) -> None:
         # An older server starts empty, without a word, beside files whose layout it does not know.
         marker = self._folder / "redis-version"
         written_by = tuple(map(int, marker.read_text().split("."))) if marker.exists() else version
         if written_by > version:
             raise EmbeddedError(
-                f"{self._folder} was written by Redis {_dotted(written_by)}, but {redis_server} is "
-                f"{_dotted(version)}; put that Redis on PATH, or name another folder"
+                f"{self._folder} was written by Redis {_dotted(written_by)}, but "
+                f"{self._redis_server} is {_dotted(version)}; put that Redis on PATH, or name another folder"
             )
         marker.write_text(_dotted(version))
 

@@ -136,10 +136,11 @@ class FrailKafka(EmbeddedKafka):
         super().__init__(folder)
         self.clock = clock
 
-    def _start(self, java: str, jars: Path, lock: int) -> None:
-        super()._start(
-            _script(self.folder / "java", "env", *self.clock.preloaded(), java), jars, lock
-        )
+    def _start_on_a_free_port(self, lock: int) -> None:
+        java, *options = self._java
+        frail = _script(self.folder / "java", "env", *self.clock.preloaded(), java)
+        self._java = [frail, *options]
+        super()._start_on_a_free_port(lock)
 
 
 class FrailRedis(EmbeddedRedis):
@@ -149,13 +150,15 @@ class FrailRedis(EmbeddedRedis):
         super().__init__(folder, settings={"lua-time-limit": "100"})
         self.clock = clock
 
-    def _start(self, redis_server: str, lock: int) -> None:
+    def _start_on_a_free_port(self, lock: int) -> None:
         # A file that may not grow ends a process, unless it ignores that signal.
         command = ["env", "--ignore-signal=XFSZ"]
         if self.clock is not None:
             command += self.clock.preloaded()
-            redis_server = REDIS_WITHOUT_JEMALLOC
-        super()._start(_script(self.folder / "redis-server", *command, redis_server), lock)
+            self._redis_server = REDIS_WITHOUT_JEMALLOC
+        frail = _script(self.folder / "redis-server", *command, self._redis_server)
+        self._redis_server = frail
+        super()._start_on_a_free_port(lock)
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from blackbox.embedded import EmbeddedError, EmbeddedKafka
-from blackbox.embedded import kafka as embedded_kafka
+from blackbox.embedded import server as embedded_server
 from blackbox.embedded.kafka import new_cluster_id
 from blackbox.embedded.ports import free_port
 from tests.embedded.deadline import is_alive
@@ -68,7 +68,7 @@ def test_a_port_taken_meanwhile_is_replaced_by_another(
         taken = occupier.getsockname()[1]
         ports = [taken]
         monkeypatch.setattr(
-            embedded_kafka, "free_port", lambda: ports.pop() if ports else free_port()
+            embedded_server, "free_port", lambda: ports.pop() if ports else free_port()
         )
         kafka.start()
         assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"

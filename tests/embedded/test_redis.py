@@ -10,6 +10,7 @@ from redis import Redis
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.embedded import redis as embedded_redis
+from blackbox.embedded import server as embedded_server
 from blackbox.embedded.ports import free_port
 from tests.embedded.deadline import becomes_true, is_alive
 
@@ -173,7 +174,7 @@ def test_a_port_taken_meanwhile_is_replaced_by_another(
     redis.start()
     taken = redis.port
     ports = [taken, free_port()]
-    monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
+    monkeypatch.setattr(embedded_server, "free_port", lambda: ports.pop(0))
     other = EmbeddedRedis(tmp_path / "other")
     other.start()
     try:

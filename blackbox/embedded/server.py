@@ -1,0 +1,101 @@
+"""What the embedded servers have in common: a folder, a port that stays, a guarded process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded.ports import free_port, says_port_taken
+from blackbox.embedded.process import GuardedProcess, ServerDiedError
+
+START_DEADLINE_S = 60.0
+STOP_GRACE_S = 10.0
+START_ATTEMPTS = 5
+
+
+class EmbeddedServer(ABC):
+    """A server whose data live in `folder`.
+
+    Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
+    `settings` win over the defaults. `disposable` names a folder to be removed should this process
+    die without `stop()`.
+    """
+
+    NAME: ClassVar[str]
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        disposable: Path | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._port = port
+        self._settings = dict(settings or {})
+        self._disposable = disposable
+        self._progress = progress or (lambda _: None)
+        self._process: GuardedProcess | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def log(self) -> Path:
+        return self._folder / f"{self.NAME.lower()}.log"
+
+    @property
+    def port(self) -> int:
+        """Known once `start()` has returned, and the same after a restart."""
+        if self._port is None:
+            raise EmbeddedError(f"the embedded {self.NAME} has no port yet; call start() first")
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The pid of the server itself."""
+        if self._process is None:
+            raise EmbeddedError(f"the embedded {self.NAME} does not run; call start() first")
+        return self._process.pid
+
+    @property
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.is_running
+
+    def stop(self) -> None:
+        """Graceful, killed after 10 s; does nothing if it does not run."""
+        if self._process is not None:
+            self._process.stop(STOP_GRACE_S)
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    @abstractmethod
+    def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
+        """Start the process on this port; what is returned with it tells whether it answers."""
+
+    def _start_on_a_free_port(self, lock: int) -> None:
+        """Return when it answers; a port that was taken meanwhile is given up for another."""
+        self._progress(f"starting {self.NAME} in {self._folder}")
+        for attempt in range(1, START_ATTEMPTS + 1):
+            port = self._port or free_port()
+            process, answers = self._launch(port, lock)
+            name = f"the embedded {self.NAME}"
+            try:
+                process.wait_until(answers, name=name, deadline_s=START_DEADLINE_S)
+            except ServerDiedError as error:
+                if not says_port_taken(error.log) or attempt == START_ATTEMPTS:
+                    raise
+                continue
+            self._port, self._process = port, process
+            return
