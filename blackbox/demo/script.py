@@ -13,7 +13,6 @@ import orjson
 
 from blackbox.request import Reason
 
-FEWEST_REQUESTS = 50
 SHARE_OF_SPECIAL = 1000
 BEHIND = 0.75
 """Cancelled and replaced requests are due in the last quarter, long after they are ended."""

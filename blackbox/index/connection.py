@@ -22,7 +22,6 @@ from blackbox.index.address import BadAddress, read
 from blackbox.index.cluster import Cluster
 from blackbox.index.sentinel import Primary
 
-Command = tuple[bytes | str | int, ...]
 Connections = redis.ConnectionPool | Cluster
 """To the one server there is, or to the nodes of a cluster."""
 

@@ -20,6 +20,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics, Report
 from blackbox.owners import STUCK_S
 from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.dispatch import SCHEMA, Window, lease_of, report_of
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -247,7 +248,7 @@ class DispatchWindows:
             context = self._session.sparkContext
             context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
-            lingering = self._session.range(0, 1, 1, 1).mapInArrow(window, SCHEMA)
+            lingering = numbered(self._session, 1).mapInArrow(window, SCHEMA)
             [row] = lingering.collect()
             if not row.report:
                 raise WindowLost("its Python worker or its executor ended")

@@ -13,6 +13,7 @@ from pyspark.sql.functions import max as largest
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Range
 from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.journals import (
     OUTCOMES,
     RECORDS,
@@ -151,7 +152,7 @@ def read_requests(
     """
     ranges = [Range(s.topic, s.partition, *span) for s, span in spans.items()]
     task = RequestRows(settings, access, tuple(pieces(ranges)), whole)
-    return _rows(session, len(task.ranges)).mapInArrow(task, RECORDS if whole else REQUESTS)
+    return numbered(session, len(task.ranges)).mapInArrow(task, RECORDS if whole else REQUESTS)
 
 
 def read_outcomes(
@@ -160,7 +161,7 @@ def read_outcomes(
     """One row for each request that the receipts of these spans name; void ones are rows as well."""
     ranges = [Range(receipts_topic(s.topic), s.partition, *span) for s, span in spans.items()]
     task = OutcomeRows(access, tuple(pieces(ranges)))
-    return _rows(session, len(task.ranges)).mapInArrow(task, OUTCOMES)
+    return numbered(session, len(task.ranges)).mapInArrow(task, OUTCOMES)
 
 
 def settled(outcomes: DataFrame) -> DataFrame:
@@ -193,8 +194,3 @@ def _beyond(kafka: Span, held: Span | None) -> Span:
 
 def _joined(kafka: Span, held: Span | None) -> Span:
     return kafka if held is None else Span(min(kafka.start, held.start), kafka.end)
-
-
-def _rows(session: SparkSession, count: int) -> DataFrame:
-    """Rows that each stand for one task."""
-    return session.range(0, count, 1, max(1, count))

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Mark, Marks, piece_name
 from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.load import MOST_SHOWN, REPORTS, Checked, CheckTask, SendTask, Sent
 from blackbox.pipeline.tasks.pieces import KINDS, Piece, UnusableFile, cut
 from blackbox.settings import Settings
@@ -190,7 +191,7 @@ class Load:
         rows = {name: mark.total for name, mark in self.marks.items()}
         first: list[BadRow] = []
         bad = 0
-        for number, report in _reports(_tasks(session, len(pieces)).mapInArrow(task, REPORTS)):
+        for number, report in _reports(numbered(session, len(pieces)).mapInArrow(task, REPORTS)):
             found = Checked(**report)
             if found.problem is not None:
                 raise UnusableFile(found.problem)
@@ -252,7 +253,7 @@ class Load:
             tuple(tuple(range(lane, len(names), count)) for lane in range(count)),
             None if rate is None else rate / count,
         )
-        sent = _tasks(session, count).mapInArrow(task, REPORTS)
+        sent = numbered(session, count).mapInArrow(task, REPORTS)
         return [Sent(**report) for _, report in _reports(sent)]
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
@@ -263,10 +264,6 @@ class Load:
             before, self.marks = self.marks, self._asking.of(self._of)
             if self.marks != before:
                 deadline = time.monotonic() + SILENCE_S
-
-
-def _tasks(session: SparkSession, count: int) -> DataFrame:
-    return session.range(0, count, 1, max(1, count))
 
 
 def _reports(frame: DataFrame) -> list[tuple[int, dict[str, Any]]]:

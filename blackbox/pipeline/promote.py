@@ -12,6 +12,7 @@ from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.promote import SCHEMA, Outcome, PromoteShards
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -23,7 +24,7 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
     counts = Topics(access.admin()).partitions(names)
     shards = tuple(Shard(name, p) for name in names for p in range(counts.get(name, 0)))
     task = PromoteShards(settings, access, shards, _now_ms(settings))
-    rows = session.range(0, len(shards), 1, max(1, len(shards))).mapInArrow(task, SCHEMA)
+    rows = numbered(session, len(shards)).mapInArrow(task, SCHEMA)
     try:
         return [Outcome.of(row) for row in rows.collect()]
     except (PySparkException, Py4JError) as failure:

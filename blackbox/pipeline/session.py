@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import blackbox
 
@@ -60,6 +60,11 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     if not is_local(master):
         session.sparkContext.addPyFile(str(_packed()))
     return session
+
+
+def numbered(session: SparkSession, count: int) -> DataFrame:
+    """The numbers 0, 1, …, each of which stands for one task."""
+    return session.range(0, count, 1, max(1, count))
 
 
 def is_local(master: str) -> bool:

@@ -49,6 +49,7 @@ from blackbox.pipeline.audit.fates import (
 )
 from blackbox.pipeline.journals import SHARD, Journals, Reach, Span, pieces, reach
 from blackbox.pipeline.ledger.ledger import Ledger
+from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.index import HELD, HeldRows
 from blackbox.pipeline.tasks.targets import FOUND, FoundRows
 from blackbox.plan import Labels
@@ -262,8 +263,8 @@ class _Look:
     def _held(self, shards: tuple[Shard, ...]) -> DataFrame:
         """All entries, read now and never again: what is lost of the table fails the audit."""
         task = HeldRows(self._settings, shards)
-        numbers = self._session.range(0, len(shards) + 1, 1, len(shards) + 1)
-        return numbers.mapInArrow(task, HELD).localCheckpoint(eager=True)
+        tasks = numbered(self._session, len(shards) + 1)
+        return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
     def _wait_for_journals(self, labels: Seen) -> list[Finding]:
         """Until the journals can be read up to the labels; those that stay beyond are exceptions."""
@@ -333,8 +334,7 @@ class _Look:
         spans = {at: (begins[at], lasts[at]) for at in there}
         ranges = tuple(pieces(Range(*at, *span) for at, span in spans.items()))
         task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
-        numbers = self._session.range(0, len(ranges), 1, max(1, len(ranges)))
-        return spans, numbers.mapInArrow(task, FOUND)
+        return spans, numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
 
     def _spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
         rows = [(*at, *span) for at, span in spans.items()]

@@ -55,7 +55,6 @@ FATE = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
     "to_topic", "to_partition", "to_offset", "ended_by",
 ]  # fmt: skip
-FINDING = ["kind", *PLACE, "id", "caller", "detail"]
 
 STATES = (
     "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",

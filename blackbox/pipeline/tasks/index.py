@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from blackbox.index.dump import Dump
+from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -17,17 +18,7 @@ HELD = (
 )
 """What an index has of a request: its entry, its payload, one without the other, or a cold one's bit."""
 
-_HELD = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("at_ms", pa.int64()),
-        ("entry", pa.bool_()),
-        ("payload", pa.bool_()),
-        ("cold", pa.bool_()),
-    ]
-)
+_HELD = arrow_schema(HELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +29,8 @@ class HeldRows:
     shards: tuple[Shard, ...]
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = [number for some in rows for number in some.column("id").to_pylist()]
         dump = Dump(self.settings.redis_url.get_secret_value())
-        for number in numbers:
+        for number in numbers(rows):
             if number == len(self.shards):
                 yield from _orphans(dump, self.shards)
             else:
@@ -52,7 +42,7 @@ class HeldRows:
 def _entries(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
     for held in dump.entries(shard):
         there = [True] * len(held)
-        yield _batch(
+        yield _rows(
             [shard] * len(held),
             [one.offset for one in held],
             [one.at_ms for one in held],
@@ -66,13 +56,13 @@ def _cold(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
     for offsets in dump.cold(shard):
         count = len(offsets)
         nothing = [False] * count
-        yield _batch([shard] * count, offsets, [None] * count, nothing, nothing, [True] * count)
+        yield _rows([shard] * count, offsets, [None] * count, nothing, nothing, [True] * count)
 
 
 def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
     for found in dump.orphans(shards):
         count = len(found)
-        yield _batch(
+        yield _rows(
             [shard for shard, _ in found],
             [offset for _, offset in found],
             [None] * count,
@@ -82,9 +72,6 @@ def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _batch(shards: Sequence[Shard], *columns: Sequence[object]) -> pa.RecordBatch:
+def _rows(shards: Sequence[Shard], *columns: Sequence[object]) -> pa.RecordBatch:
     where = [[shard.topic for shard in shards], [shard.partition for shard in shards]]
-    arrays = [
-        pa.array(held, field.type) for held, field in zip([*where, *columns], _HELD, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_HELD)
+    return batch([*where, *columns], _HELD)

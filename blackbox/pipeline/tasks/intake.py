@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
+from blackbox.pipeline.tasks.tables import arrow_schema, batch
 from blackbox.plan import Batch
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -41,6 +42,7 @@ SCHEMA = (
     "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
     "first_due_ms long, carried long, refused string, label long, problem string, is_full boolean"
 )
+_SCHEMA = arrow_schema(SCHEMA)
 
 
 class Stored(NamedTuple):
@@ -265,23 +267,15 @@ def _sum(one: Taken, other: Taken) -> Taken:
     )
 
 
-def _told(refused: Mapping[tuple[str, str], int]) -> str:
-    return orjson.dumps([(*who, count) for who, count in refused.items()]).decode()
-
-
 def _as_rows(done: list[Stored]) -> pa.RecordBatch:
-    columns = {
-        "topic": pa.array([s.shard.topic for s in done], pa.string()),
-        "partition": pa.array([s.shard.partition for s in done], pa.int32()),
-        "accepted": pa.array([s.taken.accepted for s in done], pa.int64()),
-        "invalid": pa.array([s.taken.invalid for s in done], pa.int64()),
-        "cancelled": pa.array([s.taken.cancelled for s in done], pa.int64()),
-        "replaced": pa.array([s.taken.replaced for s in done], pa.int64()),
-        "first_due_ms": pa.array([s.taken.first_due_ms for s in done], pa.int64()),
-        "carried": pa.array([s.taken.carried for s in done], pa.int64()),
-        "refused": pa.array([_told(s.taken.refused) for s in done], pa.string()),
-        "label": pa.array([s.label for s in done], pa.int64()),
-        "problem": pa.array([s.problem for s in done], pa.string()),
-        "is_full": pa.array([s.is_full for s in done], pa.bool_()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+    rows = [_as_row(*stored) for stored in done]
+    return batch(zip(*rows, strict=True) if rows else [()] * len(_SCHEMA), _SCHEMA)
+
+
+def _as_row(
+    shard: Shard, taken: Taken, label: int, problem: str | None, is_full: bool
+) -> tuple[Any, ...]:
+    counts = (taken.accepted, taken.invalid, taken.cancelled, taken.replaced, taken.first_due_ms)
+    refused = [(*who, count) for who, count in taken.refused.items()]
+    told = (taken.carried, orjson.dumps(refused).decode(), label, problem, is_full)
+    return (*shard, *counts, *told)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
-from blackbox import interpreter
 from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats
@@ -18,6 +16,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Chunk, Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers, tune_once
 from blackbox.receipt import Places, Receipt, decode
 from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
 from blackbox.settings import Settings
@@ -44,41 +43,12 @@ OUTCOMES = (
 `outcome` is delivered, dead, expired, invalid, void or gone (then `to_offset` is where that ends).
 """
 
-_REQUESTS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp_ms", pa.int64()),
-        ("kind", pa.string()),
-        ("target", pa.string()),
-        ("due_ms", pa.int64()),
-        ("expires_ms", pa.int64()),
-        ("caller", pa.string()),
-        ("caller_id", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-        ("carries", pa.int64()),
-        ("origin", pa.int64()),
-    ]
-)
+_REQUESTS = arrow_schema(REQUESTS)
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RECORDS = pa.schema(
     [*_REQUESTS, ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
 )
-_OUTCOMES = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("receipt", pa.int64()),
-        ("at_ms", pa.int64()),
-        ("outcome", pa.string()),
-        ("offset", pa.int64()),
-        ("to_topic", pa.string()),
-        ("to_partition", pa.int32()),
-        ("to_offset", pa.int64()),
-    ]
-)
+_OUTCOMES = arrow_schema(OUTCOMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +60,10 @@ class RequestRows:
     ranges: tuple[Range, ...]
     whole: bool
 
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         contracts = formats(self.settings)
         latest_ms = time.time_ns() // 1_000_000
-        for chunk in _chunks(self.access, self.ranges, numbers):
+        for chunk in _chunks(self.access, self.ranges, batches):
             read = contracts[chunk.range.topic].parse
             shard = Shard(chunk.range.topic, chunk.range.partition)
             found = [
@@ -125,12 +95,9 @@ class OutcomeRows:
 def _chunks(
     access: KafkaAccess, ranges: tuple[Range, ...], rows: Iterator[pa.RecordBatch]
 ) -> Iterator[Chunk]:
-    _tune_once()
-    mine = [ranges[number] for some in rows for number in some.column("id").to_pylist()]
+    tune_once()
+    mine = [ranges[number] for number in numbers(rows)]
     return (chunk for chunk in read_ranges(access, mine) if chunk.messages)
-
-
-_tune_once = cache(interpreter.tune)
 
 
 def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:
@@ -184,11 +151,11 @@ def _request_rows(
     columns = zip(*rows, strict=True)
     where = [[range_.topic] * len(rows), [range_.partition] * len(rows)]
     if whole is None:
-        return _batch([*where, *columns], _REQUESTS)
+        return batch([*where, *columns], _REQUESTS)
     keys = [record.key for record in whole]
     values = [record.value for record in whole]
     headers = [[{"key": k, "value": v} for k, v in record.headers] for record in whole]
-    return _batch([*where, *columns, keys, values, headers], _RECORDS)
+    return batch([*where, *columns, keys, values, headers], _RECORDS)
 
 
 def _told(range_: Range, message: Any) -> Iterator[tuple[Any, ...]]:
@@ -224,9 +191,4 @@ def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:
 def _outcome_rows(range_: Range, told: list[tuple[Any, ...]]) -> pa.RecordBatch:
     topic = range_.topic.removesuffix(RECEIPTS_SUFFIX)
     columns = zip(*told, strict=True) if told else [[] for _ in range(len(_OUTCOMES) - 2)]
-    return _batch([[topic] * len(told), [range_.partition] * len(told), *columns], _OUTCOMES)
-
-
-def _batch(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [pa.array(held, field.type) for held, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batch([[topic] * len(told), [range_.partition] * len(told), *columns], _OUTCOMES)

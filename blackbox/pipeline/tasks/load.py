@@ -18,6 +18,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import PieceWriter, record_bytes
 from blackbox.pipeline.tasks.pieces import Piece, UnusableFile, check_unchanged
 from blackbox.pipeline.tasks.rows import OWN_COLUMNS, Bad, Written, columns, records
+from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
 from blackbox.request import Invalid, Reason, Record
 from blackbox.settings import Settings
 
@@ -28,7 +29,7 @@ TRANSACTION_S = 1.0
 """A slower load commits at least so often, and waits between its transactions, not in them."""
 
 REPORTS = "piece int, report string"
-_REPORTS = pa.schema([("piece", pa.int32()), ("report", pa.string())])
+_REPORTS = arrow_schema(REPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class CheckTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _set_up_once()
-        for number in _numbers(batches):
+        for number in numbers(batches):
             yield _report(number, self.check(self.pieces[number]))
 
     def check(self, piece: Piece) -> Checked:
@@ -127,7 +128,7 @@ class SendTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _set_up_once()
         pace = Pace(self.rate)
-        for lane in _numbers(batches):
+        for lane in numbers(batches):
             for number in self.lanes[lane]:
                 yield _report(number, self.send(number, pace))
 
@@ -208,15 +209,9 @@ def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str
                 yield 1, str(asked.reason), asked.detail
 
 
-def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    return (number for some in batches for number in some.column("id").to_pylist())
-
-
 def _report(number: int, report: Checked | Sent) -> pa.RecordBatch:
     text = orjson.dumps(asdict(report)).decode()
-    return pa.RecordBatch.from_arrays(
-        [pa.array([number], pa.int32()), pa.array([text], pa.string())], schema=_REPORTS
-    )
+    return batch([[number], [text]], _REPORTS)
 
 
 @cache

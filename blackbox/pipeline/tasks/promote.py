@@ -11,6 +11,7 @@ import pyarrow as pa
 from blackbox import interpreter
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
+from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
 from blackbox.promoter import Promoter
 from blackbox.promotion import Promoted
 from blackbox.request import Shard
@@ -20,6 +21,7 @@ SCHEMA = (
     "topic string, partition int, cold long, near long, renewed long, lost long, refused long, "
     "problem string"
 )
+_SCHEMA = arrow_schema(SCHEMA)
 
 
 class Outcome(NamedTuple):
@@ -49,9 +51,8 @@ class PromoteShards:
         interpreter.tune()
         promoter = Promoter(self.settings, self.access)
         try:
-            for some in rows:
-                for number in some.column("id").to_pylist():
-                    yield _as_row(self._promote(promoter, self.shards[number]))
+            for number in numbers(rows):
+                yield _as_row(self._promote(promoter, self.shards[number]))
         finally:
             promoter.close()
 
@@ -64,14 +65,5 @@ class PromoteShards:
 
 def _as_row(outcome: Outcome) -> pa.RecordBatch:
     done = outcome.promoted
-    columns = {
-        "topic": pa.array([done.shard.topic], pa.string()),
-        "partition": pa.array([done.shard.partition], pa.int32()),
-        "cold": pa.array([done.cold], pa.int64()),
-        "near": pa.array([done.near], pa.int64()),
-        "renewed": pa.array([done.renewed], pa.int64()),
-        "lost": pa.array([done.lost], pa.int64()),
-        "refused": pa.array([done.refused], pa.int64()),
-        "problem": pa.array([outcome.problem], pa.string()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+    counts = (done.cold, done.near, done.renewed, done.lost, done.refused)
+    return batch([[held] for held in (*done.shard, *counts, outcome.problem)], _SCHEMA)
