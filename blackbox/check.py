@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -169,11 +170,8 @@ def findings(settings: Settings) -> list[Finding]:
     does not answer.
     """
     access = kafka(settings)
-    redis = RedisServer(settings.redis_url.get_secret_value())
-    try:
+    with closing(RedisServer(settings.redis_url.get_secret_value())) as redis:
         found = [*_redis_findings(redis), *_topic_findings(settings, Topics(access.admin()))]
-    finally:
-        redis.close()
     return sorted(found, key=lambda finding: finding.severity != "refuse")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from threading import Event
 
@@ -58,7 +59,7 @@ class Promoter:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
         carrier = Carrier(shard, self._access)
-        try:
+        with closing(journal), closing(carrier):
             return Promotion(
                 shard=shard,
                 label=labels.requests,
@@ -70,9 +71,6 @@ class Promoter:
                 renew_after_ms=self._renew_after_ms(shard.topic),
                 confirm=confirm,
             ).run(now_ms)
-        finally:
-            carrier.close()
-            journal.close()
 
     def close(self) -> None:
         self._inspector.close()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED, BadUsage, ended
-from blackbox.cli.terminal import as_json, printable
-from blackbox.settings import Settings, load
+from blackbox.cli.terminal import as_json, printable, quietly, table
+from blackbox.settings import Settings
 
 if TYPE_CHECKING:
     from blackbox.pipeline.audit.audit import Verdict
@@ -46,8 +47,7 @@ def audit(
 
     Runs beside the live service. Ends with 0 when every request is accounted for, else with 1.
     """
-    settings = load()
-    logs.silent()
+    settings = quietly()
     if html is not None and not html.absolute().parent.is_dir():
         raise BadUsage(f"--html {html}: there is no folder {html.absolute().parent}; create it")
     place = ledger or settings.ledger
@@ -116,11 +116,6 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _print(verdict: Verdict) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console()
     states = [f"{count:,} {state}" for state, count in verdict.states.items() if count]
     console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))
@@ -135,14 +130,14 @@ def _print(verdict: Verdict) -> None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in verdict.by_kind.items())
     console.print(Text(f"{verdict.found:,} exceptions: {kinds}", style="bold red"))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    listed = table()
     for name in ("kind", "request", "caller", "detail"):
-        table.add_column(name, overflow="fold")
+        listed.add_column(name, overflow="fold")
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
-        table.add_row(
+        listed.add_row(
             *map(Text, (one.kind, place, printable(one.caller or ""), printable(one.detail)))
         )
-    console.print(table)
+    console.print(listed)
     if verdict.found > SHOWN:
         console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import FAILED
-from blackbox.cli.terminal import as_json, printable
+from blackbox.cli.terminal import as_json, printable, quietly
 from blackbox.control.control import Control
-from blackbox.settings import load
 
 
 def cancel(
@@ -24,13 +23,9 @@ def cancel(
 
     Ends with 1 unless it was cancelled.
     """
-    settings = load()
-    logs.silent()
-    control = Control(settings)
-    try:
+    settings = quietly()
+    with closing(Control(settings)) as control:
         done = control.cancel(id)
-    finally:
-        control.close()
     if json:
         request = None if done.request is None else asdict(done.request)
         others = [asdict(other) for other in done.others]

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import orjson
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from blackbox import logs
 from blackbox.cli.failures import FAILED
-from blackbox.settings import load
+from blackbox.cli.terminal import quietly, table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -19,8 +20,7 @@ def check(json: AsJson = False) -> None:
     """Look at Kafka's and Redis' configuration; ends with 1 if `run` would refuse to start."""
     from blackbox.check import findings
 
-    settings = load()
-    logs.silent()
+    settings = quietly()
     found = findings(settings)
     if json:
         typer.echo(orjson.dumps([asdict(finding) for finding in found]))
@@ -33,16 +33,11 @@ def check(json: AsJson = False) -> None:
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, show_lines=False, pad_edge=False)
-    table.add_column("")
-    table.add_column("found", ratio=3)
-    table.add_column("remedy", ratio=2)
+    shown = table()
+    shown.add_column("")
+    shown.add_column("found", ratio=3)
+    shown.add_column("remedy", ratio=2)
     for severity, text, remedy in rows:
         style = "bold red" if severity == "refuse" else "yellow"
-        table.add_row(Text(severity, style=style), Text(text), Text(remedy), end_section=True)
-    Console().print(table)
+        shown.add_row(Text(severity, style=style), Text(text), Text(remedy), end_section=True)
+    Console().print(shown)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.terminal import quietly, table
 from blackbox.connect import kafka
-from blackbox.settings import Settings, load
+from blackbox.settings import Settings
 
 if TYPE_CHECKING:
     from blackbox.pipeline.ledger.extend import Done
@@ -39,8 +41,7 @@ def ledger(
     json: AsJson = False,
 ) -> None:
     """Add what is new in the journals to Parquet tables, for the audit."""
-    settings = load()
-    logs.silent()
+    settings = quietly()
     place = path or settings.ledger
     if not place:
         raise BadUsage(
@@ -128,20 +129,16 @@ def _as_json(done: Done) -> dict[str, Any]:
 
 
 def _print_tables(done: Done) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from blackbox.pipeline.ledger.manifest import Journal
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    tables = table()
     for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):
-        table.add_column(name, justify="left" if name == "table" else "right")
+        tables.add_column(name, justify="left" if name == "table" else "right")
     for name, one in done.tables.items():
         compacted = f"{one.compacted:,} into {one.compacted_into:,}" if one.compacted else "-"
         numbers = (one.rows_added, one.rows, one.days, one.files, one.bytes)
-        table.add_row(name, *(f"{number:,}" for number in numbers), compacted)
-    shards = Table(box=SIMPLE_HEAD, pad_edge=False)
+        tables.add_row(name, *(f"{number:,}" for number in numbers), compacted)
+    shards = table()
     for name in ("shard", "requests", "receipts", "gaps"):
         shards.add_column(name, justify="left" if name == "shard" else "right")
     journals = done.manifest.journals
@@ -152,7 +149,7 @@ def _print_tables(done: Done) -> None:
         shards.add_row(str(shard), *spans, f"{lost:,}" if lost else "-")
     steps = "1 step" if done.steps == 1 else f"{done.steps} steps"
     console = Console()
-    console.print(table, shards)
+    console.print(tables, shards)
     console.print(
         f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s",
         highlight=False, soft_wrap=True,

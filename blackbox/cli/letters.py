@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.api.answers import LetterState
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.show import instant
-from blackbox.cli.terminal import as_json, printable
+from blackbox.cli.terminal import as_json, printable, quietly
 from blackbox.control.control import Control
 from blackbox.control.letters import Letter, PutAway
-from blackbox.settings import load
 
 Places = Annotated[
     list[str] | None, typer.Option(metavar="PLACE", help="Instead of a list; repeatable.")
@@ -37,16 +36,12 @@ def letters(
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")
-    settings = load()
-    logs.silent()
-    control = Control(settings)
-    try:
+    settings = quietly()
+    with closing(Control(settings)) as control:
         if replay or discard:
             _tell(control.put_away(replay or discard or [], again=bool(replay)), json)
         else:
             _list(control, control.letters(reason, is_open=not all_), json)
-    finally:
-        control.close()
 
 
 def _list(control: Control, found: Sequence[Letter], json: bool) -> None:

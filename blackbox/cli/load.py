@@ -10,23 +10,20 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from blackbox import logs
 from blackbox.cli.batch import need_spark
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.cli.request_topic import chosen
-from blackbox.cli.terminal import as_json, printable
+from blackbox.cli.terminal import as_json, printable, quietly, table
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import largest_record
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.settings import Settings
-from blackbox.settings import load as read_settings
 
 if TYPE_CHECKING:
     from blackbox.pipeline.load import BadRow, File, Load, Verdict
@@ -69,8 +66,7 @@ def load(
 
     Nothing is sent when a row is bad. docs/load.md has the columns.
     """
-    settings = read_settings()
-    logs.silent()
+    settings = quietly()
     topic = _topic(request_topic, settings)
     kind = _kind(format)
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
@@ -259,13 +255,13 @@ def _line(bad: BadRow) -> str:
 
 
 def _print(done: Loaded) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    shown = table()
     for name in ("files", "rows", "sent now", "already there", "seconds", "rows/s"):
-        table.add_column(name, justify="right")
-    table.add_row(
+        shown.add_column(name, justify="right")
+    shown.add_row(
         *(f"{count:,}" for count in done[:4]), f"{done.seconds:.1f}", f"{done.rows_per_s:,}"
     )
-    Console().print(table)
+    Console().print(shown)
     if done.dry_run:
         typer.echo("every row is good; nothing was sent (--dry-run)")
     elif not done.rows:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from blackbox import logs
 from blackbox.api.answers import RequestState
 from blackbox.cli.show import instant
-from blackbox.cli.terminal import as_json, printable
+from blackbox.cli.terminal import as_json, printable, quietly, table
 from blackbox.control.control import Control
 from blackbox.control.pending import Found, Place, Wanted
-from blackbox.settings import load
 
 PAGE = 100
 
@@ -29,15 +30,11 @@ def pending(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
 ) -> None:
     """List pending requests, the soonest first, without those of the cold tier; reads only."""
-    settings = load()
-    logs.silent()
+    settings = quietly()
     to_ms = None if within is None else int((time.time() + within) * 1000)
     wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
-    control = Control(settings)
-    try:
+    with closing(Control(settings)) as control:
         found = list(_soonest(control, wanted, limit))
-    finally:
-        control.close()
     states = [RequestState.of_pending(one) for one in found]
     if json:
         for state in states:
@@ -57,16 +54,11 @@ def _soonest(control: Control, wanted: Wanted, limit: int) -> Iterator[Found]:
 
 
 def _print_table(states: list[RequestState]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    listed = table()
     for name in ("due", "to topic", "caller", "its id", "id"):
-        table.add_column(name, no_wrap=name == "id")
+        listed.add_column(name, no_wrap=name == "id")
     for state in states:
         names = (state.target, state.caller, state.caller_id)
         shown = (Text(printable(name or "-")) for name in names)  # no markup of rich's
-        table.add_row(instant(state.due_ms), *shown, state.id)
-    Console().print(table)
+        listed.add_row(instant(state.due_ms), *shown, state.id)
+    Console().print(listed)

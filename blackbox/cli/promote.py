@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED
+from blackbox.cli.terminal import quietly, table
 from blackbox.connect import kafka
-from blackbox.settings import load
 
 if TYPE_CHECKING:
     from blackbox.pipeline.tasks.promote import Outcome
@@ -25,8 +26,7 @@ def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
 
     Ends with 1 when a shard could not be promoted, or requests were lost.
     """
-    settings = load()
-    logs.silent()
+    settings = quietly()
     access = kafka(settings, logs.QUIET)
     with spark(settings, "promoting") as session:
         from blackbox.pipeline.promote import promote as promoted
@@ -54,16 +54,12 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_footer=True, pad_edge=False)
+    shown = table(show_footer=True)
     totals = _totals(outcomes)
-    table.add_column("shard", "total")
+    shown.add_column("shard", "total")
     for name in COUNTS:
-        table.add_column(name, f"{totals[name]:,}", justify="right")
+        shown.add_column(name, f"{totals[name]:,}", justify="right")
     for outcome in outcomes:
         numbers = (getattr(outcome.promoted, name) for name in COUNTS)
-        table.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))
-    Console().print(table)
+        shown.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))
+    Console().print(shown)

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import BadUsage
+from blackbox.cli.terminal import quietly
 from blackbox.rebind import rebind as rebound
-from blackbox.settings import load
 
 
 class Pending(StrEnum):
@@ -31,8 +30,7 @@ def rebind(
 
     Shards whose index does not fit stay closed until this is run; the log and /readyz say so.
     """
-    settings = load()
-    logs.silent()
+    settings = quietly()
     if topic not in settings.topics:
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is none of the request topics: {known}")

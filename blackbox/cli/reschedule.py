@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
-from blackbox.cli.terminal import as_json, printable
+from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
 from blackbox.control.control import Control
-from blackbox.settings import load
 
 
 def reschedule(
@@ -29,16 +27,12 @@ def reschedule(
 
     Ends with 1 unless that was in time.
     """
-    settings = load()
-    logs.silent()
-    control = Control(settings)
+    settings = quietly()
     try:
-        instant = int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
-        done = control.reschedule(id, countdown_s=countdown, at=instant)
+        with closing(Control(settings)) as control:
+            done = control.reschedule(id, countdown_s=countdown, at=typed_instant(at))
     except ValueError as error:
         raise BadUsage(str(error)) from None
-    finally:
-        control.close()
     if json:
         request = None if done.request is None else asdict(done.request)
         typer.echo(as_json({"outcome": done.outcome, "request": request}))

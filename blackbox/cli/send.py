@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.request_topic import chosen
+from blackbox.cli.terminal import typed_instant
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.connect import kafka
@@ -61,7 +61,7 @@ def send(
             topic,
             message,
             countdown_s=countdown,
-            at=int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at,
+            at=typed_instant(at),
             key=key,
             headers=dict(map(_header, header or ())),
             id=id,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage
-from blackbox.cli.terminal import as_json
+from blackbox.cli.terminal import as_json, quietly
 from blackbox.control.fate import Registry
 from blackbox.fate import Fate
 from blackbox.logs import printable
 from blackbox.request import MAX_OFFSET, Shard, locate, placed
-from blackbox.settings import load
 
 NOT_TOLD = ("unknown", "over", "undetermined")
 _MEMBER = re.compile(r"[0-9a-f]{16}")
@@ -34,14 +33,10 @@ def show(
 
     Ends with 1 when there is no such request, or what became of it was not found in time.
     """
-    settings = load()
-    logs.silent()
-    registry = Registry(settings)
-    try:
+    settings = quietly()
+    with closing(Registry(settings)) as registry:
         places = _places(id, registry, list(settings.topics))
         fates = [fate for place in places for fate in _fates(registry, place)]
-    finally:
-        registry.close()
     for fate in fates:
         typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
     if all(fate.state in NOT_TOLD for fate in fates):

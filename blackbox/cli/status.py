@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import orjson
 import typer
+from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.failures import FAILED, ended
 from blackbox.cli.show import instant
+from blackbox.cli.terminal import quietly, table
 from blackbox.clock import Clock
 from blackbox.connect import kafka, shared
 from blackbox.index.inspector import Inspector
@@ -20,7 +23,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.request import Shard
-from blackbox.settings import Settings, load
+from blackbox.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,7 @@ class ShardStatus:
 
 def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print what is pending, late and unread, by shard, and which targets are paused; reads only."""
-    settings = load()
-    logs.silent()
+    settings = quietly()
     shards = list(_statuses(settings))
     if not shards:
         topics = ", ".join(settings.topics)
@@ -87,23 +89,17 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
 
 def _paused(settings: Settings, shards: Sequence[ShardStatus]) -> dict[str, int]:
     """Target by epoch ms."""
-    asked = shared(settings)
-    try:
-        names = (one.shard.rpartition("-") for one in shards)
+    names = (one.shard.rpartition("-") for one in shards)
+    with closing(shared(settings)) as asked:
         return asked.paused(Shard(topic, int(partition)) for topic, _, partition in names)
-    finally:
-        asked.close()
 
 
 def _status(
     shard: Shard, access: KafkaAccess, inspector: Inspector, clock: Clock, has_receipts: bool
 ) -> ShardStatus:
-    journal = ShardJournal(shard, access)
-    try:
+    with closing(ShardJournal(shard, access)) as journal:
         requests_end = journal.request_bounds().end
         receipts_end = journal.receipt_bounds().end if has_receipts else 0
-    finally:
-        journal.close()
     now_ms = clock.earliest_ms()
     standing = inspector.standing(shard, now_ms)
     oldest_ms, next_ms = standing.oldest_due_ms, standing.next_due_ms
@@ -138,11 +134,7 @@ def _totals(shards: Sequence[ShardStatus]) -> dict[str, int | None]:
 
 
 def _print_table(shards: Sequence[ShardStatus]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_footer=True, pad_edge=False)
+    shown = table(show_footer=True)
     totals = _totals(shards)
     for name, footer in (
         ("shard", "total"),
@@ -155,10 +147,10 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
         ("unread", f"{totals['lag']:,}"),
         ("receipts", ""),
     ):
-        table.add_column(name, footer, justify="left" if name == "shard" else "right")
+        shown.add_column(name, footer, justify="left" if name == "shard" else "right")
     for one in shards:
         late = "bold red" if one.due_now else ""
-        table.add_row(
+        shown.add_row(
             one.shard,
             f"{one.pending:,}",
             f"{one.cold:,}",
@@ -170,7 +162,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
             _position(one.receipts_label, _without_marker(one)),
             style=late,
         )
-    Console().print(table)
+    Console().print(shown)
 
 
 def _without_marker(one: ShardStatus) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.terminal import quietly
 from blackbox.control.control import Control
 from blackbox.request import is_topic_name
-from blackbox.settings import load
 
 Topic = Annotated[str, typer.Argument(help="The target topic.")]
 
@@ -33,10 +33,5 @@ def resume(topic: Topic) -> None:
 def _change(topic: str, change: Callable[[Control, str], dict[str, int]]) -> dict[str, int]:
     if not is_topic_name(topic):
         raise BadUsage(f"{topic!r} is no name of a topic")
-    settings = load()
-    logs.silent()
-    control = Control(settings)
-    try:
+    with closing(Control(quietly())) as control:
         return change(control, topic)
-    finally:
-        control.close()

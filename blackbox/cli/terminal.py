@@ -1,15 +1,31 @@
-"""What commands print: nothing in it moves a terminal, whoever wrote it."""
+"""How commands begin, and what they print: nothing in it moves a terminal, whoever wrote it."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from blackbox import logs
+from blackbox.settings import Settings, load
 
 SHOWN_CHARS = 400
+
+
+def quietly() -> Settings:
+    """The settings of a command that logs nothing: it says in its own words what matters."""
+    settings = load()
+    logs.silent()
+    return settings
+
+
+def typed_instant(at: str | None) -> str | int | None:
+    """Epoch ms as a number; anything else stays text."""
+    return int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
 
 
 def printable(text: str) -> str:
@@ -22,6 +38,11 @@ def as_json(held: Any, option: int = 0) -> str:
     """JSON on one line, in which everything that is not printable is escaped."""
     text = orjson.dumps(held, option=option).decode()
     return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def table(**options: Any) -> Table:
+    """An empty one, as all commands print them."""
+    return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
 
 
 def _escaped(character: str) -> str:

@@ -97,11 +97,8 @@ class Registry:
 
     def request_end(self, shard: Shard) -> int:
         """The next offset of the request topic."""
-        journal = ShardJournal(shard, self._access)
-        try:
+        with closing(ShardJournal(shard, self._access)) as journal:
             return journal.request_bounds().end
-        finally:
-            journal.close()
 
     def fate(
         self, shard: Shard, offset: int, since: Labels | None = None, limit: Limit | None = None

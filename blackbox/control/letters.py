@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import Again, Letterbox, Lying
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.outgoing import LETTER_HEADERS
-from blackbox.request import Headers, Reason, Record, Shard
+from blackbox.request import Headers, Reason, Record, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +111,15 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
             "what it was to replace was delivered, or has ended: replayed, it could go out twice; "
             "ask for it anew if that is meant"
         )
-    where, _, offset = letter.source.rpartition("@")
-    topic, _, partition = where.rpartition("/")
-    if not is_request_topic(topic) or not (partition.isdecimal() and offset.isdecimal()):
+    place = placed(letter.source)
+    if place is None or not is_request_topic(place[0].topic):
         raise ValueError(f"its source {letter.source!r} is in none of the request topics")
-    shard = Shard(topic, int(partition))
+    shard, offset = place
     is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
     if letter.value is not None or not is_shortened:
         return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
-    journal = ShardJournal(shard, access)
-    try:
-        record = journal.records([int(offset)]).get(int(offset))
-    finally:
-        journal.close()
+    with closing(ShardJournal(shard, access)) as journal:
+        record = journal.records([offset]).get(offset)
     if record is None:
         raise ValueError(
             f"its value was left out, and Kafka does not keep {letter.source} any more"

@@ -7,6 +7,7 @@ partition: a record without a value, whose last header names the letter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Literal, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -67,13 +68,10 @@ class Letterbox:
         return sorted(found, key=lambda one: one.record.timestamp_ms, reverse=True)
 
     def _lying(self, shard: Shard) -> list[Lying]:
-        journal = ShardJournal(shard, self._access)
-        try:
+        with closing(ShardJournal(shard, self._access)) as journal:
             start, end = journal.request_bounds()
             batches = journal.requests(max(start, end - TAIL), end)
             records = [record for batch in batches for record in batch.records]
-        finally:
-            journal.close()
         became = {named: fate for record in records for named, fate in _mark(record)}
         return [
             Lying(shard, record, became.get(shard.source(record.offset)))
@@ -87,10 +85,8 @@ class Letterbox:
         In one transaction, under an id of its own: of two who do this at once, one does. Raises a
         Doubt when nothing was done, or that is not known: look again.
         """
-        transactions = Transactions(
-            self._access, f"{self._access.group_id}-letters", f"{self._topic}: letters"
-        )
-        try:
+        name = f"{self._access.group_id}-letters"
+        with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             transactions.open()
             open_now = {one.place for one in self.lying() if one.became is None}
             chosen = [place for place in places if place in open_now]
@@ -99,8 +95,6 @@ class Letterbox:
                 _write(transactions, self._topic, [(place, places[place]) for place in chosen])
                 transactions.commit(f"Write on topic {self._topic}")
             return chosen
-        finally:
-            transactions.close()
 
 
 def _mark(record: Record) -> list[tuple[str, Fate]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import closing
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -37,8 +38,7 @@ class Seconds:
     def open(self) -> int | None:
         """Fence every earlier writer, then read the last second written; None in an empty topic."""
         self._transactions.open()
-        journal = ShardJournal(self._shard, self._access, ahead=1)
-        try:
+        with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
             start, end = journal.request_bounds()
             first, tail = end, TAIL
             while first > start:
@@ -47,8 +47,6 @@ class Seconds:
                 if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
                     return int(found[-1])
             return None
-        finally:
-            journal.close()
 
     def write(self, seconds: Iterable[int]) -> None:
         """All of them, in this order, or none; each with itself as its timestamp."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from operator import itemgetter
 
 from confluent_kafka import Message
@@ -106,10 +107,8 @@ class ShardJournal:
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
         """Like `requests`, with those of transactions that have not ended, or that were aborted."""
         other = ShardJournal(self._shard, self._access, isolation="read_uncommitted")
-        try:
+        with closing(other):
             yield from other.requests(start, end)
-        finally:
-            other.close()
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The request records at these offsets, without those that Kafka does not have any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -126,15 +127,12 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
     counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
     journals = {shard: (receipts_topic(shard.topic), shard.partition) for shard in shards}
-    ends = Ends(access)
-    try:
+    with closing(Ends(access)) as ends:
         there = [at for at in journals.values() if at[1] < counts.get(at[0], 0)]
         first, last = ends.first(there), ends.last(there)
         receipts = {s: Span(first.get(at, 0), last.get(at, 0)) for s, at in journals.items()}
         first, last = ends.first(shards), ends.last(shards)
         requests = {s: Span(first[s], last[s]) for s in shards}
-    finally:
-        ends.close()
     return Reach(requests, receipts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -32,9 +34,7 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
 
 
 def _now_ms(settings: Settings) -> int:
-    clock, server = Clock(), RedisServer(settings.redis_url.get_secret_value())
-    try:
+    clock = Clock()
+    with closing(RedisServer(settings.redis_url.get_secret_value())) as server:
         clock.observe(server.now_ms())
-    finally:
-        server.close()
     return clock.earliest_ms()

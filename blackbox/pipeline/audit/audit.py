@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -326,11 +326,8 @@ class _Look:
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
-        ends = Ends(self._access)
-        try:
+        with closing(Ends(self._access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
-        finally:
-            ends.close()
         spans = {at: (begins[at], lasts[at]) for at in there}
         ranges = tuple(pieces(Range(*at, *span) for at, span in spans.items()))
         task = FoundRows(self._access, ranges, frozenset(self._settings.topics))

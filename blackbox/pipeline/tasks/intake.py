@@ -183,12 +183,9 @@ class _Intakes:
             raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
         labels = kept.labels
         logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
-        journal = ShardJournal(shard, self._access)
-        try:
+        with closing(ShardJournal(shard, self._access)) as journal:
             for batch in journal.requests(labels.requests, start):
                 taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
-        finally:
-            journal.close()
         return taken
 
     def _announce(self, shard: Shard, taken: Taken) -> None:
