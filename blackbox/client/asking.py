@@ -15,13 +15,12 @@ from blackbox.cancel import HEADER as CANCEL_HEADER
 from blackbox.client.moving import Moved
 from blackbox.client.request import cancel_value
 from blackbox.doubt import Doubt, NotAllowed
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess
+from blackbox.journal.access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
 from blackbox.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
-POLL_S = 0.1
 COUNTED_FOR_S = 5.0
 """How long the number of partitions is taken for true: as often as the client itself asks for it."""
 
@@ -233,16 +232,10 @@ class Asker:
             if asked.failure is not None:
                 self._failures.append(asked.failure)
 
-        while True:
-            try:
-                self._producer.produce(
-                    self.request_topic, value, key, partition, settle, None, 0, headers
-                )
-                return
-            except BufferError:
-                self._producer.poll(POLL_S)
-            except KafkaException as error:
-                raise NotSent(f"the client refuses the request: {error.args[0].str()}") from None
+        try:
+            produce(self._producer, self.request_topic, value, key, partition, settle, headers)
+        except KafkaException as error:
+            raise NotSent(f"the client refuses the request: {error.args[0].str()}") from None
 
     def _wait_for(self, asked: Asked) -> None:
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S

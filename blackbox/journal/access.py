@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
@@ -17,6 +17,7 @@ logger = logging.getLogger("blackbox.kafka")
 
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
+POLL_S = 0.1
 
 OURS = (
     "auto.offset.reset",
@@ -148,6 +149,28 @@ class KafkaAccess:
             "log_level": 3,
         }
         return base | defaults | dict(self.settings)
+
+
+def produce(
+    producer: Producer,
+    topic: str,
+    value: bytes | None,
+    key: bytes | str | None,
+    partition: int = -1,
+    report: Callable[[KafkaError | None, Message], None] | None = None,
+    headers: Sequence[tuple[str, bytes | str | None]] | None = None,
+    timestamp_ms: int = 0,
+) -> None:
+    """Queue a record once the client has room for it; by its key unless a partition is given.
+
+    Raises KafkaException when the client refuses it at once.
+    """
+    while True:
+        try:
+            producer.produce(topic, value, key, partition, report, None, timestamp_ms, headers)  # type: ignore[arg-type]
+            return
+        except BufferError:
+            producer.poll(POLL_S)
 
 
 def doubt(error: KafkaException, what: str, needs: str = "") -> Doubt:

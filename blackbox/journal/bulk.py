@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost, NotAllowed
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, doubt, produce
 from blackbox.request import Headers
 
 FLUSH_S = 30.0
@@ -22,14 +22,10 @@ class Bulk:
     def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Headers) -> None:
         """Queue a record. Raises a Doubt when the client does not take it."""
         self._needs = f"Write on topic {topic}"
-        while True:
-            try:
-                self._producer.produce(topic, value, key, headers=headers, on_delivery=self._report)  # type: ignore[arg-type]
-                return
-            except BufferError:
-                self._producer.poll(0.1)
-            except KafkaException as error:
-                raise doubt(error, f"cannot write to {topic}", self._needs) from None
+        try:
+            produce(self._producer, topic, value, key, -1, self._report, headers)
+        except KafkaException as error:
+            raise doubt(error, f"cannot write to {topic}", self._needs) from None
 
     def flush(self) -> None:
         """Wait until Kafka has all of them. Raises a Doubt when it has not, or that is not known."""

@@ -7,7 +7,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import KafkaAccess, doubt, explained
+from blackbox.journal.access import KafkaAccess, doubt, explained, produce
 from blackbox.journal.transactions import Transactions
 from blackbox.journal.writer import REASONS
 from blackbox.request import Headers, Record, Shard
@@ -56,25 +56,15 @@ class Carrier:
 
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
         """Queue this record's key and value under these headers."""
+        topic, partition = self._shard
         report = partial(self._report, record.offset)
-        while True:
-            try:
-                self._transactions.producer.produce(
-                    self._shard.topic,
-                    record.value,
-                    record.key,
-                    self._shard.partition,
-                    report,
-                    None,
-                    timestamp_ms,
-                    headers,  # type: ignore[arg-type]
-                )
-                return
-            except BufferError:
-                self._transactions.producer.poll(0.1)
-            except KafkaException as error:
-                self._failed[record.offset] = error.args[0]
-                return
+        producer = self._transactions.producer
+        try:
+            produce(
+                producer, topic, record.value, record.key, partition, report, headers, timestamp_ms
+            )
+        except KafkaException as error:
+            self._failed[record.offset] = error.args[0]
 
     def flush(self) -> tuple[int, dict[int, str]]:
         """Wait until the broker has every record.

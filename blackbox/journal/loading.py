@@ -156,7 +156,6 @@ class PieceWriter:
         self._mark = f"{LAYOUT}/{total}"
         gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
         self._transactions = Transactions(replace(access, settings=gathered), name, name)
-        self._producer = self._transactions.producer
         self._consumer: Consumer = access.in_group(name).consumer()
         self._failed: KafkaError | None = None
 
@@ -176,11 +175,13 @@ class PieceWriter:
     def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
         """Write the next rows; with them, `rows_in` are in. All or, with a Doubt, perhaps none."""
         at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
+        needs = f"Read and Write on topic {self._topic}"
         self._transactions.begin()
         try:
             for key, value, headers in rows:
-                self._produce(key, value, headers)
-            needs = f"Read and Write on topic {self._topic}"
+                self._transactions.send(
+                    self._topic, value, key, -1, self._report, headers or None, needs=needs
+                )
             self._transactions.send_offsets(at, self._consumer.consumer_group_metadata(), needs)
             self._transactions.commit(needs)  # flushes first
         except KafkaException as error:
@@ -194,25 +195,7 @@ class PieceWriter:
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next to open the piece to settle."""
         self._consumer.close()
-        del self._producer
         self._transactions.close()
-
-    def _produce(self, key: str | None, value: bytes, headers: Headers) -> None:
-        while True:
-            try:
-                self._producer.produce(
-                    self._topic,
-                    value,
-                    key,
-                    -1,
-                    self._report,
-                    None,
-                    0,
-                    headers or None,  # type: ignore[arg-type]
-                )
-                return
-            except BufferError:
-                self._producer.poll(0.1)
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

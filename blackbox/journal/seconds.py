@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from contextlib import closing
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.shard_journal import ShardJournal
@@ -60,15 +60,10 @@ class Seconds:
         self._transactions.close()
 
     def _send(self, second: int) -> None:
-        topic, _ = self._shard
-        producer = self._transactions.producer
-        while True:
-            try:
-                producer.produce(topic, VALUE, b"%d" % second, PARTITION, timestamp=second * 1000)
-                return
-            except BufferError:
-                producer.poll(0.1)
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError._STATE:
-                    self._transactions.commit(self._needs)  # it has failed before, and says why
-                raise doubt(error, f"{topic}: cannot produce") from None
+        topic, key, at_ms = self._shard.topic, b"%d" % second, second * 1000
+        try:
+            self._transactions.send(
+                topic, VALUE, key, PARTITION, timestamp_ms=at_ms, needs=self._needs
+            )
+        except KafkaException as error:
+            raise doubt(error, f"{topic}: cannot produce") from None

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from blackbox.doubt import Doubt
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, doubt, produce
 
 OPEN_ATTEMPTS = 5
 OPEN_ATTEMPT_S = 6.0
@@ -50,6 +50,15 @@ class Transactions:
             self.producer.begin_transaction()
         except KafkaException as error:
             raise doubt(error, f"{self._what}: cannot begin a transaction") from None
+
+    def send(self, *record: Any, needs: str = "", **more: Any) -> None:
+        """Queue a record, as `produce` has it. Raises a Doubt when the transaction has failed before."""
+        try:
+            produce(self.producer, *record, **more)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._STATE:
+                self.commit(needs)  # says why
+            raise
 
     def flush(self) -> int:
         """Wait until every record is with the brokers, 20 s at most; returns how many are not."""

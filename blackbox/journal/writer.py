@@ -7,7 +7,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.doubt import JournalLost, Refused
-from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed
+from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.outgoing import Outgoing, Refusal
@@ -78,17 +78,14 @@ class Writer:
         """
         offset, topic, key, value, headers, partition = outgoing
         report = partial(self._report, offset, places)
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, report, None, 0, headers)
-                return None
-            except BufferError:
-                self._producer.poll(0.1)
-            except KafkaException as error:
-                cause = error.args[0]
-                if cause.fatal() or cause.code() not in REASONS:
-                    raise doubt(error, f"{self._shard}: cannot produce") from None
-                return REASONS[cause.code()], f"{topic}: {cause.str()}"
+        try:
+            produce(self._producer, topic, value, key, partition, report, headers)
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.fatal() or cause.code() not in REASONS:
+                raise doubt(error, f"{self._shard}: cannot produce") from None
+            return REASONS[cause.code()], f"{topic}: {cause.str()}"
+        return None
 
     def flush(self) -> dict[int, Refusal]:
         """Wait until every record is with the brokers; returns those that they refused.

@@ -320,7 +320,7 @@ def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> No
     name = piece_name(hold.access, "none", 0)
     writer = PieceWriter(hold.access, hold.world.requests, name, 1)
     writer.open()
-    producer = writer._producer
+    producer = writer._transactions.producer
     producer.begin_transaction()
     group = writer._consumer.consumer_group_metadata()
     with pytest.raises(Exception, match="Unknown topic or partition"):
