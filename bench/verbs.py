@@ -16,6 +16,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
 from blackbox.plan import Labels
+from blackbox.sorting import Sorting
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:
@@ -42,16 +43,14 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
 
     writer = Writer(ground.shard, kafka, exactly_once=exactly_once)
     writer.open()
-    dispatch = Dispatch(
+    sorting = Sorting(
         shard=ground.shard,
-        index=index,
-        writer=writer,
         targets=Targets(kafka),
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",
-        batch_limit=batch,
     )
+    dispatch = Dispatch(index, writer, sorting, batch)
     watch = Stopwatch()
     delivered = 0
     while delivered < ground.count:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from blackbox.doubt import Doubt
 from blackbox.plan import Labels
+from blackbox.ports import Journal, Writer
 from blackbox.receipt import DOUBTFUL, Receipt
 from blackbox.request import Shard
 
@@ -17,33 +17,9 @@ TAIL = 100
 ROUNDS = DOUBTFUL - 2
 
 
-class Bounds(Protocol):
-    """First offset kept, and the next offset to be committed."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-class Writer(Protocol):
-    """What a barrier needs of the shard's new producer."""
-
-    def begin(self) -> None: ...
-    def commit(self, receipt: Receipt) -> int: ...
-
-
-class Receipts(Protocol):
-    """What a barrier needs of the journals."""
-
-    def receipt_bounds(self) -> Bounds: ...
-    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
-    def missing(self, receipts: Sequence[Receipt]) -> list[int]: ...
-
-
 def commit_barrier(
     shard: Shard,
-    journal: Receipts,
+    journal: Journal,
     writer: Writer,
     now_ms: Callable[[], int],
     labels: Labels,
@@ -80,7 +56,7 @@ def commit_barrier(
     raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
 
 
-def _tail(journal: Receipts, start: int, end: int) -> list[tuple[int, Receipt]]:
+def _tail(journal: Journal, start: int, end: int) -> list[tuple[int, Receipt]]:
     """The last receipts; further back where there are none, as aborted ones leave only gaps."""
     length = TAIL
     while True:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from blackbox.doubt import Doubt, IndexFull, Refused
-from blackbox.endings import Endings
 from blackbox.entry import Entry
-from blackbox.outgoing import Outgoing, Refusal, dead_letters, deliveries
+from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, Labels, PutOff
+from blackbox.ports import Writer
 from blackbox.receipt import Places, Receipt
-from blackbox.request import UNDELIVERABLE, Reason, Record, Shard
-from blackbox.sorting import Journal, Pace, Sorted, Sorting, Targets, as_dead, as_record, is_record
+from blackbox.request import UNDELIVERABLE, Reason, Shard
+from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -42,16 +42,6 @@ class Index(Protocol):
     def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
 
 
-class Writer(Protocol):
-    """What dispatch needs of the shard's producer."""
-
-    def begin(self) -> None: ...
-    def send(self, outgoing: Outgoing, places: Places) -> Refusal | None: ...
-    def flush(self) -> Mapping[int, Refusal]: ...
-    def abort(self) -> None: ...
-    def commit(self, receipt: Receipt) -> int: ...
-
-
 @dataclass(slots=True)
 class Dispatched:
     """What one tick did. `due_ms` are the due times of what it delivered, `targets` how many went where.
@@ -73,36 +63,24 @@ class Dispatched:
 class Dispatch:
     """Delivers what is due in one shard.
 
-    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
-    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
-    `endings` are what is written with the outcomes of some requests. Without a `pace` every message
-    goes as soon as it can. `counted` are the requests of callers whose pending ones are counted.
+    `sorting` decides what becomes of each request, `counted` are the requests of callers whose
+    pending ones are counted.
     """
 
-    shard: Shard
     index: Index
     writer: Writer
-    targets: Targets
-    journal: Journal
-    reread: Callable[[Record], Entry]
-    dead_letter_topic: str
+    sorting: Sorting
     batch_limit: int = 1000
-    retries: int = 5
-    endings: Endings | None = None
-    pace: Pace | None = None
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     _known: int = 0
     _told: int = 0
     _told_ms: int = 0
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
-    _sorting: Sorting = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._sorting = Sorting(
-            self.shard, self.targets, self.journal, self.reread, self.dead_letter_topic,
-            self.retries, self.endings, self.pace,
-        )  # fmt: skip
+    @property
+    def shard(self) -> Shard:
+        return self.sorting.shard
 
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`.
@@ -122,7 +100,7 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
-        later = self._sorting.hold_back(batch, now_ms)
+        later = self.sorting.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
                 self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
@@ -130,7 +108,7 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 self._tell_what_was_read(now_ms)
         except BaseException:
-            self._sorting.give_back(later)
+            self.sorting.give_back(later)
             raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}
@@ -141,7 +119,7 @@ class Dispatch:
     def _tell_what_was_read(self, now_ms: int) -> None:
         """Where rules judge requests, receipts say up to where they have: also while nothing is delivered."""
         is_news = self._known > self._told and now_ms - self._told_ms >= TELL_AFTER_MS
-        if self.pace is not None and is_news:
+        if self.sorting.pace is not None and is_news:
             self.writer.begin()
             label = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
             self.index.settle({}, label)
@@ -166,7 +144,7 @@ class Dispatch:
             oldest_ms=due.oldest_ms,
             pending=due.pending,
         )
-        return did, self._sorting.sort(due, now_ms) if due.entries else Sorted()
+        return did, self.sorting.sort(due, now_ms) if due.entries else Sorted()
 
     def _deliver(
         self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
@@ -190,7 +168,7 @@ class Dispatch:
             failed = self.writer.flush()
             self._check_endings(ready | dead, written)
         except Refused as refused:
-            self._defer(self._sorting.put_off(ready | dead, refused.suspects, now_ms), did, now_ms)
+            self._defer(self.sorting.put_off(ready | dead, refused.suspects, now_ms), did, now_ms)
             raise
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
@@ -203,7 +181,7 @@ class Dispatch:
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)
         if failed:
-            self._defer(self._sorting.put_off(sent, failed, now_ms), did, now_ms)
+            self._defer(self.sorting.put_off(sent, failed, now_ms), did, now_ms)
 
     def _depart(self, batch: Sorted) -> bool:
         """Leave out what was cancelled or replaced since it was read; whether there is something left."""
@@ -216,12 +194,12 @@ class Dispatch:
         return False
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
-        originals = self._sorting.originals(o for o, entry in dead.items() if not is_record(entry))
+        originals = self.sorting.originals(o for o, entry in dead.items() if not is_record(entry))
         for offset, entry in dead.items():
             original = originals.get(offset) or as_record(offset, entry)
             forms = dead_letters(
                 self.shard,
-                self.dead_letter_topic,
+                self.sorting.dead_letter_topic,
                 original,
                 entry.reason or "",
                 entry.detail or "",
@@ -235,13 +213,14 @@ class Dispatch:
         """Returns where those for the request topic went, once they are flushed."""
         written: Places = {}
         ended = {**ready, **dead}
-        if self.endings is None or not self.endings.has_some(ended.values()):
+        endings = self.sorting.endings
+        if endings is None or not endings.has_some(ended.values()):
             return written
         delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
         suspects: dict[int, Refusal] = {}
         for part, places in (
-            (self.endings.requests(ended, now_ms), written),
-            (self.endings.copies(delivered), {}),
+            (endings.requests(ended, now_ms), written),
+            (endings.copies(delivered), {}),
         ):
             for message in part:
                 refusal = self.writer.send(message, places)
@@ -251,8 +230,8 @@ class Dispatch:
         return written
 
     def _check_endings(self, ended: Mapping[int, Entry], written: Places) -> None:
-        if self.endings is not None and written:
-            self._take_back(self.endings.overtaken(self._known, ended, written))
+        if self.sorting.endings is not None and written:
+            self._take_back(self.sorting.endings.overtaken(self._known, ended, written))
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:
         if suspects:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from blackbox.cancel import cancel_of, cancels
 from blackbox.cold import as_asked, carried, carry_of
 from blackbox.formats import Format
 from blackbox.intake import parse, touched_by
 from blackbox.plan import Batch, Carried, Cold, Labels, Named, Replacement, View, resolve
+from blackbox.ports import Journal
 from blackbox.receipt import Places, Receipt, settled
 from blackbox.recurrence import follows
 from blackbox.request import Cancel, Record, Request, Shard, request_id
@@ -131,28 +132,6 @@ class Asked(NamedTuple):
     written_ms: int | None
     fate: Fate
     origin: int
-
-
-class Bounds(Protocol):
-    """First offset kept, and the next offset to be committed."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-class Journal(Protocol):
-    """What a judge needs of the journals."""
-
-    def request_bounds(self) -> Bounds: ...
-    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
-    def record(self, offset: int) -> Record | None: ...
-    def record_at(self, topic: str, partition: int, offset: int) -> Record | None: ...
-    def first_request_since(self, at_ms: int) -> int | None: ...
-    def receipt_bounds(self) -> Bounds: ...
-    def first_receipt_since(self, at_ms: int) -> int | None: ...
-    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
 
 
 @dataclass(frozen=True, slots=True)

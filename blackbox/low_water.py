@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from blackbox.plan import Labels
+from blackbox.ports import Writer
 from blackbox.receipt import Mark, Receipt
 from blackbox.request import Shard
 
@@ -36,13 +37,6 @@ class Index(Protocol):
         told: Sequence[int],
         mark: Mark | None,
     ) -> None: ...
-
-
-class Writer(Protocol):
-    """What a mark needs of the shard's producer."""
-
-    def begin(self) -> None: ...
-    def commit(self, receipt: Receipt) -> int: ...
 
 
 @dataclass(slots=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
-from blackbox.barrier import Bounds
 from blackbox.doubt import ForeignIndex
-from blackbox.plan import Binding, Labels
+from blackbox.plan import Binding, Bounds, Labels
+from blackbox.ports import Journal
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
 
@@ -21,14 +20,6 @@ class Recreated(ForeignIndex):
 
 class Shortened(ForeignIndex):
     """A journal ends before what is known of it, although it is the same topic."""
-
-
-class Journal(Protocol):
-    """What is asked of the journals."""
-
-    def request_bounds(self) -> Bounds: ...
-    def receipt_bounds(self) -> Bounds: ...
-    def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
 
 
 def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Receipt | None]:

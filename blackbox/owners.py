@@ -25,10 +25,11 @@ from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
 from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
-from blackbox.owner import GATHER_S, Closable, Hold, Owner
+from blackbox.owner import GATHER_S, Hold, Owner
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
 from blackbox.settings import Settings
+from blackbox.sorting import Sorting
 
 logger = logging.getLogger("blackbox.owners")
 
@@ -180,9 +181,8 @@ class Owners:
         contract = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(contract, index, horizon_ms, self.admission)
-        closing: list[Closable] = [index, writer, journal, originals]
         uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
-        closing.append(uncommitted)
+        closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
         history_topic = settings.history_topic if is_schedule else None
 
@@ -204,18 +204,15 @@ class Owners:
             progress=partial(self._metrics.rebuilding, shard),
         )
         low_water = LowWater(shard, index, writer, self._clock.earliest_ms)
-        dispatch = Dispatch(
+        sorting = Sorting(
             shard=shard,
-            index=index,
-            writer=writer,
             targets=self._targets,
             journal=originals,
             reread=intake.reread,
             dead_letter_topic=settings.dead_letter_topic,
-            batch_limit=settings.batch_limit,
             retries=settings.retries,
             endings=Endings(shard, contract, uncommitted, history_topic),
             pace=self._pace,
-            counted=self._counted,
         )
-        return Hold(index, intake, dispatch, recovery, low_water, journal, tuple(closing))
+        dispatch = Dispatch(index, writer, sorting, settings.batch_limit, self._counted)
+        return Hold(index, intake, dispatch, recovery, low_water, journal, closing)

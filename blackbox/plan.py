@@ -21,6 +21,13 @@ class Labels(NamedTuple):
     receipts: int
 
 
+class Bounds(NamedTuple):
+    """Of a journal: the first offset kept, and the next offset to be committed."""
+
+    start: int
+    end: int
+
+
 class Binding(NamedTuple):
     """Which cluster, which incarnation of the two topics, and which group an index belongs to."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch, Replacement
+from blackbox.plan import Batch, Bounds, Replacement
 from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.promotion")
@@ -21,15 +21,6 @@ FAR_APART = 20_000
 """Offsets between two cold requests that are worth a new read."""
 
 BYTES_AT_ONCE = 8 << 20
-
-
-class Bounds(Protocol):
-    """First offset kept, and the next offset to be committed."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
 
 
 class Journal(Protocol):

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from blackbox.barrier import Bounds, Receipts, commit_barrier
+from blackbox.barrier import commit_barrier
 from blackbox.doubt import Doubt, ForeignIndex, IndexFull
 from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
 from blackbox.marks import newest_mark, recreated, shortened
-from blackbox.plan import Batch, Binding, Kept, Labels, Named
+from blackbox.plan import Batch, Binding, Bounds, Kept, Labels, Named
+from blackbox.ports import Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Shard
 
@@ -58,22 +59,6 @@ class Index(Protocol):
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
     def named(self, ids: Sequence[str]) -> dict[str, Named]: ...
-
-
-class Writer(Protocol):
-    """What recovery needs of the shard's new producer."""
-
-    def open(self) -> None: ...
-    def begin(self) -> None: ...
-    def commit(self, receipt: Receipt) -> int: ...
-
-
-class Journal(Receipts, Protocol):
-    """What recovery needs of the journals."""
-
-    def binding(self, group: str) -> Binding: ...
-    def request_bounds(self) -> Bounds: ...
-    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]: ...
 
 
 NOWHERE = Binding("", "", "", "")

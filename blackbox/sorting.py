@@ -17,6 +17,7 @@ from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Refusal, deliveries
 from blackbox.plan import Due, PutOff
+from blackbox.ports import Journal
 from blackbox.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
 
 logger = logging.getLogger("blackbox.dispatch")
@@ -50,12 +51,6 @@ class Pace(Protocol):
     def give_back(self, target: str, count: int) -> None: ...
 
 
-class Journal(Protocol):
-    """Where the original records of requests are."""
-
-    def records(self, offsets: Iterable[int]) -> Mapping[int, Record]: ...
-
-
 @dataclass(slots=True)
 class Sorted:
     """A batch, each request in one of four places."""
@@ -68,16 +63,22 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """Decides what becomes of each request that is due in one shard; the fields are Dispatch's."""
+    """Decides what becomes of each request that is due in one shard.
+
+    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
+    `endings` are what is written with the outcomes of some requests. Without a `pace` every message
+    goes as soon as it can.
+    """
 
     shard: Shard
     targets: Targets
     journal: Journal
     reread: Callable[[Record], Entry]
     dead_letter_topic: str
-    retries: int
-    endings: Endings | None
-    pace: Pace | None
+    retries: int = 5
+    endings: Endings | None = None
+    pace: Pace | None = None
 
     def sort(self, due: Due, now_ms: int) -> Sorted:
         """What to do with a batch that is due."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import fakeredis
 import redis
@@ -16,7 +15,7 @@ from blackbox.doubt import JournalLost, Refused
 from blackbox.ended import Ended
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch, Binding
+from blackbox.plan import Batch, Binding, Bounds
 from blackbox.receipt import Places, Receipt, decode, encode
 from blackbox.request import Cancel, Invalid, Record, Request
 
@@ -43,11 +42,6 @@ class FakeFormat:
         return self.parsed[record.offset]
 
 
-class FakeBounds(NamedTuple):
-    start: int
-    end: int
-
-
 @dataclass
 class FakeJournal:
     """Both journals of a shard. A record or receipt that is None is a gap in the offsets.
@@ -67,11 +61,11 @@ class FakeJournal:
     contract: FakeFormat = field(default_factory=FakeFormat)
     topic_id: str = "topic"
 
-    def request_bounds(self) -> FakeBounds:
-        return FakeBounds(self.first_request, len(self.request_records))
+    def request_bounds(self) -> Bounds:
+        return Bounds(self.first_request, len(self.request_records))
 
-    def receipt_bounds(self) -> FakeBounds:
-        return FakeBounds(self.first_receipt, len(self.receipt_records))
+    def receipt_bounds(self) -> Bounds:
+        return Bounds(self.first_receipt, len(self.receipt_records))
 
     def binding(self, group: str) -> Binding:
         return Binding("cluster", self.topic_id, "receipts", group)

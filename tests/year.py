@@ -27,6 +27,7 @@ from blackbox.journal.writer import Writer
 from blackbox.promoter import Promoter
 from blackbox.recovery import Recovery
 from blackbox.request import Shard
+from blackbox.sorting import Sorting
 from tests.world import World, each_of, read_all, until
 
 HORIZON_S = 3600
@@ -97,16 +98,15 @@ class Year:
                 ahead=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
-            dispatch = Dispatch(
+            sorting = Sorting(
                 shard=shard,
-                index=index,
-                writer=writer,
                 targets=Targets(self.access),
                 journal=journal,
                 reread=intake.reread,
                 dead_letter_topic=self.world.dead_letters,
                 endings=Endings(shard, formats(self.settings)[shard.topic], uncommitted),
             )
+            dispatch = Dispatch(index, writer, sorting)
             while dispatch.tick(now_ms).is_full:
                 pass
         finally:

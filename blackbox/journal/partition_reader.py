@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from confluent_kafka import (
     Consumer,
@@ -19,20 +18,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
 from blackbox.journal.topics import topic_ids
-from blackbox.plan import Binding
+from blackbox.plan import Binding, Bounds
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
-
-
-class Bounds(NamedTuple):
-    """First offset kept, and the next offset to be committed."""
-
-    start: int
-    end: int
 
 
 class PartitionReader:

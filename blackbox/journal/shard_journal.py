@@ -16,14 +16,13 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import (
     FETCHED_AHEAD,
     READ_RECORDS,
-    Bounds,
     PartitionReader,
     is_gone,
     offset_of,
 )
 from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
-from blackbox.plan import Batch, Binding
+from blackbox.plan import Batch, Binding, Bounds
 from blackbox.receipt import Places, Receipt, decode
 from blackbox.request import Record, Shard
 

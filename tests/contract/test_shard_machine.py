@@ -37,7 +37,7 @@ from blackbox.plan import Batch
 from blackbox.receipt import Mark, Receipt, decode, settled
 from blackbox.recovery import Recovery
 from blackbox.request import Cancel, Invalid, Reason, Request, request_id
-from blackbox.sorting import LONGEST_RETRY_MS
+from blackbox.sorting import LONGEST_RETRY_MS, Sorting
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
@@ -177,17 +177,15 @@ class ShardMachine(RuleBasedStateMachine):
         too_large = (Reason.TOO_LARGE, "too large")
         writer.refused["huge"] = writer.failing["strict"] = too_large
         intake = Intake(self.journal.contract, index, None)
-        dispatch = Dispatch(
+        sorting = Sorting(
             shard=SHARD,
-            index=index,
-            writer=writer,
             targets=self.unavailable,
             journal=self.journal,
             reread=intake.reread,
             dead_letter_topic=LETTERS,
-            batch_limit=self.batch_limit,
             retries=2,
         )
+        dispatch = Dispatch(index, writer, sorting, self.batch_limit)
         recovery = Recovery(
             shard=SHARD,
             group="blackbox",

@@ -25,7 +25,7 @@ from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
-from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS
+from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, Sorting
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -39,16 +39,16 @@ Make = Callable[..., Dispatch]
 @pytest.fixture
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
-        return Dispatch(
+        own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
+        sorting = Sorting(
             shard=SHARD,
-            index=index,
-            writer=writer,
             targets=targets,
             journal=journal,
             reread=lambda kept: Entry("orders", b"read again", kept.timestamp_ms),
             dead_letter_topic=LETTERS,
             **settings,
         )
+        return Dispatch(index, writer, sorting, **own)
 
     return make_dispatch
 

@@ -25,6 +25,7 @@ VERBS = {
     "recovery",
     "barrier",
     "marks",
+    "ports",
     "promotion",
     "fate",
 }

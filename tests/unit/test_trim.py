@@ -13,9 +13,9 @@ from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import TopicSettings
 from blackbox.journal.trim import Trimmer
+from blackbox.plan import Bounds
 from blackbox.receipt import Mark
 from blackbox.request import Shard
-from tests.fakes import FakeBounds
 
 NOW_MS = 1_000_000
 KEPT_MS = 1000
@@ -45,8 +45,8 @@ class Kafka:
             answer.set_result(None)
         return {at: answer}
 
-    def bounds(self, topic: str, partition: int) -> FakeBounds:
-        return FakeBounds(0, 100)
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        return Bounds(0, 100)
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         offset = at_ms - (NOW_MS - 100)
