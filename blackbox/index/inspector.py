@@ -14,7 +14,7 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Clients, Connections, pool, reason
 from blackbox.index.keys import Keys
-from blackbox.index.shard_index import labels_of, leaving
+from blackbox.index.shard_index import as_entry, labels_of, leaving
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 
@@ -142,7 +142,7 @@ class Inspector:
         payloads = [("GET", keys.message(name)) for name, _ in found_at]
         stored = self._together(keys, *payloads) if payloads else []
         return [
-            (int(name, 16), Pending(at_ms, _readable(payload)))
+            (int(name, 16), Pending(at_ms, as_entry(payload)))
             for (name, at_ms), payload in zip(found_at, stored, strict=True)
         ]
 
@@ -196,13 +196,6 @@ class Inspector:
             return list(pipeline.execute())
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {reason(error)}") from error
-
-
-def _readable(payload: bytes | None) -> Entry | None:
-    try:
-        return entries.decode(payload or b"")
-    except ValueError:  # dispatch reads it again from Kafka
-        return None
 
 
 def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:

@@ -55,63 +55,7 @@ _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
 
 
-class PackedIndex:
-    """A shard's keys over one connection: what is read and written there, packed."""
-
-    def __init__(self, shard: Shard, connections: Connections, *, grace_s: int) -> None:
-        self._keys = Keys(shard)
-        self._set_ex = set_ex_template(self._keys)
-        self._grace_s = grace_s
-        self._session = Session(connections, self._keys.state)
-        self.shard = shard
-
-    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
-        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
-        expires_s = b"%d" % (left_s + self._grace_s)
-        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
-
-    def _zadd(
-        self, scored: Sequence[tuple[int, int]], *, only_there: bool = False
-    ) -> Iterator[bytes]:
-        for chunk in _chunks(scored):
-            yield zadd(self._keys.due, chunk, only_there=only_there)
-
-    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
-        for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
-            flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
-            yield pack("HSET", self._keys.ids, *flat)
-        for freed in _chunks([c for c, offset in holders.items() if offset is None]):
-            yield pack("HDEL", self._keys.ids, *freed)
-
-    def _empty(self) -> bytes:
-        """Without the payloads: those that are asked for again are written again, others expire."""
-        keys = self._keys
-        return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.leaving,
-            keys.state, keys.receipts,
-        )  # fmt: skip
-
-    def _read_labels(self, *more: bytes) -> list[bytes]:
-        return [
-            pack("HMGET", self._keys.state, "format", "requests", *more),
-            pack("GET", self._keys.receipts),
-        ]
-
-    def _write_requests(self, label: int, *more: bytes | str | int) -> bytes:
-        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
-
-    def _write_receipts(self, label: int) -> bytes:
-        return pack("SET", self._keys.receipts, label)
-
-    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
-        return labels_of(self.shard, state[:2], receipts)
-
-    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
-        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
-        return replies is not None and _checked(replies) is not None
-
-
-class ShardIndex(PackedIndex):
+class ShardIndex:
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
@@ -132,8 +76,12 @@ class ShardIndex(PackedIndex):
         is_behind: Callable[[int], bool] | None = None,
         topic_id: Callable[[], str | None] = lambda: None,
     ) -> None:
-        super().__init__(shard, connections, grace_s=grace_s)
+        self.shard = shard
+        self._keys = Keys(shard)
+        self._set_ex = set_ex_template(self._keys)
+        self._grace_s = grace_s
         self._connections = connections
+        self._session = Session(connections, self._keys.state)
         self._lock = RLock()
         self._token = token_hex(8).encode()
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
@@ -205,8 +153,7 @@ class ShardIndex(PackedIndex):
             ]
             if is_rebuild:
                 first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
-            if not self._exec(first):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening(first)
             self.labels = labels
             self._loaded = (FORMAT, b"%d" % labels.requests, self._token, b"%d" % labels.receipts)
 
@@ -216,8 +163,7 @@ class ShardIndex(PackedIndex):
             self._watch_loaded()
             more = (b"rebuild", self._token) if is_rebuild else ()
             about = pack("HSET", self._keys.state, *self._bound(binding), *more)
-            if not self._exec_even_if_full([about], self.labels):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening([about], even_if_full=True)
             self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
 
     def rebind(self, labels: Labels, binding: Binding) -> None:
@@ -254,8 +200,7 @@ class ShardIndex(PackedIndex):
         """Of these conditional records receipts say that they did not count."""
         with self._lock:
             self._watch_labels(self._keys.state)
-            if not self._exec(self._mark(self._keys.ignored, offsets)):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening(self._mark(self._keys.ignored, offsets))
 
     def finish(self, receipts: int, ended: Ended) -> None:
         """End a rebuild: the label `receipts`, and in `skip` what has ended of the requests not read yet."""
@@ -284,7 +229,7 @@ class ShardIndex(PackedIndex):
             first += len(names)
             changes: dict[int, PutOff] = {}
             for name, payload in zip(names, stored, strict=True):
-                entry = _as_entry(payload)
+                entry = as_entry(payload)
                 if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
                     letter = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
                     at_ms = int(float(scores[name]))  # as it is: the order stays while it is paged
@@ -366,8 +311,7 @@ class ShardIndex(PackedIndex):
         with self._lock:
             self._watch_labels(self._keys.state)
             name = ("HSET", self._keys.state, "judged", judged)
-            if not self._exec([pack(*(name if judged else ("HDEL", *name[1:3])))]):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening([pack(*(name if judged else ("HDEL", *name[1:3])))])
 
     def lost_before(self, first: int, told: int) -> None:
         """The requests from the label on to `first` were removed by retention before they were read.
@@ -377,8 +321,7 @@ class ShardIndex(PackedIndex):
         with self._lock:
             start = self._watch_labels(self._keys.state).requests
             gap = orjson.dumps((start, first, told))
-            if not self._exec([pack("HSET", self._keys.state, "gap", gap)]):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
 
     def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
@@ -576,7 +519,8 @@ class ShardIndex(PackedIndex):
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
         skipped: Container[int] = Bits(marked) if marked else frozenset[int]()
         view = View(
-            labels, skipped if ended is None else ended, holders, self._cold(may_be_cold), known_from,
+            labels, skipped if ended is None else ended, holders,
+            self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, told,
             self._marked(self._keys.ignored, touched.conditional if known_from else ()), gap,
             self._marked(self._keys.early, touched.conditional if touched.replaced else ()),
@@ -660,8 +604,7 @@ class ShardIndex(PackedIndex):
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
-            if not self._exec([drop, pack("ZREM", self._keys.due, *names)]):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            self._exec_while_opening([drop, pack("ZREM", self._keys.due, *names)])
 
     def _watch_loaded(self) -> None:
         """Raises LabelsMoved when the index is not the one that `load` found."""
@@ -697,12 +640,7 @@ class ShardIndex(PackedIndex):
         yield self._write_receipts(receipts)
 
     def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
-        segments = sorted({offset // SEGMENT for offset in offsets})
-        bitmaps: dict[int, bytes] = {}
-        for chunk in _chunks(segments):
-            found = self._session.run([pack("HMGET", self._keys.skip, *chunk)], 1)[0]
-            bitmaps |= {s: bitmap for s, bitmap in zip(chunk, found, strict=True) if bitmap}
-        for segment, bitmap in Bits(bitmaps).changed(offsets, ()).items():
+        for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
             yield pack("HSET", self._keys.skip, segment, bitmap)
 
     def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
@@ -733,11 +671,12 @@ class ShardIndex(PackedIndex):
             held |= {c: int(name, 16) for c, name in zip(chunk, names, strict=True) if name}
         return held
 
-    def _cold(self, offsets: Iterable[int]) -> Bits:
+    def _bits(self, key: bytes, offsets: Iterable[int]) -> Bits:
+        """What the bitmaps under this key say, as far as these offsets go."""
         segments = sorted({offset // SEGMENT for offset in offsets})
         bitmaps: dict[int, bytes] = {}
         for chunk in _chunks(segments):
-            found = self._session.run([pack("HMGET", self._keys.cold, *chunk)], 1)[0]
+            found = self._session.run([pack("HMGET", key, *chunk)], 1)[0]
             bitmaps |= {s: bitmap for s, bitmap in zip(chunk, found, strict=True) if bitmap}
         return Bits(bitmaps)
 
@@ -770,6 +709,51 @@ class ShardIndex(PackedIndex):
         scores = self._session.run([pack("ZMSCORE", self._keys.due, *lost)], 1)[0]
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         return [(name, payload) for name, payload in stored if name not in ended]
+
+    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        expires_s = b"%d" % (left_s + self._grace_s)
+        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
+
+    def _zadd(
+        self, scored: Sequence[tuple[int, int]], *, only_there: bool = False
+    ) -> Iterator[bytes]:
+        for chunk in _chunks(scored):
+            yield zadd(self._keys.due, chunk, only_there=only_there)
+
+    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
+        for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
+            flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
+            yield pack("HSET", self._keys.ids, *flat)
+        for freed in _chunks([c for c, offset in holders.items() if offset is None]):
+            yield pack("HDEL", self._keys.ids, *freed)
+
+    def _empty(self) -> bytes:
+        """Without the payloads: those that are asked for again are written again, others expire."""
+        keys = self._keys
+        return pack(
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.leaving,
+            keys.state, keys.receipts,
+        )  # fmt: skip
+
+    def _read_labels(self, *more: bytes) -> list[bytes]:
+        return [
+            pack("HMGET", self._keys.state, "format", "requests", *more),
+            pack("GET", self._keys.receipts),
+        ]
+
+    def _write_requests(self, label: int, *more: bytes | str | int) -> bytes:
+        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
+
+    def _write_receipts(self, label: int) -> bytes:
+        return pack("SET", self._keys.receipts, label)
+
+    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
+        return labels_of(self.shard, state[:2], receipts)
+
+    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
+        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
+        return replies is not None and _checked(replies) is not None
 
     def _watch_pending(
         self, changes: Mapping[int, PutOff], *keys: bytes
@@ -821,6 +805,14 @@ class ShardIndex(PackedIndex):
                 return
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while departing")
 
+    def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
+        if even_if_full:
+            is_done = self._exec_even_if_full(list(commands), self.labels)
+        else:
+            is_done = self._exec(commands)
+        if not is_done:
+            raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+
     def _exec_even_if_full(self, commands: Sequence[bytes], seen: Labels) -> bool:
         try:
             return self._exec(commands)
@@ -850,23 +842,23 @@ def leaving(names: bytes | None) -> Iterator[bytes]:
     return ((names or b"")[at : at + 16] for at in range(0, len(names or b""), 16))
 
 
-def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:
-    try:
-        entry = entries.decode(stored or b"")
-    except ValueError:
-        return Named(offset, is_entry, None)
-    return Named(offset, is_entry and entry.reason is None, entry.caller_id)
-
-
-def _as_entry(stored: bytes | None) -> Entry | None:
+def as_entry(stored: bytes | None) -> Entry | None:
+    """None for a payload that is gone or cannot be read: dispatch reads it again from Kafka."""
     try:
         return entries.decode(stored or b"")
     except ValueError:
         return None
 
 
+def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:
+    entry = as_entry(stored)
+    if entry is None:
+        return Named(offset, is_entry, None)
+    return Named(offset, is_entry and entry.reason is None, entry.caller_id)
+
+
 def _caller_id(stored: bytes) -> str | None:
-    entry = _as_entry(stored)
+    entry = as_entry(stored)
     return None if entry is None else entry.caller_id
 
 
