@@ -24,6 +24,41 @@ LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 BATCH_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
+COUNTERS = {
+    "accepted": ("Requests stored", "topic"),
+    "invalid": ("Requests not understood, or too late to replace", "topic"),
+    "cancelled": ("Pending requests cancelled", "topic"),
+    "replaced": ("Pending requests replaced", "topic"),
+    "delivered": ("Messages delivered", "topic"),
+    "fired": ("Messages delivered", "target"),
+    "dead": ("Dead letters written", "topic", "reason"),
+    "refused": ("Requests not admitted, by the caller's rule", "caller", "reason"),
+    "retried": ("Deliveries put off", "topic"),
+    "recoveries": ("Shards opened, at start and after doubts", "shard"),
+    "void": ("Outcomes that did not come true, delivered again", "shard"),
+    "gone": ("Requests removed by retention before they were read", "shard"),
+    "oscillator_written": ("Seconds written to the oscillator topic", "topic"),
+    "batch_records": ("Spark engine: requests read in batches",),
+}
+"""By name: the text, then the labels."""
+
+GAUGES = {
+    "pending": ("Requests in the index", "shard"),
+    "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
+    "journal_position": ("Next offset to be read", "shard", "journal"),
+    "journal_low_water_age_seconds": (
+        "Age of the oldest request that a lost Redis would be rebuilt from",
+        "shard",
+    ),
+    "journal_low_water_position": ("Records below it are not needed", "shard", "journal"),
+    "rebuild_records": ("Requests that a rebuild has read, and is to read", "shard", "state"),
+    "shard_open": ("1 when the shard is open here", "shard"),
+    "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
+    "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
+    "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
+    "intake_paused": ("1 while Redis has no room and Kafka holds the requests",),
+}
+
 Sample = tuple[str, tuple[str, ...], float]
 """name of the metric, values of its labels, its value"""
 
@@ -93,71 +128,23 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.lateness = Lateness(self.registry)
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._accepted = self._counter("accepted", "Requests stored", "topic")
-        self._invalid = self._counter(
-            "invalid", "Requests not understood, or too late to replace", "topic"
-        )
-        self._cancelled = self._counter("cancelled", "Pending requests cancelled", "topic")
-        self._replaced = self._counter("replaced", "Pending requests replaced", "topic")
-        self._delivered = self._counter("delivered", "Messages delivered", "topic")
-        self._fired = self._counter("fired", "Messages delivered", "target")
-        self._dead = self._counter("dead", "Dead letters written", "topic", "reason")
-        self._refused = self._counter(
-            "refused", "Requests not admitted, by the caller's rule", "caller", "reason"
-        )
-        self._retried = self._counter("retried", "Deliveries put off", "topic")
-        self._recoveries = self._counter(
-            "recoveries", "Shards opened, at start and after doubts", "shard"
-        )
-        self._void = self._counter(
-            "void", "Outcomes that did not come true, delivered again", "shard"
-        )
-        self._gone = self._counter(
-            "gone", "Requests removed by retention before they were read", "shard"
-        )
-        self._pending = self._gauge("pending", "Requests in the index", "shard")
-        self._overdue = self._gauge(
-            "oldest_overdue_seconds", "Age of the oldest overdue request", "shard"
-        )
-        self._position = self._gauge(
-            "journal_position", "Next offset to be read", "shard", "journal"
-        )
-        self._low_water_age = self._gauge(
-            "journal_low_water_age_seconds",
-            "Age of the oldest request that a lost Redis would be rebuilt from", "shard",
-        )  # fmt: skip
-        self._low_water = self._gauge(
-            "journal_low_water_position", "Records below it are not needed", "shard", "journal"
-        )
-        self._rebuilding = self._gauge(
-            "rebuild_records", "Requests that a rebuild has read, and is to read", "shard", "state"
-        )
-        self._open = self._gauge("shard_open", "1 when the shard is open here", "shard")
-        self._oscillated = self._counter(
-            "oscillator_written", "Seconds written to the oscillator topic", "topic"
-        )
-        self._oscillator_lag = self._gauge(
-            "oscillator_lag_seconds", "Seconds begun and not written, where they are", "topic"
-        )
-        self.skew = self._gauge("redis_clock_skew_seconds", "Redis' clock minus this host's")
-        self.rules_valid = self._gauge(
-            "callers_file_valid", "1 while the callers' rules can be read, or there are none"
-        )
+        self._counters = {
+            name: Counter(f"blackbox_{name}", text, labels, registry=self.registry)
+            for name, (text, *labels) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
+            for name, (text, *labels) in GAUGES.items()
+        }
+        self.skew = self._gauges["redis_clock_skew_seconds"]
+        self.rules_valid = self._gauges["callers_file_valid"]
         self.rules_valid.set(1)
-        self.paused = self._gauge(
-            "intake_paused", "1 while Redis has no room and Kafka holds the requests"
-        )
-
+        self.paused = self._gauges["intake_paused"]
         self._batches = Histogram(
             "blackbox_batch_seconds",
             "Spark engine: how long a batch of intake took",
             buckets=BATCH_S,
             registry=self.registry,
-        )
-        self._batch_records = self._counter(
-            "batch_records", "Spark engine: requests read in batches"
         )
         self._hand_over = Histogram(
             "blackbox_window_handover_seconds",
@@ -169,77 +156,77 @@ class Metrics:
     def batch(self, records: int, took_s: float) -> None:
         """A batch of Spark's intake ended."""
         self._batches.observe(took_s)
-        self._batch_records.inc(records)
+        self._counters["batch_records"].inc(records)
 
     def handed_over(self, took_ms: int) -> None:
         """The shards of a group passed from one window of Spark's dispatch to the next."""
         self._hand_over.observe(took_ms / 1000)
 
     def taken(self, shard: Shard, taken: Taken) -> None:
-        self._accepted.labels(shard.topic).inc(taken.accepted)
-        self._invalid.labels(shard.topic).inc(taken.invalid)
-        self._cancelled.labels(shard.topic).inc(taken.cancelled)
-        self._replaced.labels(shard.topic).inc(taken.replaced)
+        self._counters["accepted"].labels(shard.topic).inc(taken.accepted)
+        self._counters["invalid"].labels(shard.topic).inc(taken.invalid)
+        self._counters["cancelled"].labels(shard.topic).inc(taken.cancelled)
+        self._counters["replaced"].labels(shard.topic).inc(taken.replaced)
         for (reason, caller), count in taken.refused.items():
-            self._refused.labels(caller, reason).inc(count)
+            self._counters["refused"].labels(caller, reason).inc(count)
 
     def dispatched(self, shard: Shard, did: Dispatched, at_ms: int) -> None:
         """`at_ms`: when the tick had ended, so that the messages could be read."""
         if did.due_ms:
-            self._delivered.labels(shard.topic).inc(len(did.due_ms))
+            self._counters["delivered"].labels(shard.topic).inc(len(did.due_ms))
             self.lateness.observe(did.due_ms, at_ms)
         for target, count in did.targets.items():
-            self._fired.labels(target).inc(count)
+            self._counters["fired"].labels(target).inc(count)
         for reason, count in did.dead.items():
-            self._dead.labels(shard.topic, reason).inc(count)
+            self._counters["dead"].labels(shard.topic, reason).inc(count)
         if did.retried:
-            self._retried.labels(shard.topic).inc(did.retried)
+            self._counters["retried"].labels(shard.topic).inc(did.retried)
         is_behind = did.is_full and did.oldest_ms is not None
         overdue_ms = max(0, at_ms - did.oldest_ms) if is_behind and did.oldest_ms else 0
-        self._pending.labels(str(shard)).set(did.pending - len(did.due_ms) - sum(did.dead.values()))
-        self._overdue.labels(str(shard)).set(overdue_ms / 1000)
+        self._gauges["pending"].labels(str(shard)).set(
+            did.pending - len(did.due_ms) - sum(did.dead.values())
+        )
+        self._gauges["oldest_overdue_seconds"].labels(str(shard)).set(overdue_ms / 1000)
 
     def recovered(self, shard: Shard, recovered: Recovered) -> None:
-        self._recoveries.labels(str(shard)).inc()
-        self._void.labels(str(shard)).inc(recovered.void)
-        self._gone.labels(str(shard)).inc(recovered.gone)
+        self._counters["recoveries"].labels(str(shard)).inc()
+        self._counters["void"].labels(str(shard)).inc(recovered.void)
+        self._counters["gone"].labels(str(shard)).inc(recovered.gone)
 
     def positions(self, shard: Shard, labels: Labels) -> None:
-        self._position.labels(str(shard), "requests").set(labels.requests)
-        self._position.labels(str(shard), "receipts").set(labels.receipts)
+        self._gauges["journal_position"].labels(str(shard), "requests").set(labels.requests)
+        self._gauges["journal_position"].labels(str(shard), "receipts").set(labels.receipts)
 
     def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
         """The mark, and when what it waits for was written: its age grows until the next mark."""
         age_s = partial(_age_s, written_ms)
-        self._low_water_age.labels(str(shard)).set_function(age_s)
-        self._low_water.labels(str(shard), "requests").set(mark.requests)
-        self._low_water.labels(str(shard), "receipts").set(mark.receipts)
+        self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(age_s)
+        self._gauges["journal_low_water_position"].labels(str(shard), "requests").set(mark.requests)
+        self._gauges["journal_low_water_position"].labels(str(shard), "receipts").set(mark.receipts)
 
     def rebuilding(self, shard: Shard, read: int, total: int) -> None:
-        self._rebuilding.labels(str(shard), "read").set(read)
-        self._rebuilding.labels(str(shard), "total").set(total)
+        self._gauges["rebuild_records"].labels(str(shard), "read").set(read)
+        self._gauges["rebuild_records"].labels(str(shard), "total").set(total)
 
     def opened(self, shard: Shard, is_open: bool) -> None:
-        self._open.labels(str(shard)).set(is_open)
+        self._gauges["shard_open"].labels(str(shard)).set(is_open)
 
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""
-        for gauge in (
-            self._pending, self._overdue, self._open, self._position, self._low_water,
-            self._low_water_age, self._rebuilding,
-        ):  # fmt: skip
-            gauge.remove_by_labels({"shard": str(shard)})
+        for name, (_, *labels) in GAUGES.items():
+            if "shard" in labels:
+                self._gauges[name].remove_by_labels({"shard": str(shard)})
 
     def oscillated(self, topic: str, seconds: int) -> None:
         """So many seconds were written to the oscillator topic."""
-        self._oscillated.labels(topic).inc(seconds)
+        self._counters["oscillator_written"].labels(topic).inc(seconds)
 
     def oscillator_lag(self, topic: str, lag_s: Callable[[], float] | None) -> None:
         """How far behind the topic is, asked whenever it is shown; None: others write it."""
         if lag_s is not None:
-            self._oscillator_lag.labels(topic).set_function(lag_s)
+            self._gauges["oscillator_lag_seconds"].labels(topic).set_function(lag_s)
         else:
-            self._oscillator_lag.remove_by_labels({"topic": topic})
+            self._gauges["oscillator_lag_seconds"].remove_by_labels({"topic": topic})
 
     def report(self) -> Report:
         """Everything counted and shown so far, for another process to `absorb`."""
@@ -278,16 +265,6 @@ class Metrics:
             since = before.lateness or [0.0] * len(report.lateness)
             more = [now - then for now, then in zip(report.lateness, since, strict=True)]
             self.lateness.add(more if min(more) >= 0 else report.lateness)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        counter = Counter(f"blackbox_{name}", text, labels, registry=self.registry)
-        self._counters[name] = counter
-        return counter
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        gauge = Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
-        self._gauges[name] = gauge
-        return gauge
 
 
 def _age_s(written_ms: int) -> float:
