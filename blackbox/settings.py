@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,38 +58,37 @@ def parse_request_topics(text: str) -> dict[str, str]:
     return topics
 
 
-def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
-    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
-    timers = [topic for topic, contract in topics.items() if contract == "timer"]
-    for output in (
-        {_topic(name)} if name is not None else {expired_topic(topic) for topic in timers}
-    ):
-        if is_own_topic(output, topics, info.data.get("dead_letter_topic", "")):
-            raise ValueError(f"{output!r} is a topic of blackbox's own; name another")
+def _topics_so_far(info: ValidationInfo) -> dict[str, str]:
+    return parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+
+
+def _expired_topics(info: ValidationInfo) -> set[str]:
+    topics = _topics_so_far(info)
+    return {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
+
+
+def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None] = ()) -> str:
+    own = _topics_so_far(info), info.data.get("dead_letter_topic", "")
+    if name in others or is_own_topic(name, *own):
+        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
     return name
 
 
-def _history_topic(name: str, info: ValidationInfo) -> str:
-    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
-    if is_own_topic(_topic(name), topics, info.data.get("dead_letter_topic", "")):
-        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
+def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
+    for output in _expired_topics(info) if name is None else {_topic(name)}:
+        _not_our_own(output, info)
     return name
 
 
 def _oscillator_topic(name: str | None, info: ValidationInfo) -> str | None:
     if not name:
         return None
-    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
     others = {info.data.get("history_topic"), info.data.get("timer_output_topic")}
-    others |= {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
-    if _topic(name) in others or is_own_topic(name, topics, info.data.get("dead_letter_topic", "")):
-        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
-    return name
+    return _not_our_own(_topic(name), info, others | _expired_topics(info))
 
 
 def _delivery(promise: str, info: ValidationInfo) -> str:
-    topics = parse_request_topics(info.data.get("request_topics", "TB:countdown"))
-    if promise != "exactly-once" and "scheduler" in topics.values():
+    if promise != "exactly-once" and "scheduler" in _topics_so_far(info).values():
         raise ValueError(
             "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
             "are written together or not at all"
@@ -133,7 +132,7 @@ class Settings(BaseSettings):
     dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
         "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
     )
-    history_topic: Annotated[str, AfterValidator(_history_topic)] = Field(
+    history_topic: Annotated[str, AfterValidator(_topic), AfterValidator(_not_our_own)] = Field(
         "history", description="where the format scheduler leaves a copy of what it delivered"
     )
     scheduler_grace_s: int = Field(

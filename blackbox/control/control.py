@@ -81,14 +81,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """What became of it.
-
-    rescheduled -- `request` has taken its place, under an id of its own
-    too-late    -- it was delivered, or is a dead letter, or was cancelled or replaced before
-    asked       -- `request` is in Kafka, and not taken in yet
-    unknown     -- there is no such request
-    undetermined -- nothing was written: where it is now was not found within the limit of a look-up
-    """
+    """What became of it, as with a cancel; rescheduled: `request` has taken its place, under an id of its own."""
 
     outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
     request: Fate | None
@@ -216,13 +209,11 @@ class Control:
         since, fate = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
         while fate.state in WAITING and fate.reason is None:
-            shard, offset = place if fate.carried is None else _at(fate.carried)
+            shard, offset = _now_at(place, fate)
             name = text if text == fate.caller_id else None
             cancel = self._write_cancel(shard, offset, fate, name)
-            while not _is_taken_in(registry, shard, cancel, offset):
-                if time.monotonic() > deadline:
-                    return Cancelled("asked", fate)
-                time.sleep(LOOK_S)
+            if not _wait_taken_in(registry, shard, cancel, offset, deadline):
+                return Cancelled("asked", fate)
             before = fate
             since, fate = self._look(place, before, since)
             if fate.state == "ended":
@@ -241,7 +232,7 @@ class Control:
         registry, was_at = self._registry(), None
         labels = registry.inspector.labels(place[0])
         if before is not None and before.state == "pending":
-            was_at = place if before.carried is None else _at(before.carried)
+            was_at = _now_at(place, before)
         fate = registry.fate(*place) if was_at is None else registry.fate(*was_at, since)
         if was_at is not None and was_at != place:
             fate = fate.told_of(*place)
@@ -276,13 +267,12 @@ class Control:
         since, fate = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
         while fate.state in WAITING and fate.reason is None:
-            shard, offset = place if fate.carried is None else _at(fate.carried)
+            shard, offset = _now_at(place, fate)
             new = self._write_moved(shard, offset, countdown_s, at)
-            while not _is_taken_in(registry, shard, new, new):
-                if time.monotonic() > deadline:
-                    return Rescheduled("asked", registry.fate(shard, new))
-                time.sleep(LOOK_S)
+            is_taken_in = _wait_taken_in(registry, shard, new, new, deadline)
             asked = registry.fate(shard, new)
+            if not is_taken_in:
+                return Rescheduled("asked", asked)
             if asked.reason != Reason.TOO_LATE:
                 return Rescheduled("rescheduled", asked)
             before = fate
@@ -468,11 +458,18 @@ class Control:
         )
 
 
-def _is_taken_in(registry: Registry, shard: Shard, written: int, offset: int) -> bool:
-    """Whether the record `written` has been read, and no delivery of the request at `offset` is under way."""
-    label = registry.inspector.labels(shard)
-    is_read = label is not None and label.requests > written
-    return is_read and not registry.inspector.is_leaving(shard, offset)
+def _wait_taken_in(
+    registry: Registry, shard: Shard, written: int, offset: int, deadline: float
+) -> bool:
+    """Until the record `written` has been read, and no delivery of the request at `offset` is under way."""
+    while True:
+        label = registry.inspector.labels(shard)
+        is_read = label is not None and label.requests > written
+        if is_read and not registry.inspector.is_leaving(shard, offset):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
 
 
 def _why(asked: object) -> tuple[str, str]:
@@ -482,7 +479,6 @@ def _why(asked: object) -> tuple[str, str]:
     return Reason.BAD_CANCEL, "a cancel is no request; cancel what was asked by its id"
 
 
-def _at(source: str) -> tuple[Shard, int]:
-    where, _, offset = source.rpartition("@")
-    topic, _, partition = where.rpartition("/")
-    return Shard(topic, int(partition)), int(offset)
+def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:
+    """Where the request is that may have been carried on."""
+    return place if fate.carried is None else placed(fate.carried) or place

@@ -14,7 +14,6 @@ from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.fate import NO_REQUEST, Asked, Fate, Fates, Limit, LimitReached, State, origin_of
 from blackbox.index.inspector import Inspector, Pending, Standing
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.logs import QUIET
@@ -34,21 +33,13 @@ class Registry:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._access = kafka(settings, QUIET)
-        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self.access = kafka(settings, QUIET)
+        self.inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
-        self._admin = self._access.admin()
+        self._admin = self.access.admin()
         self._partitions: dict[str, int] = {}
         self._counted_s = -math.inf
         self.count_partitions()
-
-    @property
-    def access(self) -> KafkaAccess:
-        return self._access
-
-    @property
-    def inspector(self) -> Inspector:
-        return self._inspector
 
     def count_partitions(self) -> None:
         """Look how many there are, unless that was done a moment ago."""
@@ -72,7 +63,7 @@ class Registry:
 
     def record(self, shard: Shard, offset: int) -> Record | None:
         """The record of a request, if Kafka has it."""
-        with closing(ShardJournal(shard, self._access)) as journal:
+        with closing(ShardJournal(shard, self.access)) as journal:
             return journal.record(offset)
 
     def holders(self, caller_id: str) -> list[tuple[Shard, int]]:
@@ -81,7 +72,7 @@ class Registry:
         There are several where partitions were added to the request topic, or callers chose
         partitions by something else than the id.
         """
-        found = [(shard, self._inspector.offset_of(shard, caller_id)) for shard in self.shards()]
+        found = [(shard, self.inspector.offset_of(shard, caller_id)) for shard in self.shards()]
         held = [(shard, offset) for shard, offset in found if offset is not None]
         if len(held) > 1:
             held.sort(key=lambda one: (self._asked_ms(*one), one), reverse=True)
@@ -97,7 +88,7 @@ class Registry:
 
     def request_end(self, shard: Shard) -> int:
         """The next offset of the request topic."""
-        with closing(ShardJournal(shard, self._access)) as journal:
+        with closing(ShardJournal(shard, self.access)) as journal:
             return journal.request_bounds().end
 
     def fate(
@@ -116,15 +107,15 @@ class Registry:
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return Fate(request_id(shard, offset), shard.source(offset), "unknown")
         limit = limit or Limit()
-        pending = self._inspector.look_up(shard, offset)  # 1
-        standing = self._inspector.standing(shard, 0)
-        with closing(ShardJournal(shard, self._access)) as journal:
+        pending = self.inspector.look_up(shard, offset)  # 1
+        standing = self.inspector.standing(shard, 0)
+        with closing(ShardJournal(shard, self.access)) as journal:
             fates = self._fates(shard, journal, limit)
             asked = fates.asked(offset)
             known = asked.fate
             if pending is not None:
                 return replace(known, state="pending", is_cold=False, **_of_pending(pending))
-            if self._inspector.is_cold(shard, offset):
+            if self.inspector.is_cold(shard, offset):
                 return replace(known, state="pending", is_cold=True)
             bounds = journal.request_bounds()
             if known.state == "unknown" and offset >= bounds.end:
@@ -175,21 +166,21 @@ class Registry:
         """The record that the index has in its place: under its caller id, or among those due then."""
         caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
         if caller_id is not None:
-            holder = self._inspector.offset_of(shard, caller_id)
+            holder = self.inspector.offset_of(shard, caller_id)
             if holder is not None and holder > asked.offset:
                 record = journal.record(holder)
                 if record is not None and origin_of(record) == asked.origin:
                     return holder
         if due_ms is None:
             return None
-        found = self._inspector.listed(shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
+        found = self.inspector.listed(shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
         for offset, pending in found:
             if pending.entry is not None and pending.entry.origin == asked.origin:
                 return offset
         return None
 
     def close(self) -> None:
-        self._inspector.close()
+        self.inspector.close()
 
     def _fates(self, shard: Shard, journal: ShardJournal, limit: Limit) -> Fates:
         has_receipts = shard.partition < self._partitions.get(receipts_topic(shard.topic), 0)

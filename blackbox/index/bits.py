@@ -30,10 +30,6 @@ class Bits(Set[int]):
     def __len__(self) -> int:
         return sum(int.from_bytes(bitmap).bit_count() for bitmap in self.bitmaps.values())
 
-    def of(self, segment: int) -> Iterator[int]:
-        """The offsets of one segment."""
-        return iter(Bits({segment: self.bitmaps.get(segment, b"")}))
-
     def changed(self, added: Iterable[int], removed: Iterable[int]) -> dict[int, bytes]:
         """The bitmaps that differ then; one without any bit is empty."""
         new: dict[int, bytearray] = {}

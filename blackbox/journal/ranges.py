@@ -24,14 +24,13 @@ from confluent_kafka import (
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, read_right
+from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of
 
 logger = logging.getLogger("blackbox.journal")
 
 Partition = tuple[str, int]
 Positions = dict[Partition, int]
 
-READ_RECORDS = 4000
-SILENCE_S = 15.0
 OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
 SILENT_S = 1.0
@@ -209,8 +208,8 @@ def _bounded(chunk: Chunk) -> Iterator[Chunk]:
     for at, message in enumerate(chunk.messages):
         size += len(message)
         if at > first and (at - first == CHUNK_RECORDS or size > CHUNK_BYTES):
-            yield Chunk(chunk.range, start, _offset(message), chunk.messages[first:at])
-            start, first, size = _offset(message), at, len(message)
+            yield Chunk(chunk.range, start, offset_of(message), chunk.messages[first:at])
+            start, first, size = offset_of(message), at, len(message)
     yield chunk._replace(start=start, messages=chunk.messages[first:]) if first else chunk
 
 
@@ -275,7 +274,7 @@ def _read_on(
         if problem is None:
             messages.append(message)
         elif problem.code() == KafkaError._PARTITION_EOF:
-            reached = max(reached, _offset(message))
+            reached = max(reached, offset_of(message))
         elif problem.code() in _OUT_OF_RANGE:
             raise _out_of_range(consumer, wanted, max([reached, *map(_next, messages[-1:])]))
         else:
@@ -290,7 +289,7 @@ def _below(end: int, messages: list[Message]) -> tuple[list[Message], int]:
     reached = _next(messages[-1]) if messages else 0
     if reached <= end:
         return messages, reached
-    return [message for message in messages if _offset(message) < end], end
+    return [message for message in messages if offset_of(message) < end], end
 
 
 def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLost:
@@ -314,11 +313,5 @@ def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLo
     )
 
 
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
-
-
 def _next(message: Message) -> int:
-    return _offset(message) + 1
+    return offset_of(message) + 1

@@ -105,21 +105,15 @@ class Topics:
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
-    def partitions(
-        self, names: Sequence[str] | None = None, *, to: str = "Describe"
-    ) -> dict[str, int]:
-        """Partition counts of the topics that exist (of all topics, without `names`).
+    def partitions(self, names: Sequence[str], *, to: str = "Describe") -> dict[str, int]:
+        """Partition counts of those of these topics that exist.
 
         Raises NotAllowed for one that may not be seen; `to` is what the caller wants to do with it.
         """
         found: dict[str, int] = {}
-        for name in names if names is not None else [None]:
+        for name in names:
             try:
-                metadata = (
-                    self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-                    if name is None
-                    else self._admin.list_topics(name, timeout=REQUEST_TIMEOUT_S)
-                )
+                metadata = self._admin.list_topics(name, timeout=REQUEST_TIMEOUT_S)
             except KafkaException as error:
                 raise doubt(error, "cannot read the cluster's metadata") from None
             for topic in metadata.topics.values():

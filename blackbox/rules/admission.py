@@ -7,23 +7,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from blackbox.doubt import IndexLost
 from blackbox.outgoing import Refusal
 from blackbox.plan import Second
 from blackbox.request import Reason, Shard
 from blackbox.rules.file import RulesFile
-from blackbox.rules.rules import OTHERS, Asked, Caller, Rules
+from blackbox.rules.rules import OTHERS, Asked, Caller, Counts, Rules
 
 PENDING_KNOWN_FOR_S = 1.0
-
-
-class Counts(Protocol):
-    """What all shards know together."""
-
-    def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
-    def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
 
 
 logger = logging.getLogger("blackbox.rules")

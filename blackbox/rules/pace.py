@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 from blackbox.plan import Second
 from blackbox.rules.file import RulesFile
-
-
-class Counts(Protocol):
-    """What all shards know together."""
-
-    def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
-    def reserve(self, name: str, count: int, at_least: int) -> int: ...
+from blackbox.rules.rules import Counts
 
 
 class Pace:

@@ -6,19 +6,28 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal
-from blackbox.request import Reason, Record, Request, is_topic_name
+from blackbox.plan import Second
+from blackbox.request import Reason, Record, Request, Shard, is_topic_name
 
 OTHERS = "(others)"
 """All callers that the file does not name, counted together: as many names as they like get them no more."""
+
+
+class Counts(Protocol):
+    """What all shards know together."""
+
+    def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
+    def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
+    def reserve(self, name: str, count: int, at_least: int) -> int: ...
 
 
 class RulesError(ValueError):
