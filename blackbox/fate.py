@@ -358,18 +358,21 @@ class Fates:
         Decided as intake does it, for an index that holds nothing but this request.
         """
         at, caller_id = asked.offset, asked.fate.caller_id
-        id = request_id(self.shard, at)
-        view = View(Labels(at, 0), frozenset(), {}, named={id: Named(at, False, caller_id)})
+        named = {
+            request_id(self.shard, one): Named(at, False, caller_id) for one in (at, asked.origin)
+        }
+        view = View(Labels(at, 0), frozenset(), {}, named=named)
         for batch in self._requests(start, end):
             others = [record for record in batch.records if not self._follows(record, at)]
             changes = parse(
                 self.contract, batch._replace(records=others), self.now_ms, None
             ).changes
             touched = touched_by(changes)
-            if not (at in touched.cold or id in touched.ids or caller_id in touched.caller_ids):
+            names_it = not named.keys().isdisjoint(touched.ids)
+            if not (at in touched.cold or names_it or caller_id in touched.caller_ids):
                 continue
             for offset, change in changes:
-                if isinstance(change, Replacement) and change.id != id:
+                if isinstance(change, Replacement) and change.id not in named:
                     change = change.asked  # if it came too late, its own outcome says so
                 if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).frozen:
                     return offset, isinstance(change, Carried)

@@ -334,6 +334,7 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
         sorted(cancelled | replaced),
         sorted(replaced),
         [offset for offset, change in changes if type(change) in (Carried, Replacement)],
+        [change.origin for _, change in changes if type(change) is Carried],
     )
 
 

@@ -95,7 +95,8 @@ class Touched(NamedTuple):
     """What a batch may touch of what is there already: caller ids, requests of the cold tier, ids.
 
     `replaced` are those of the ids whose request is replaced, and so must not be leaving;
-    `conditional` the offsets of records that count only if what they name is pending.
+    `conditional` the offsets of records that count only if what they name is pending; `origins` the
+    requests that carried records are.
     """
 
     caller_ids: Sequence[str]
@@ -103,14 +104,20 @@ class Touched(NamedTuple):
     ids: Sequence[str] = ()
     replaced: Sequence[str] = ()
     conditional: Sequence[int] = ()
+    origins: Sequence[int] = ()
 
 
 class Named(NamedTuple):
-    """The request of an id: whether it is an entry that can be cancelled, and its caller id."""
+    """The request of an id: whether it is an entry that can be cancelled, and its caller id.
+
+    `offset` is the record that it is in the index by. Where promotion wrote that, `origin` is the one
+    that the id means.
+    """
 
     offset: int
     is_pending: bool
     caller_id: str | None
+    origin: int | None = None
 
 
 class Gap(NamedTuple):
@@ -132,6 +139,8 @@ class View(NamedTuple):
     them. Those below `judged` were let in, or refused, before the index was lost. What became of
     conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
     `early` are replacements by id that count: what they replace was removed before they could be stored.
+    `ended` are requests of the cold tier that the cancel at this offset has ended by their ids, wherever
+    they are by then; `has_cold`: there may be some.
     """
 
     labels: Labels
@@ -145,6 +154,8 @@ class View(NamedTuple):
     ignored: Container[int] = frozenset()
     gap: Gap = Gap()
     early: frozenset[int] = frozenset()
+    ended: Mapping[int, int] = {}
+    has_cold: bool = False
 
     def knows(self, offset: int) -> bool:
         """Whether the index can tell that this request is not pending."""
@@ -195,7 +206,8 @@ class Plan:
     `frozen` are requests new in the cold tier, `thawed` those that leave it. `carried` are those that
     come from there, into the index or as another record. `ignored` are conditional records (carried
     ones, and replacements by id) that did not count. `counted` are the puts, (due time, offset), of
-    the callers whose pending requests are counted.
+    the callers whose pending requests are counted. `moved` are requests that come into the index as
+    another record than the one of their ids; `ended` as in a View.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -208,6 +220,8 @@ class Plan:
     carried: set[int] = field(default_factory=set)
     ignored: set[int] = field(default_factory=set)
     counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
@@ -223,7 +237,10 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if offset < first:
             continue
         if type(change) is Cancel and change.id is not None:
-            plan.cancelled += _end_named(plan, view, change.id)
+            if _end_named(plan, view, change.id):
+                plan.cancelled += 1
+            else:
+                _end_wherever(plan, view, change.id, offset)
             continue
         if type(change) is Replacement:
             is_in_time = _end_named(plan, view, change.id, offset)
@@ -269,7 +286,8 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     """
     if id not in view.named:
         return False
-    offset, is_pending, caller_id = view.named[id]
+    offset, is_pending, caller_id, origin = view.named[id]
+    offset = plan.moved.get(offset if origin is None else origin, offset)
     if by is not None and by in view.early:
         return True
     if by is not None and not view.knows(offset):
@@ -289,10 +307,19 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     return True
 
 
+def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
+    """A cold request may have been written again by now, and only Kafka knows where: it ends when it is once more."""
+    if id in view.named and (view.has_cold or plan.frozen):
+        offset, _, _, origin = view.named[id]
+        asked = offset if origin is None else origin
+        if asked < by:
+            plan.ended[asked] = by
+
+
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     """Whether a carried record is the one that counts from now on.
 
-    Not when the request it carries on was ended meanwhile, or was carried on already. Nor when it
+    Not when the request it carries on was ended meanwhile, by its id as well, or was carried on already. Nor when it
     is in the index itself, as under a longer horizon than once; unless the carried one was
     delivered already: that ends it. Of requests before the index began, receipts told.
     """
@@ -304,10 +331,14 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
         return False
     if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
         plan.holders[caller_id] = None
+    if origin in plan.ended or view.ended.get(origin, offset) < offset:
+        plan.cancelled += 1
+        return False
     if not is_cold:
         _end(plan, view, previous)
         _end(plan, view, origin)
     plan.carried.add(offset)
+    plan.moved[origin] = offset
     return True
 
 

@@ -116,7 +116,8 @@ class Registry:
             if pending is not None:
                 return replace(known, state="pending", is_cold=False, **_of_pending(pending))
             if self.inspector.is_cold(shard, offset):
-                return replace(known, state="pending", is_cold=True)
+                is_ended = self.inspector.is_ended(shard, asked.origin)
+                return replace(known, state="ended" if is_ended else "pending", is_cold=True)
             bounds = journal.request_bounds()
             if known.state == "unknown" and offset >= bounds.end:
                 return known

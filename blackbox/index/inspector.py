@@ -173,6 +173,12 @@ class Inspector:
         (bitmap,) = self._together(keys, ("HGET", keys.cold, offset // SEGMENT))
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
 
+    def is_ended(self, shard: Shard, origin: int) -> bool:
+        """Whether a cancel by its id has ended this request of the cold tier, which stays until it is written again."""
+        keys = Keys(shard)
+        (score,) = self._together(keys, ("ZSCORE", keys.ended, member(origin)))
+        return score is not None
+
     def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
         """The labels, and the requests of the cold tier as they are then or a little later."""
         labels, keys = self.labels(shard), Keys(shard)

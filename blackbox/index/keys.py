@@ -24,6 +24,8 @@ class Keys:
         self.skip = self.prefix + b"skip"
         self.ignored = self.prefix + b"ignored"
         self.early = self.prefix + b"early"
+        self.moved = self.prefix + b"moved"
+        self.ended = self.prefix + b"ended"
         self.leaving = self.prefix + b"leaving"
         self.paused = self.prefix + b"paused"
 

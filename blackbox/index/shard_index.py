@@ -4,8 +4,10 @@ Entries are the requests below `labels.requests` minus the removals below `label
 `skip` marks the removals already read whose request is not in the index yet, `cold` the requests
 that are due beyond the horizon and so are no entries, `ignored` the conditional records that did not
 count and of which no receipt says so yet, `early` replacements that wait in Kafka for room and whose
-first half is done, `leaving` those whose delivery is under way. Data and labels change in one MULTI, so
-that a lost suffix of Redis loses both and the journals heal it.
+first half is done, `moved` by which records requests of the cold tier came into the index, `ended` which
+of these a cancel has ended by its id while only Kafka knew its record, `leaving` those whose delivery is
+under way. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the
+journals heal it.
 
 Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
@@ -186,7 +188,7 @@ class ShardIndex:
             if first < self.labels.requests:
                 changes += [
                     pack("HDEL", keys.state, "mark"),
-                    pack("UNLINK", keys.skip, keys.early),
+                    pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
@@ -291,7 +293,9 @@ class ShardIndex:
                     raise LabelsMoved(f"{self.shard}: {what}")  # what is pending may be delivered
                 is_leaving = bool(touched.replaced) and (
                     self._may_have_gone_back(view.labels.receipts)
-                    or self._is_leaving(touched.replaced)
+                    or self._is_leaving(
+                        [view.named[id].offset for id in touched.replaced if id in view.named]
+                    )
                 )
                 plan = Plan() if is_leaving else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
@@ -480,13 +484,11 @@ class ShardIndex:
         self._is_behind = None
         return False
 
-    def _is_leaving(self, ids: Sequence[str]) -> bool:
+    def _is_leaving(self, offsets: Sequence[int]) -> bool:
         """Whether one of these requests is being delivered, from now on watched as well."""
         watch = pack("WATCH", self._keys.leaving)
         _, names = self._session.run([watch, pack("GET", self._keys.leaving)], 2)
-        offsets = [offset_in(self.shard, id) for id in ids]
-        wanted = {member(offset) for offset in offsets if offset is not None}
-        return not wanted.isdisjoint(leaving(names))
+        return not set(map(member, offsets)).isdisjoint(leaving(names))
 
     def _look(
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
@@ -524,29 +526,38 @@ class ShardIndex:
             named, judged, told,
             self._marked(self._keys.ignored, touched.conditional if known_from else ()), gap,
             self._marked(self._keys.early, touched.conditional if touched.replaced else ()),
+            self._scores(self._keys.ended, touched.origins), bool(cold),
         )  # fmt: skip
         return view, largest
 
     def _marked(self, key: bytes, offsets: Sequence[int]) -> frozenset[int]:
-        found: set[int] = set()
+        return frozenset(self._scores(key, offsets))
+
+    def _scores(self, key: bytes, offsets: Sequence[int]) -> dict[int, int]:
+        """What a sorted set says of these offsets, without those that are not in it."""
+        found: dict[int, int] = {}
         for chunk in _chunks(offsets):
-            names = map(member, chunk)
-            scores = self._session.run([pack("ZMSCORE", key, *names)], 1)[0]
-            found |= {o for o, score in zip(chunk, scores, strict=True) if score is not None}
-        return frozenset(found)
+            scores = self._session.run([pack("ZMSCORE", key, *map(member, chunk))], 1)[0]
+            found |= {o: int(float(s)) for o, s in zip(chunk, scores, strict=True) if s is not None}
+        return found
 
     def _named(self, ids: Iterable[str]) -> dict[str, Named]:
         """The requests of these ids that are of this shard."""
         offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
         if not offsets:
             return {}
-        names = [member(offset) for offset in offsets.values()]
-        scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+        moved = self._scores(self._keys.moved, list(offsets.values()))
+        places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
+        there = self._scores(self._keys.due, list(places.values()))
+        stored = self._mget([member(offset) for offset in places.values()])
         return {
-            id: _as_named(offset, payload, is_entry=score is not None)
-            for (id, offset), payload, score in zip(
-                offsets.items(), self._mget(names), scores, strict=True
+            id: Named(
+                offset,
+                offset in there and (entry is None or entry.reason is None),
+                None if entry is None else entry.caller_id,
+                offsets[id] if offset != offsets[id] else None,
             )
+            for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
         }
 
     def _intake_commands(
@@ -568,6 +579,11 @@ class ShardIndex:
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
         for chunk in _chunks(sorted(view.early)):
             yield pack("ZREM", self._keys.early, *map(member, chunk))
+        for chunk in _chunks([(by, asked) for asked, by in plan.ended.items()]):
+            yield zadd(self._keys.ended, chunk)
+        hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
+        for chunk in _chunks(hot):
+            yield zadd(self._keys.moved, chunk)
         yield self._write_requests(end, b"largest", largest)
         if isinstance(view.skipped, Bits):
             used = range(view.labels.requests // SEGMENT, end // SEGMENT)
@@ -648,6 +664,11 @@ class ShardIndex:
             yield pack("ZREM", self._keys.ignored, *map(member, chunk))
         if mark is not None:
             yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
+            for key in (
+                self._keys.moved,
+                self._keys.ended,
+            ):  # what was asked before has ended, or moved since
+                yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
 
     def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
         commands = [
@@ -732,8 +753,8 @@ class ShardIndex:
         """Without the payloads: those that are asked for again are written again, others expire."""
         keys = self._keys
         return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.leaving,
-            keys.state, keys.receipts,
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
+            keys.ended, keys.leaving, keys.state, keys.receipts,
         )  # fmt: skip
 
     def _read_labels(self, *more: bytes) -> list[bytes]:
@@ -848,13 +869,6 @@ def as_entry(stored: bytes | None) -> Entry | None:
         return entries.decode(stored or b"")
     except ValueError:
         return None
-
-
-def _as_named(offset: int, stored: bytes | None, *, is_entry: bool) -> Named:
-    entry = as_entry(stored)
-    if entry is None:
-        return Named(offset, is_entry, None)
-    return Named(offset, is_entry and entry.reason is None, entry.caller_id)
 
 
 def _caller_id(stored: bytes) -> str | None:

@@ -19,7 +19,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
+from blackbox.cancel import HEADER as CANCELS
 from blackbox.cli import app
+from blackbox.cold import HEADER as CARRIED
 from blackbox.connect import formats, kafka
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
@@ -582,3 +584,36 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
     assert [(one.kind, one.id) for one in found.exceptions] == [
         ("lost", request_id(year.shards[0], 7))
     ]
+
+
+def test_a_cancel_by_the_first_id_is_clean_before_and_after_its_request_is_written_again(
+    world: World, spark: SparkSession
+) -> None:
+    year = Year(world)
+    [shard], now_ms = year.shards, year.began_ms
+    due_ms = now_ms + 9 * HOUR_MS
+
+    def audit() -> Verdict:
+        year.pass_to(now_ms)
+        with audited(spark, year.settings) as found:
+            return found.verdict
+
+    def carry(previous: int, *, is_cold: bool) -> None:
+        at = json.dumps([previous, previous % 2, now_ms, is_cold])
+        value = json.dumps({"topic": world.targets[0], "message": "m", "at": due_ms})
+        world.send_raw(value, [(CARRIED, at)], 0)
+
+    for _ in range(2):
+        year.ask("far", due_ms)
+    carry(0, is_cold=True)
+    carry(1, is_cold=False)
+    assert (audit().by_kind, year.standing()) == ({}, (1, 1))
+    for asked in (0, 1):
+        world.send_raw(None, [(CANCELS, request_id(shard, asked))], 0)
+    found = audit()
+    assert (found.by_kind, found.states["cancelled"], year.standing()) == ({}, 2, (0, 1))
+    carry(2, is_cold=False)
+    found = audit()
+    assert (found.by_kind, found.states["cancelled"], year.standing()) == ({}, 2, (0, 0))
+    year.pass_to(due_ms)
+    assert year.delivered() == []

@@ -16,6 +16,7 @@ from blackbox import Client
 from blackbox.control.control import Control
 from blackbox.ended import Ended
 from blackbox.fate import NEAR, Fate, Limit
+from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
@@ -244,7 +245,7 @@ def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_rec
 ) -> None:
     keep(world, world.requests, retention_ms=-1)
     service = serve(hot_horizon_s=4, renew_after_s=4, retention_s=1, trim_interval_s=1)
-    ids = [ask(service, asked(world, 300, message=f"{number}")) for number in range(3)]
+    ids = [ask(service, asked(world, 300, message=f"{number}")) for number in range(4)]
     places = [locate(id, [world.requests]) for id in ids]
 
     def are_gone() -> bool:
@@ -263,5 +264,9 @@ def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_rec
     with Client(world.kafka.bootstrap_servers, caller="t", request_topic=world.requests) as client:
         assert client.get(ids[2]).state == "pending"
         client.reschedule(ids[2], timedelta(0))
+        client.cancel(ids[3])
+    until("it is cancelled", lambda: service.get(f"/requests/{ids[3]}").json()["state"] == "ended")
+    inspector = Inspector.of(world.redis.url)
+    until("no request is cold", lambda: not any(inspector.cold(shard)[1] for shard, _ in places))
     until("both come out", lambda: len(world.received(world.targets[0])) == 2)
     assert sorted(m.value() or b"" for m in world.received(world.targets[0])) == [b"1", b"2"]

@@ -316,6 +316,37 @@ def test_a_carried_record_that_was_delivered_counted_whatever_receipts_told() ->
     assert (plan.puts, plan.carried, plan.ignored) == ({}, {12}, set())
 
 
+def test_a_cancel_by_the_first_id_ends_what_was_carried_into_the_index() -> None:
+    found = view(named={"x": Named(7, True, "a", origin=3)}, holders={"a": 7})
+
+    plan = resolve([(10, BY_ID)], found)
+
+    assert (plan.removals, plan.holders, plan.cancelled) == ([7], {"a": None}, 1)
+
+
+def test_a_cancel_by_the_first_id_ends_a_cold_request_when_it_is_carried_on() -> None:
+    found = view(named={"x": Named(3, False, None)}, cold={5})._replace(has_cold=True)
+
+    at_once = resolve(
+        [(10, BY_ID), (11, carried(5, "a", origin=3)), (12, carried(11, origin=3))], found
+    )
+    later = resolve([(11, carried(5, "a", origin=3))], found._replace(ended={3: 10}))
+
+    assert at_once.ended == {3: 10}
+    for plan in (at_once, later):
+        assert (plan.puts, plan.frozen, plan.thawed, plan.cancelled) == ({}, set(), {5}, 1)
+        assert 11 in plan.ignored
+
+
+def test_a_cancel_ends_no_request_that_is_asked_for_behind_it() -> None:
+    found = view(named={"x": Named(12, False, None)})._replace(has_cold=True, ended={12: 10})
+
+    assert resolve([(10, BY_ID)], found).ended == {}
+    assert resolve([(11, carried(5, origin=4))], found._replace(cold={5}, ended={4: 11})).moved == {
+        4: 11
+    }
+
+
 def test_a_cancel_by_id_of_a_request_before_the_index_began_changes_nothing() -> None:
     plan = resolve([(12, Cancel(None, "id of 3"))], behind())
 
@@ -342,10 +373,11 @@ def test_what_names_a_request_that_was_removed_unread_counts_up_to_where_it_was_
     found = view(named={"x": Named(named, False, None)})._replace(gap=Gap(5, 10, 20))
     late = Replacement("x", None, entry(), TOO_LATE)
 
-    plan = resolve([(18, carried(named)), (19, late), (20, late), (21, carried(named))], found)
+    carry = resolve([(18, carried(named)), (21, carried(named))], found)
+    replace = resolve([(19, late), (20, late)], found)
 
-    told = {18: entry(), 19: entry()} if counts else {19: TOO_LATE}
-    assert plan.puts == told | {20: TOO_LATE}
+    assert carry.puts == ({18: entry()} if counts else {})
+    assert replace.puts == {19: entry() if counts else TOO_LATE, 20: TOO_LATE}
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,10 @@ def fates(
     if spans is not None:
         told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    rows = asked.join(_ended(asked, by_id, told).hint("merge"), PLACE, "left")
+    ended = _ended(asked, by_id, told)
+    rows = asked.join(ended.hint("merge"), PLACE, "left")
     rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
-    rows = _with_carried(rows, asked, told, index)
+    rows = _with_carried(rows, asked, told, index, ended)
     if found is not None:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
@@ -137,11 +138,11 @@ def _due_since() -> Column:
 
 
 def _with_carried(
-    rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame
+    rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame, ended: DataFrame
 ) -> DataFrame:
     """With what became of requests of the cold tier: `carried_by` another record.
 
-    A record that carries on what was carried before, or is in the index itself, counts for nothing;
+    A record that carries on what was carried or ended before, or is in the index itself, counts for nothing;
     one whose request had its outcome as well, and has one of its own, is the second: `outcome_of`.
     """
     carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
@@ -154,14 +155,19 @@ def _with_carried(
         *SHARD, col("offset").alias("carries"), col("entry").alias("stayed")
     )
     own = told.select(*PLACE, col("receipt").alias("own"))
+    before_it = ended.select(
+        *SHARD, col("offset").alias("carries"), col("ended_by").alias("over_at")
+    )
     judged = (
         carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
         .join(over, before, "left")
         .join(entries, before, "left")
         .join(own, PLACE, "left")
+        .join(before_it, before, "left")
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
-    counts = (col("offset") == col("first")) & ~stayed
+    was_over = coalesce(col("over_at") < col("offset"), lit(False))
+    counts = (col("offset") == col("first")) & ~stayed & ~was_over
     judged = judged.select(
         *PLACE,
         (counts | col("own").isNotNull()).alias("counts"),
@@ -183,7 +189,11 @@ def _with_carried(
 
 
 def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
-    """What ends requests: the next record under their caller id, or a cancel or replacement by their id."""
+    """What ends requests: the next record under their caller id, or a cancel or replacement by their id.
+
+    Their id is that of the first record also of what was carried on. `stays`: such a cancel leaves the
+    mark of a cold one where it is, until that is written again.
+    """
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
         late = _too_late(by_id, told)
@@ -200,14 +210,25 @@ def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
         lead("carries").over(later).alias("ended_carries"),
     )
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
-    ended = following.where(is_ended).drop("ended_carries")
+    ended = following.where(is_ended).drop("ended_carries").withColumn("stays", lit(False))
     if not is_any_by_id:
         return ended
-    requests_only = asked.where(col("kind") == lit("request")).select(PLACE)
-    cancelled = by_id.where(col("ended_by") > col("offset")).join(requests_only, PLACE)
-    first = struct("ended_by", "ended_as")
-    both = ended.unionByName(cancelled).groupBy(PLACE).agg(smallest(first).alias("first"))
-    return both.select(*PLACE, "first.ended_by", "first.ended_as")
+    by_id = by_id.where(col("ended_by") > col("offset"))
+    requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
+    named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("stays", lit(False))
+    moved = (
+        requests_only.where(col("origin").isNotNull())
+        .withColumnsRenamed({"offset": "now", "origin": "offset"})
+        .join(by_id, PLACE)
+        .where(col("ended_by") > col("now"))
+        .select(
+            *SHARD, col("now").alias("offset"), "ended_by", "ended_as", lit(True).alias("stays")
+        )
+    )
+    first = struct("ended_by", "ended_as", "stays")
+    every = ended.unionByName(named).unionByName(moved)
+    both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
+    return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.stays")
 
 
 def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
@@ -296,7 +317,8 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         & (col("state") != lit("unknown"))
     )
     was_told = col("receipt") < col("receipts_low")
-    was_ended = (col("ended_by") < col("requests_low")) | _is(
+    is_left = _is(col("stays") & col("cold"))
+    was_ended = ((col("ended_by") < col("requests_low")) & ~is_left) | _is(
         col("carried_by") < col("requests_low")
     )
     never_asked = (col("offset") < col("requests_low")) & (
