@@ -111,10 +111,8 @@ class Client(_Caller):
         """Ask that the pending request of this id, or made under it, is not delivered.
 
         It takes the id that `send_later` returned as well as one's own; by that one a record goes to
-        every partition of the request topic. By the returned id it does not find a request that is due
-        further ahead than the service's horizon (a day), once that was written again: give such a
-        request an id of your own, or cancel it over HTTP. Returns the id of the cancel's own record, the
-        first of them, once Kafka has all. Raises NotSent.
+        every partition of the request topic. Returns the id of the cancel's own record, the first of
+        them, once Kafka has all. Raises NotSent.
         """
         return self._ids(self._asker.ask_to_cancel(id))[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.model.journals import standing
-from tests.model.state import Owner, Receipt, State, Step, mask, members
+from tests.model.state import NOWHERE, Index, Mark, Owner, Receipt, State, Step, mask, members
 from tests.model.terms import Rule, Terms
 
 
@@ -119,13 +119,21 @@ class Dispatch:
             return state.with_owner(who, owner._replace(step=Step.WATCH, watched=None))
         if index is not None:
             index = self._terms.settled(index, seen, owner.batch, owner.end)
-            state = state.with_index(index._replace(ignored=index.ignored & ~owner.telling))
+            index = index._replace(ignored=index.ignored & ~owner.telling)
+            mark = state.log[owner.end - 1].mark
+            state = state.with_index(index if mark is None else _without_old(index, mark))
         owner = owner._replace(
             is_connected=True, watched=None, requests=seen.requests, receipts=owner.end, telling=0
         )
         if self._terms.keeps(Rule.COMMIT_FIRST):
             return state.with_owner(who, _idle(owner))
         return state.with_owner(who, owner._replace(step=Step.COMMIT))
+
+
+def _without_old(index: Index, mark: Mark) -> Index:
+    """What lies below a mark has ended, or is another record by now."""
+    moved, ended = (at if at >= mark.requests else NOWHERE for at in (index.moved, index.ended))
+    return index._replace(moved=moved, ended=ended)
 
 
 def _begin_with_ahead(owner: Owner) -> Owner:

@@ -10,7 +10,18 @@ from blackbox import receipt as product
 from blackbox.entry import Entry
 from blackbox.plan import Carried, Change, Cold, Labels, Named, Replacement, View, resolve
 from blackbox.request import Cancel, Request
-from tests.model.state import NOBODY, Index, Mark, Receipt, Record, State, below, mask, members
+from tests.model.state import (
+    NOBODY,
+    NOWHERE,
+    Index,
+    Mark,
+    Receipt,
+    Record,
+    State,
+    below,
+    mask,
+    members,
+)
 
 Records = tuple[Record, ...]
 
@@ -68,12 +79,16 @@ def standing(records: Records, counted: int) -> Standing:
     holder = NOBODY
     for at, record in enumerate(records):
         one, does_count = 1 << at, counted >> at & 1
-        if record is Record.GAP or (record in CARRIED and not does_count):
+        if record is Record.GAP:
+            continue
+        if record in CARRIED and not (does_count and (hot | cold) >> NAMED_BY[record] & 1):
             continue
         if record in REPLACES and not does_count:
             hot, letters = hot | one, letters | one
             continue
         ended = 1 << NAMED_BY[record] if record in NAMED_BY else 0
+        if record is Record.CANCELS_0:
+            ended = mask(one for one in range(at) if _origin(records, one) == 0)
         if (record in WITH_CALLER_ID or record is Record.CANCEL) and holder != NOBODY:
             ended |= 1 << holder
         if holder != NOBODY and ended >> holder & 1:
@@ -81,7 +96,7 @@ def standing(records: Records, counted: int) -> Standing:
         hot, cold = hot & ~ended, cold & ~ended
         if record in (Record.COLD, Record.RENEWS_0):
             cold |= one
-        elif record is not Record.CANCEL:
+        elif record not in (Record.CANCEL, Record.CANCELS_0):
             hot |= one
         if record in WITH_CALLER_ID:
             holder = at
@@ -130,6 +145,8 @@ class Planned(NamedTuple):
     ended: int
     counted: int
     ignored: int
+    moved: int
+    was_ended: int
 
 
 @cache
@@ -151,6 +168,8 @@ def planned(records: Records, seen: Index, start: int, end: int) -> Planned:
         ended=ended & seen.entries,
         counted=of_kind(records, tuple(NAMED_BY)) & below(end) & ~below(start) & ~ignored,
         ignored=ignored,
+        moved=plan.moved[0] if plan.moved.get(0) in plan.puts else seen.moved,
+        was_ended=plan.ended.get(0, seen.ended),
     )
 
 
@@ -163,6 +182,8 @@ def _view(records: Records, seen: Index) -> View:
         )
         for at in range(len(records))
     }
+    if seen.moved != NOWHERE:
+        named["0"] = named[str(seen.moved)]._replace(origin=0)
     return View(
         Labels(seen.requests, seen.receipts),
         members(seen.skip),
@@ -173,6 +194,8 @@ def _view(records: Records, seen: Index) -> View:
         told=seen.told,
         ignored=members(seen.ignored),
         early=frozenset(members(seen.early)),
+        ended={} if seen.ended == NOWHERE else {0: seen.ended},
+        has_cold=seen.cold != 0,
     )
 
 
@@ -184,6 +207,8 @@ def _asked(records: Records, at: int) -> Change | None:
         return None
     if record is Record.CANCEL:
         return Cancel("name")
+    if record is Record.CANCELS_0:
+        return Cancel(None, "0")
     if record in REPLACES:
         return Replacement(str(NAMED_BY[record]), caller_id, hot, _LETTER)
     if record in CARRIED:

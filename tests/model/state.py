@@ -33,6 +33,7 @@ class Record(StrEnum):
     PROMOTES_0 = "0 carried into the index"
     PROMOTES_1 = "1 carried into the index"
     RENEWS_0 = "0 carried, and still cold"
+    CANCELS_0 = "a cancel of 0 by its id"
 
 
 class Step(StrEnum):
@@ -67,6 +68,8 @@ class Index(NamedTuple):
     token   -- who opened it last: an owner's walk ends with what it has in memory, so a name will do
     rebuild -- whose rebuild is not finished
     early   -- replacements not read yet whose predecessor is removed already
+    moved   -- the record that request 0 came into the index by, if it was carried there
+    ended   -- the record that cancelled request 0 by its id, wherever it was then
     """
 
     requests: int = 0
@@ -83,6 +86,8 @@ class Index(NamedTuple):
     told: int = 0
     ignored: int = 0
     early: int = 0
+    moved: int = NOWHERE
+    ended: int = NOWHERE
 
 
 class Mark(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tests.model.journals import NAMED_BY, Records, of_kind, planned
-from tests.model.state import NOBODY, Index, Owner, State, below
+from tests.model.state import NOBODY, NOWHERE, Index, Owner, State, below
 
 
 class Rule(StrEnum):
@@ -51,6 +51,7 @@ class Rule(StrEnum):
     WAITS = "nobody else stores while an index is rebuilt"
     REBUILDER = "O3 ends when the rebuild is another owner's"
     ADOPTED = "a rebuild that is taken over is rid of what has ended since"
+    ENDED = "a cancel by the first id is kept until what it ends is written again"
     EARLY = "what a replacement names that has no room is ended at once"
     EARLY_COUNTS = "and the replacement counts when it is read"
     EARLY_READ = "W1 waits until such a replacement is read"
@@ -109,6 +110,8 @@ class Terms:
                 letters=index.letters & ~plan.ended | plan.letters & ~seen.letters,
                 ignored=index.ignored | plan.ignored,
                 early=index.early & ~below(end),
+                moved=plan.moved,
+                ended=plan.was_ended if self.keeps(Rule.ENDED) else NOWHERE,
             )
         )
 

@@ -45,6 +45,8 @@ CHAIN = Story((A_REQUEST, REPLACES_0, REPLACES_1), walks=1)
 PROMOTED = Story((COLD, PROMOTES_0), walks=1)
 PROMOTED_TWICE = Story((COLD, PROMOTES_0, PROMOTES_0), walks=1)
 RENEWED = Story((COLD, RENEWS_0, PROMOTES_1), walks=1)
+ENDED_IN_THE_INDEX = Story((COLD, PROMOTES_0, Record.CANCELS_0), walks=1)
+ENDED_WHILE_COLD = Story((COLD, RENEWS_0, Record.CANCELS_0, PROMOTES_1), walks=1)
 CANCELLED_WHILE_COLD = Story((COLD, CANCEL, PROMOTES_0), walks=1)
 
 
@@ -93,6 +95,12 @@ LONGER = [
         pytest.param(PROMOTED_TWICE._replace(kinds=(EMPTY, FULL)), 2, id="promoted twice"),
         pytest.param(RENEWED, 1, id="renewed"),
         pytest.param(CANCELLED_WHILE_COLD, 1, id="cancelled while cold"),
+        pytest.param(
+            ENDED_IN_THE_INDEX._replace(kinds=(EMPTY, BACK)), 1, id="ended by its id in the index"
+        ),
+        pytest.param(
+            ENDED_WHILE_COLD._replace(kinds=(EMPTY, BACK)), 1, id="ended by its id while cold"
+        ),
         pytest.param(MARKED._replace(kinds=(EMPTY, GROUP)), 2, id="other owners"),
         pytest.param(MARKED._replace(kinds=(EMPTY, GROUP), is_once=False), 2, id="at least once"),
         *(LONGER if MORE_FAULTS else ()),
@@ -161,6 +169,7 @@ NEEDED_BY_MARKS = [
     (Rule.EARLY_COUNTS, IN_PLACE_OF_ANOTHER, (EMPTY, FULL), 2, "not pending"),
     (Rule.EARLY_READ, IN_PLACE_OF_ANOTHER, (EMPTY, FULL), 3, "not pending"),
     (Rule.LEAVING, IN_PLACE_OF_ANOTHER, (EMPTY,), 1, WRONG),
+    (Rule.ENDED, ENDED_WHILE_COLD, (EMPTY,), 1, "delivered though ended before"),
     (Rule.APART, IN_PLACE_OF_ANOTHER._replace(is_apart=True), (BACK,), 1, "never delivered"),
 ]
 

@@ -275,6 +275,12 @@ BUGS = (
         (),
     ),
     Bug(
+        "ended-by-id-forgotten",
+        "a cancel by the first id is forgotten while what it ends is cold",
+        (Change("plan.py", "            plan.ended[asked] = by\n", "            pass\n"),),
+        (),
+    ),
+    Bug(
         "ignored-not-written",
         "intake forgets which conditional records did not count",
         (
