@@ -23,9 +23,8 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
-from blackbox.control.control import Control, Refused
+from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
-from blackbox.fate import Fate
 
 MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
@@ -151,10 +150,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     def cancel(id: str) -> CancelState:
         """Cancel a pending request, by a caller's id all under it, and say whether that was in time."""
         done = control.cancel(id)
-        if done.outcome == "unknown":
-            raise _unknown(id)
-        if done.outcome == "undetermined":
-            raise _undetermined(done.request)
+        _check(done, id)
         return CancelState.of(done)
 
     @router.patch(
@@ -167,10 +163,7 @@ def routes(control: Control, access: Access) -> APIRouter:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        if done.outcome == "unknown":
-            raise _unknown(id)
-        if done.outcome == "undetermined":
-            raise _undetermined(done.request)
+        _check(done, id)
         return RescheduledState.of(done)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
@@ -231,9 +224,13 @@ def _asked(found: list[str] | list[Refused]) -> Any:
     return JSONResponse(told.model_dump(), 422)
 
 
-def _undetermined(fate: Fate | None) -> HTTPException:
-    assert fate is not None
-    return HTTPException(504, f"nothing was done to {fate.id}: {fate.detail}")
+def _check(done: Cancelled | Rescheduled, id: str) -> None:
+    """Raises HTTPException when nothing was done."""
+    if done.outcome == "unknown":
+        raise _unknown(id)
+    if done.outcome == "undetermined":
+        assert done.request is not None
+        raise HTTPException(504, f"nothing was done to {done.request.id}: {done.request.detail}")
 
 
 def _unknown(id: str) -> HTTPException:

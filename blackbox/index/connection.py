@@ -109,12 +109,8 @@ class Clients:
         self._connections = connections
         self._made: dict[redis.ConnectionPool, redis.Redis] = {}
 
-    def of(self, key: bytes) -> redis.Redis:
-        """For the server that has this key now. This and the others raise as `server_of`."""
-        return self._client(server_of(self._connections, key))
-
     def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
-        """For the servers that have these keys now, asked for at once."""
+        """For the servers that have these keys now. This and the others raise as `server_of`."""
         found = servers_of(self._connections, keys)
         return {key: self._client(server) for key, server in found.items()}
 

@@ -69,7 +69,7 @@ class Inspector:
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
             ("ZRANGE", keys.due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
-        labels = labels_of(shard, state[:2], receipts)
+        labels = labels_of(shard, state, receipts)
         cold = state[2]
         return Standing(
             labels,

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.functions import col, count, date_from_unix_date, floor, greatest, least, lit
 
 from blackbox.journal.access import KafkaAccess
+from blackbox.pipeline.failures import LedgerError
 from blackbox.pipeline.journals import PIECE, PLACE, Span, reach, read_outcomes, read_requests
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files
@@ -24,7 +25,6 @@ from blackbox.pipeline.ledger.manifest import (
     File,
     Journal,
     Last,
-    LedgerError,
     Manifest,
     Replaced,
 )
