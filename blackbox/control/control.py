@@ -100,15 +100,13 @@ class Refused:
 class Stats:
     """How everything stands. `callers` and `targets` count the `counted` soonest of each shard.
 
-    `profile` has what will be looked at from each of `edges_ms` to before the next one.
+    `profile` has what will be looked at from each instant asked for to before the next one.
     """
 
-    now_ms: int
     shards: dict[Shard, Standing]
     callers: Counter[str]
     targets: Counter[str]
     counted: int
-    edges_ms: Sequence[int]
     profile: Sequence[int]
 
 
@@ -361,12 +359,10 @@ class Control:
             targets.update(entry.target for entry in held)
         profiles = [registry.inspector.counts(shard, edges_ms) for shard in shards]
         return Stats(
-            now_ms=now_ms,
             shards={shard: registry.inspector.standing(shard, now_ms) for shard in shards},
             callers=callers,
             targets=targets,
             counted=counted,
-            edges_ms=edges_ms,
             profile=[sum(column) for column in zip(*profiles, strict=True)],
         )
 
