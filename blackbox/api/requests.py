@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
@@ -217,9 +218,7 @@ def _asked(found: list[str] | list[Refused]) -> Any:
     first = refused[0]
     told = NotTaken(
         error=f"nothing was written; request {first.number}: {first.detail}",
-        refused=[
-            RefusedRequest(number=o.number, reason=o.reason, detail=o.detail) for o in refused
-        ],
+        refused=[RefusedRequest(**asdict(one)) for one in refused],
     )
     return JSONResponse(told.model_dump(), 422)
 

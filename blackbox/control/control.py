@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Literal, TypeVar
@@ -144,13 +144,15 @@ class Control:
         registry = self._registry()
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
-    def each(self, topics: Sequence[str]) -> Iterator[Found]:
-        """All pending requests of these request topics."""
+    def each(
+        self, topics: Collection[str], wanted: Wanted | None = None, at_once: int = 1000
+    ) -> Iterator[Found]:
+        """All pending requests of these request topics, page by page."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if shard.topic in topics]
         after: Place | None = None
         while True:
-            found, after = page(registry.inspector, shards, Wanted(), after, limit=1000)
+            found, after = page(registry.inspector, shards, wanted or Wanted(), after, at_once)
             yield from found
             if after is None:
                 return

@@ -27,6 +27,7 @@ from blackbox.pipeline.ledger.manifest import (
     Last,
     Manifest,
     Replaced,
+    by_journal,
 )
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -161,11 +162,7 @@ class _Run:
         """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
         manifest = self.done.manifest
         there = reach(self._settings, self._access)
-        in_kafka = {
-            Journal(table, shard): span
-            for table, spans in zip(TABLES, there, strict=True)
-            for shard, span in spans.items()
-        }
+        in_kafka = by_journal(there)
         if not in_kafka and not manifest.number:
             topics = ", ".join(self._settings.topics)
             raise LedgerError(

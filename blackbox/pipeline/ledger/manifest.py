@@ -54,6 +54,15 @@ class Journal(NamedTuple):
     shard: Shard
 
 
+def by_journal(there: Reach) -> dict[Journal, Span]:
+    """The same spans, by the journals that they are of."""
+    return {
+        Journal(table, shard): span
+        for table, spans in zip(TABLES, there, strict=True)
+        for shard, span in spans.items()
+    }
+
+
 class File(NamedTuple):
     """A file of a table: rows whose `checksum` is the XOR of a 64-bit hash of each, in hex."""
 
