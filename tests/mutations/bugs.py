@@ -63,7 +63,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "            self._check(self._labels(state, label))\n",
+                "            self._check(state, label)\n",
                 "",
             ),
         ),
