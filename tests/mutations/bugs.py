@@ -110,7 +110,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "        return self._check(self._labels(*self._session.run(commands, 3)[1:]))\n",
+                "        return self._check(*self._session.run(commands, 3)[1:])\n",
                 "        return self._labels(*self._session.run(commands, 3)[1:]) or self.labels\n",
             ),
         ),
