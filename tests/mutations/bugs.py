@@ -111,7 +111,7 @@ BUGS = (
             Change(
                 "index/shard_index.py",
                 "        return self._check(*self._session.run(commands, 3)[1:])\n",
-                "        return self._labels(*self._session.run(commands, 3)[1:]) or self.labels\n",
+                "        return labels_of(self.shard, *self._session.run(commands, 3)[1:]) or self.labels\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),
