@@ -156,12 +156,6 @@ KAFKA_SILENT = Kind(
     "grant Describe and DescribeConfigs on topic {topic}, or look by hand",
 )
 
-KINDS = (
-    OLD_REDIS, EVICTION, NO_AOF, TORN_AOF, NO_LIMIT, CLOCKS, REDIS_SILENT, ONE_NODE, NODE_SILENT, COMPACTED,
-    COMPACTED_LETTERS, ORPHANED, FEWER_RECEIPTS, MORE_RECEIPTS, SHORT_REQUESTS, SHORT_RECEIPTS,
-    LIMITED_BYTES, CREATE_TIME, KAFKA_SILENT,
-)  # fmt: skip
-
 
 def findings(settings: Settings) -> list[Finding]:
     """Everything there is to say of the Kafka and the Redis of these settings, refusals first.

@@ -95,9 +95,7 @@ class _Shards:
 def pace(settings: Settings) -> Pace | None:
     """How fast targets are fed; None: as fast as can be. Raises as `rules`."""
     file = rules(settings)
-    if file is None:
-        return None
-    return Pace(file, shared(settings))
+    return None if file is None else Pace(file, shared(settings))
 
 
 def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from blackbox.doubt import Doubt, IndexFull, Refused
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
-from blackbox.plan import Due, Labels, PutOff
-from blackbox.ports import Writer
+from blackbox.plan import Due, PutOff
+from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt
 from blackbox.request import UNDELIVERABLE, Reason, Shard
 from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
@@ -20,26 +19,6 @@ from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
 logger = logging.getLogger("blackbox.dispatch")
 
 TELL_AFTER_MS = 5_000
-
-
-class Index(Protocol):
-    """What dispatch needs of a shard's index."""
-
-    @property
-    def labels(self) -> Labels: ...
-    @property
-    def removed(self) -> int: ...
-    def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
-    def depart(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
-    def settle(
-        self,
-        removals: Mapping[int, str | None],
-        receipts: int,
-        put_off: Mapping[int, PutOff] = ...,
-        now_ms: int = ...,
-        counted: Mapping[str, Sequence[int]] = ...,
-    ) -> None: ...
-    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from blackbox.plan import (
     View,
     resolve,
 )
+from blackbox.ports import Index
 from blackbox.recurrence import follows
 from blackbox.request import (
     NOT_ADMITTED,
@@ -41,23 +42,6 @@ from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
-
-
-class Index(Protocol):
-    """What intake needs of a shard's index."""
-
-    @property
-    def shard(self) -> Shard: ...
-    def store(
-        self,
-        start: int,
-        end: int,
-        touched: Touched,
-        make_plan: Callable[[View], Plan],
-        now_ms: int,
-        meanwhile: Callable[[], None] | None = None,
-        ended: Container[int] | None = None,
-    ) -> Plan: ...
 
 
 class Admission(Protocol):

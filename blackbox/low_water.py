@@ -7,12 +7,11 @@ receipt, and what lies below it is removed only then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from blackbox.plan import Labels
-from blackbox.ports import Writer
+from blackbox.ports import Index, Writer
 from blackbox.receipt import Mark, Receipt
 from blackbox.request import Shard
 
@@ -23,20 +22,6 @@ PAIRS = 32
 
 TOLD_AT_ONCE = 10_000
 """Ignored records in a receipt, some 120 kB."""
-
-
-class Index(Protocol):
-    """What a mark needs of a shard's index."""
-
-    def untold(self, most: int) -> tuple[int, list[int]]: ...
-    def settle(
-        self,
-        removals: dict[int, str | None],
-        receipts: int,
-        *,
-        told: Sequence[int],
-        mark: Mark | None,
-    ) -> None: ...
 
 
 @dataclass(slots=True)

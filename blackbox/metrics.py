@@ -163,10 +163,8 @@ class Metrics:
         self._hand_over.observe(took_ms / 1000)
 
     def taken(self, shard: Shard, taken: Taken) -> None:
-        self._counters["accepted"].labels(shard.topic).inc(taken.accepted)
-        self._counters["invalid"].labels(shard.topic).inc(taken.invalid)
-        self._counters["cancelled"].labels(shard.topic).inc(taken.cancelled)
-        self._counters["replaced"].labels(shard.topic).inc(taken.replaced)
+        for name in ("accepted", "invalid", "cancelled", "replaced"):
+            self._counters[name].labels(shard.topic).inc(getattr(taken, name))
         for (reason, caller), count in taken.refused.items():
             self._counters["refused"].labels(caller, reason).inc(count)
 

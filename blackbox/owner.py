@@ -16,7 +16,7 @@ from tenacity.nap import sleep_using_event
 from blackbox.clock import Clock
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
-from blackbox.index.walk import Walk
+from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Opening, Parsed, Taken, Upcoming
 from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
@@ -40,17 +40,11 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Index(Closable, Protocol):
-    @property
-    def labels(self) -> Labels: ...
-    def walk(self) -> Walk: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Everything an owner holds of a shard, from one opening to the next doubt."""
 
-    index: Index
+    index: ShardIndex
     intake: Intake
     dispatch: Dispatch
     recovery: Recovery

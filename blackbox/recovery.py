@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from blackbox.barrier import commit_barrier
 from blackbox.doubt import Doubt, ForeignIndex, IndexFull
 from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
 from blackbox.marks import newest_mark, recreated, shortened
-from blackbox.plan import Batch, Binding, Bounds, Kept, Labels, Named
-from blackbox.ports import Journal, Writer
+from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
+from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Shard
 
@@ -28,37 +28,6 @@ RECENT_S = 1.0
 
 CLOCKS_APART_MS = 60_000
 """How far the clocks of two owners may lie apart."""
-
-
-class Index(Protocol):
-    """What recovery needs of a shard's index."""
-
-    @property
-    def labels(self) -> Labels: ...
-    def load(self) -> Kept | None: ...
-    def begin(
-        self,
-        labels: Labels,
-        *,
-        binding: Binding,
-        mark: Mark | None,
-        told: int,
-        judged: int,
-        is_rebuild: bool,
-    ) -> None: ...
-    def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None: ...
-    def ignore(self, offsets: Sequence[int]) -> None: ...
-    def finish(self, receipts: int, ended: Ended) -> None: ...
-    def judged_before(self, judged: int) -> None: ...
-    def lost_before(self, first: int, told: int) -> None: ...
-    def settle(
-        self, removals: Mapping[int, str | None], receipts: int, *, early: Sequence[int] = ()
-    ) -> None: ...
-    def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
-    def pending(self, rank: int, limit: int) -> list[int]: ...
-    def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
-    def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
-    def named(self, ids: Sequence[str]) -> dict[str, Named]: ...
 
 
 NOWHERE = Binding("", "", "", "")

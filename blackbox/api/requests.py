@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
@@ -23,9 +24,8 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
-from blackbox.control.control import Control, Refused
+from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
-from blackbox.fate import Fate
 
 MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
@@ -151,10 +151,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     def cancel(id: str) -> CancelState:
         """Cancel a pending request, by a caller's id all under it, and say whether that was in time."""
         done = control.cancel(id)
-        if done.outcome == "unknown":
-            raise _unknown(id)
-        if done.outcome == "undetermined":
-            raise _undetermined(done.request)
+        _check(done, id)
         return CancelState.of(done)
 
     @router.patch(
@@ -167,10 +164,7 @@ def routes(control: Control, access: Access) -> APIRouter:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        if done.outcome == "unknown":
-            raise _unknown(id)
-        if done.outcome == "undetermined":
-            raise _undetermined(done.request)
+        _check(done, id)
         return RescheduledState.of(done)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
@@ -224,16 +218,18 @@ def _asked(found: list[str] | list[Refused]) -> Any:
     first = refused[0]
     told = NotTaken(
         error=f"nothing was written; request {first.number}: {first.detail}",
-        refused=[
-            RefusedRequest(number=o.number, reason=o.reason, detail=o.detail) for o in refused
-        ],
+        refused=[RefusedRequest(**asdict(one)) for one in refused],
     )
     return JSONResponse(told.model_dump(), 422)
 
 
-def _undetermined(fate: Fate | None) -> HTTPException:
-    assert fate is not None
-    return HTTPException(504, f"nothing was done to {fate.id}: {fate.detail}")
+def _check(done: Cancelled | Rescheduled, id: str) -> None:
+    """Raises HTTPException when nothing was done."""
+    if done.outcome == "unknown":
+        raise _unknown(id)
+    if done.outcome == "undetermined":
+        assert done.request is not None
+        raise HTTPException(504, f"nothing was done to {done.request.id}: {done.request.detail}")
 
 
 def _unknown(id: str) -> HTTPException:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.failures import FAILED, BadUsage, ended, nothing_there
 from blackbox.cli.terminal import as_json, printable, quietly, table
 from blackbox.settings import Settings
 
@@ -72,7 +72,7 @@ def _audited(
     problem = None
     with spark(settings, "auditing") as session:
         from blackbox.pipeline.audit.audit import audited
-        from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, explained
+        from blackbox.pipeline.ledger.ledger import Ledger, explained
 
         try:
             with explained():
@@ -85,19 +85,13 @@ def _audited(
                         write_page(verdict, html)
                     if parquet is not None and verdict.shards:
                         found.write(parquet)
-        except (LedgerError, OSError) as error:
+        except OSError as error:
             problem = str(error)
-    if problem is None and not verdict.shards:
-        problem = _nothing_there(settings)
     if problem is not None:
         raise ended(problem, FAILED)
+    if not verdict.shards:
+        raise nothing_there(settings)
     return verdict
-
-
-def _nothing_there(settings: Settings) -> str:
-    topics = ", ".join(settings.topics)
-    servers = settings.kafka_bootstrap_servers
-    return f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing"
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

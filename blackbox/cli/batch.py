@@ -31,28 +31,42 @@ def need_spark() -> None:
 
 
 @contextmanager
+def started(settings: Settings) -> Iterator[SparkSession]:
+    """A Spark session, ended with the context."""
+    from blackbox.pipeline.session import start_session
+
+    session = start_session(settings.spark_master, settings.spark_settings())
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def progress_bar() -> Progress:
+    """How much of something is done, on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+
+
+@contextmanager
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; what it does is shown on stderr, `doing` beside it."""
     need_spark()
-    from blackbox.pipeline.session import start_session
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        shown = bar.add_task(f"{doing}: starting Spark", total=None)
-        session = start_session(settings.spark_master, settings.spark_settings())
-        over = Event()
-        bar.update(shown, description=doing)
-        follower = Thread(target=_follow, args=(session, bar, shown, over), daemon=True)
-        follower.start()
-        try:
-            yield session
-        finally:
-            over.set()
-            follower.join()
-            session.stop()
+    with progress_bar() as progress:
+        shown = progress.add_task(f"{doing}: starting Spark", total=None)
+        with started(settings) as session:
+            over = Event()
+            progress.update(shown, description=doing)
+            follower = Thread(target=_follow, args=(session, progress, shown, over), daemon=True)
+            follower.start()
+            try:
+                yield session
+            finally:
+                over.set()
+                follower.join()
 
 
-def _follow(session: SparkSession, bar: Progress, shown: Any, over: Event) -> None:
+def _follow(session: SparkSession, progress: Progress, shown: Any, over: Event) -> None:
     """Tasks done, of all that Spark has planned so far."""
     tracker = session.sparkContext.statusTracker()
     stages: dict[int, tuple[int, int]] = {}
@@ -65,4 +79,6 @@ def _follow(session: SparkSession, bar: Progress, shown: Any, over: Event) -> No
                 done = count if found is None else found.numCompletedTasks
                 stages[stage] = done, count
         total = sum(count for _, count in stages.values())
-        bar.update(shown, completed=sum(done for done, _ in stages.values()), total=total or None)
+        progress.update(
+            shown, completed=sum(done for done, _ in stages.values()), total=total or None
+        )

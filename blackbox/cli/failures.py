@@ -13,7 +13,8 @@ from blackbox.client import NotSent
 from blackbox.doubt import Doubt, IndexFull, IndexLost, NotAllowed
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.index.address import read
-from blackbox.settings import SettingsError
+from blackbox.pipeline.failures import LedgerError
+from blackbox.settings import Settings, SettingsError
 
 FAILED = 1
 BAD_USAGE = 2
@@ -32,7 +33,7 @@ def explained() -> Iterator[None]:
         yield
     except (SettingsError, BadUsage) as error:
         raise ended(str(error), BAD_USAGE) from None
-    except (NotSent, EmbeddedError, IndexFull) as error:
+    except (NotSent, EmbeddedError, IndexFull, LedgerError) as error:
         raise ended(str(error), FAILED) from None
     except Doubt as error:
         raise ended(_with_remedy(error), FAILED) from None
@@ -45,6 +46,13 @@ def ended(text: str, code: int) -> typer.Exit:
     for line in text.split("\n"):
         typer.echo(f"{typer.style('error:', fg='red')} {logs.printable(line)}", err=True)
     return typer.Exit(code)
+
+
+def nothing_there(settings: Settings) -> typer.Exit:
+    """As `ended`, where blackbox never ran."""
+    topics, servers = ", ".join(settings.topics), settings.kafka_bootstrap_servers
+    text = f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing"
+    return ended(text, FAILED)
 
 
 def _with_remedy(error: Doubt) -> str:

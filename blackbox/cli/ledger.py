@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +11,7 @@ from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, ended
+from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import quietly, table
 from blackbox.connect import kafka
 from blackbox.settings import Settings
@@ -58,7 +56,7 @@ def ledger(
 
 def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> None:
     access = kafka(settings, logs.QUIET)
-    with _session(settings, "reading the journals") as session:
+    with spark(settings, "reading the journals") as session:
         from blackbox.pipeline.ledger.extend import extend
 
         done = extend(session, settings, access, place, accept_gap=accept_gap)
@@ -69,7 +67,7 @@ def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> Non
 
 
 def _verify(settings: Settings, place: str, json: bool) -> None:
-    with _session(settings, "reading the ledger") as session:
+    with spark(settings, "reading the ledger") as session:
         from blackbox.pipeline.ledger.ledger import Ledger
 
         verdict = Ledger.verify(session, place)
@@ -89,21 +87,6 @@ def _verify(settings: Settings, place: str, json: bool) -> None:
             )
     if verdict.problems:
         raise typer.Exit(FAILED)
-
-
-@contextmanager
-def _session(settings: Settings, doing: str) -> Iterator[Any]:
-    """A session whose LedgerError ends the command, once the bar is gone."""
-    problem = None
-    with spark(settings, doing) as session:
-        from blackbox.pipeline.ledger.manifest import LedgerError
-
-        try:
-            yield session
-        except LedgerError as error:
-            problem = str(error)
-    if problem is not None:
-        raise ended(problem, FAILED)
 
 
 def _as_json(done: Done) -> dict[str, Any]:

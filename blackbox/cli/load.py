@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blackbox import logs
-from blackbox.cli.batch import need_spark
+from blackbox.cli.batch import need_spark, progress_bar, started
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.cli.request_topic import chosen
 from blackbox.cli.terminal import as_json, printable, quietly, table
@@ -109,7 +108,7 @@ def _judge_and_send(
     bar: _Bar,
 ) -> Loaded:
     bar.shows("starting Spark", None)
-    with _spark(settings) as session:
+    with started(settings) as session:
         bar.shows("judging, in pieces", loading.pieces)
         begun_s = time.monotonic()
         with bar.following(_tasks_done(session)):
@@ -131,17 +130,6 @@ def _judge_and_send(
         return Loaded(len(files), rows, sent, before, took_s, round(sent / took_s), judged_s)
 
 
-@contextmanager
-def _spark(settings: Settings) -> Iterator[Any]:
-    from blackbox.pipeline.session import start_session
-
-    session = start_session(settings.spark_master, settings.spark_settings())
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
 def _tasks_done(session: Any) -> Callable[[], int]:
     tracker = session.sparkContext.statusTracker()
     stages: set[int] = set()
@@ -158,8 +146,7 @@ class _Bar:
     """What the command does now, on stderr, and how much of it is done."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self._progress = progress_bar()
         self._shown = self._progress.add_task("", total=None)
 
     def __enter__(self) -> _Bar:

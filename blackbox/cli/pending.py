@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -15,7 +15,7 @@ from blackbox.api.answers import RequestState
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import as_json, printable, quietly, table
 from blackbox.control.control import Control
-from blackbox.control.pending import Found, Place, Wanted
+from blackbox.control.pending import Wanted
 
 PAGE = 100
 
@@ -34,23 +34,14 @@ def pending(
     to_ms = None if within is None else int((time.time() + within) * 1000)
     wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
     with closing(Control(settings)) as control:
-        found = list(_soonest(control, wanted, limit))
+        each = control.each(settings.topics, wanted, min(limit, PAGE))
+        found = list(islice(each, limit))
     states = [RequestState.of_pending(one) for one in found]
     if json:
         for state in states:
             typer.echo(as_json(state.model_dump(exclude_none=True)))
     else:
         _print_table(states)
-
-
-def _soonest(control: Control, wanted: Wanted, limit: int) -> Iterator[Found]:
-    after: Place | None = None
-    while limit > 0:
-        found, after = control.page(wanted, after, min(limit, PAGE))
-        yield from found
-        limit -= len(found)
-        if after is None:
-            return
 
 
 def _print_table(states: list[RequestState]) -> None:

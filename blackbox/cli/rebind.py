@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.terminal import quietly
+from blackbox.rebind import Pending
 from blackbox.rebind import rebind as rebound
-
-
-class Pending(StrEnum):
-    DELIVER = "deliver"
-    DROP = "drop"
 
 
 def rebind(
@@ -34,7 +29,7 @@ def rebind(
     if topic not in settings.topics:
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is none of the request topics: {known}")
-    for one in rebound(settings, topic, pending.value):
+    for one in rebound(settings, topic, pending):
         typer.echo(
             f"{one.shard}: {one.why}; {one.again} asked for again, "
             f"{one.dropped} dropped, {one.cold} beyond the horizon gone with their records"

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from blackbox import logs
-from blackbox.cli.failures import FAILED, ended
+from blackbox.cli.failures import nothing_there
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import quietly, table
 from blackbox.clock import Clock
@@ -56,12 +56,7 @@ def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     settings = quietly()
     shards = list(_statuses(settings))
     if not shards:
-        topics = ", ".join(settings.topics)
-        servers = settings.kafka_bootstrap_servers
-        raise ended(
-            f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing",
-            FAILED,
-        )
+        raise nothing_there(settings)
     paused = _paused(settings, shards)
     if json:
         told = {"totals": _totals(shards), "shards": list(map(_row, shards)), "paused": paused}

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -36,13 +35,10 @@ class NotSent(Exception):
 class Asked:
     """A request on its way to Kafka."""
 
-    __slots__ = ("_on_acknowledged", "_place", "_wait", "failure")
+    __slots__ = ("_place", "_wait", "failure")
 
-    def __init__(
-        self, wait: Callable[[Asked], None], on_acknowledged: Callable[[Asked], None] | None
-    ) -> None:
+    def __init__(self, wait: Callable[[Asked], None]) -> None:
         self._wait = wait
-        self._on_acknowledged = on_acknowledged
         self._place: tuple[Shard, int] | None = None
         self.failure: str | None = None
 
@@ -83,8 +79,6 @@ class Asked:
             self.failure = f"Kafka did not say where in {topic} the request is; it may not be there"
         else:
             self._place = Shard(topic, partition), offset
-        if self._on_acknowledged is not None:
-            self._on_acknowledged(self)
 
 
 class Asker:
@@ -136,13 +130,12 @@ class Asker:
         key: str | bytes | None = None,
         headers: Iterable[tuple[str, bytes | str | None]] = (),
         partition: int = -1,
-        on_acknowledged: Callable[[Asked], None] | None = None,
     ) -> Asked:
         """Write a request of one's own making as it is; `headers` follow the caller's name.
 
         By its key, unless a partition is given.
         """
-        asked = Asked(self._wait_for, on_acknowledged)
+        asked = Asked(self._wait_for)
         self._produce(value, key, [*self._own_headers, *headers], partition, asked)
         self._producer.poll(0)
         return asked
@@ -203,12 +196,7 @@ class Asker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.flush()
         else:

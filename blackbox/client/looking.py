@@ -84,11 +84,7 @@ class Looker:
         self._lock = Lock()
 
     def get(self, id: str, timeout_s: float = LOOK_UP_S) -> State:
-        """What became of the request of this id.
-
-        Raises ValueError for what is no id of a request of the topic, NotTold when Kafka does not
-        answer, or its ACLs lack a right, or reading for `timeout_s` did not find it.
-        """
+        """What became of the request of this id; as `Client.get`."""
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
             fate = self._fate(shard, offset, timeout_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Literal, TypeVar
@@ -100,15 +100,13 @@ class Refused:
 class Stats:
     """How everything stands. `callers` and `targets` count the `counted` soonest of each shard.
 
-    `profile` has what will be looked at from each of `edges_ms` to before the next one.
+    `profile` has what will be looked at from each instant asked for to before the next one.
     """
 
-    now_ms: int
     shards: dict[Shard, Standing]
     callers: Counter[str]
     targets: Counter[str]
     counted: int
-    edges_ms: Sequence[int]
     profile: Sequence[int]
 
 
@@ -146,13 +144,15 @@ class Control:
         registry = self._registry()
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
-    def each(self, topics: Sequence[str]) -> Iterator[Found]:
-        """All pending requests of these request topics."""
+    def each(
+        self, topics: Collection[str], wanted: Wanted | None = None, at_once: int = 1000
+    ) -> Iterator[Found]:
+        """All pending requests of these request topics, page by page."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if shard.topic in topics]
         after: Place | None = None
         while True:
-            found, after = page(registry.inspector, shards, Wanted(), after, limit=1000)
+            found, after = page(registry.inspector, shards, wanted or Wanted(), after, at_once)
             yield from found
             if after is None:
                 return
@@ -361,12 +361,10 @@ class Control:
             targets.update(entry.target for entry in held)
         profiles = [registry.inspector.counts(shard, edges_ms) for shard in shards]
         return Stats(
-            now_ms=now_ms,
             shards={shard: registry.inspector.standing(shard, now_ms) for shard in shards},
             callers=callers,
             targets=targets,
             counted=counted,
-            edges_ms=edges_ms,
             profile=[sum(column) for column in zip(*profiles, strict=True)],
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded.process import said_of_itself
 
 MINIMUM_JAVA = 17
 
@@ -46,11 +46,5 @@ def _locate() -> str:
 
 def java_version(java: str) -> int:
     """The feature version (8, 11, 17, …) of this executable; 0 if it does not tell."""
-    try:
-        answer = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', said_of_itself(java, "-version"))
     return int(match.group(1)) if match else 0

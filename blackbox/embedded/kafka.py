@@ -107,8 +107,8 @@ class EmbeddedKafka(EmbeddedServer):
         if self._is_running:
             return
         self._java = self._find_java()
-        (self._folder / "tmp").mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(self._folder)
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(self.folder)
         try:
             self._start_on_a_free_port(lock)
         finally:
@@ -125,19 +125,19 @@ class EmbeddedKafka(EmbeddedServer):
         """The command that runs a class of Kafka's."""
         java = find_java()
         jars = kafka_jars(java, self._progress)
-        logging = self._folder / "log4j2.xml"
+        logging = self.folder / "log4j2.xml"
         return [
             *(java, *JVM_FLAGS, f"-Dlog4j2.configurationFile={logging}"),
-            *(f"-Djava.io.tmpdir={self._folder / 'tmp'}", "-cp", f"{jars}/*"),
+            *(f"-Djava.io.tmpdir={self.folder / 'tmp'}", "-cp", f"{jars}/*"),
         ]
 
     @property
     def _properties(self) -> Path:
-        return self._folder / "server.properties"
+        return self.folder / "server.properties"
 
     @property
     def _data(self) -> Path:
-        return self._folder / "data"
+        return self.folder / "data"
 
     def _write_configuration(self, port: int) -> None:
         controller = free_port()
@@ -151,11 +151,11 @@ class EmbeddedKafka(EmbeddedServer):
         }
         lines = [f"{name}={value}\n" for name, value in settings.items()]
         self._properties.write_text("".join(lines))
-        (self._folder / "log4j2.xml").write_text(LOGGING)
+        (self.folder / "log4j2.xml").write_text(LOGGING)
 
     def _format(self) -> str:
         """Format the data folder unless that was once completed; the cluster id."""
-        marker = self._folder / "cluster-id"
+        marker = self.folder / "cluster-id"
         if marker.exists() and marker.read_text():
             return marker.read_text()
         shutil.rmtree(self._data, ignore_errors=True)

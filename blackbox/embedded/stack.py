@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
-from types import TracebackType
 from typing import Self
 
 from blackbox.embedded import guard
@@ -67,10 +66,5 @@ class EmbeddedStack:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

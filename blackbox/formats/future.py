@@ -8,14 +8,14 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.refused import RefusedError, shown
+from blackbox.formats.refused import Contract, RefusedError, shown
 from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")
 
 
-class Future:
+class Future(Contract):
     """Reads a protobuf `Future` under a key that is a unix second in decimal text.
 
     `own_topics` says whether a topic is blackbox's own and so no target.
@@ -25,15 +25,8 @@ class Future:
         self._max_countdown_s = max_countdown_s
         self._targets = Targets(own_topics)
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        """Read one record; never raises. A second that is past means at once."""
-        try:
-            return self._request(record, latest_ms)
-        except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
-
-    def _request(self, record: Record, latest_ms: int) -> Request:
-        callback = _read(record.value)
+    def _read(self, record: Record, latest_ms: int) -> Request:
+        callback = _callback(record.value)
         due_ms = due_at(
             _second(record.key) * 1000,
             start_ms(record, latest_ms),
@@ -52,7 +45,7 @@ class Future:
         )
 
 
-def _read(value: bytes | None) -> Callback:
+def _callback(value: bytes | None) -> Callback:
     if value is None:
         raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf Future")
     try:

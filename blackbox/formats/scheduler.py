@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from blackbox.formats.refused import RefusedError, shown
+from blackbox.formats.refused import Contract, RefusedError, shown
 from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+from blackbox.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"
@@ -16,7 +16,7 @@ _SECOND = re.compile(rb"[+-]?[0-9]{1,19}")
 _MOST = (1 << 63) - 1
 
 
-class Scheduler:
+class Scheduler(Contract):
     """Reads records whose key is the schedule's id, and whose value is the message.
 
     `topic` is the request topic, `own_topics` says whether a topic is blackbox's own and so no
@@ -37,17 +37,14 @@ class Scheduler:
         self._targets = Targets(own_topics)
         self._grace_s = grace_s
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
-        """Read one record; never raises. None for the tombstone of a schedule that has ended."""
-        try:
-            if record.value is None and self._is_tombstone(record.headers):
-                return None
-            schedule_id = _schedule_id(record.key)
-            if record.value is None:
-                return Cancel(schedule_id)
-            return self._request(schedule_id, record, latest_ms)
-        except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
+    def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
+        """None for the tombstone of a schedule that has ended."""
+        if record.value is None and self._is_tombstone(record.headers):
+            return None
+        schedule_id = _schedule_id(record.key)
+        if record.value is None:
+            return Cancel(schedule_id)
+        return self._request(schedule_id, record, latest_ms)
 
     def _is_tombstone(self, headers: Headers) -> bool:
         """Whether blackbox wrote it, with what it ends in its last header."""

@@ -6,15 +6,15 @@ from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.formats.refused import RefusedError
+from blackbox.formats.refused import Contract, RefusedError
 from blackbox.formats.terms import caller_id_of, caller_of, due_at, start_ms
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2
 ANSWER_TYPE = "xray.events.TimerExpired"
 
 
-class Timer:
+class Timer(Contract):
     """Reads both contracts: a record is of the older one when it has a correlation id of its own.
 
     All answers go to `output_topic`, under the key of their request.
@@ -24,20 +24,17 @@ class Timer:
         self._max_countdown_s = max_countdown_s
         self._output_topic = output_topic
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        """Read one record; never raises. A second that is past means at once."""
+    def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
+        if record.value is None:
+            raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf timer")
         try:
-            if record.value is None:
-                raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf timer")
             timer = older.Timer.FromString(record.value)
             if timer.HasField("correlation_id"):
                 return self._older(timer, record, latest_ms)
             return self._current(current.TimerCreate.FromString(record.value), record, latest_ms)
         except DecodeError as error:
             detail = f"the value is no protobuf timer: {error}; see docs/timers.md"
-            return Invalid(Reason.NOT_PROTOBUF, detail)
-        except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
+            raise RefusedError(Reason.NOT_PROTOBUF, detail) from None
 
     def _older(self, timer: older.Timer, record: Record, latest_ms: int) -> Request | Cancel:
         caller_id = caller_id_of(timer.correlation_id, "correlation_id")

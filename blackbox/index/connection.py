@@ -7,6 +7,7 @@ Where the server is, Sentinel or the cluster is asked at each new connection.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -21,6 +22,9 @@ from blackbox.doubt import IndexFull, IndexLost
 from blackbox.index.address import BadAddress, read
 from blackbox.index.cluster import Cluster
 from blackbox.index.sentinel import Primary
+
+KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
+"""Its first argument is a key."""
 
 Connections = redis.ConnectionPool | Cluster
 """To the one server there is, or to the nodes of a cluster."""
@@ -105,12 +109,8 @@ class Clients:
         self._connections = connections
         self._made: dict[redis.ConnectionPool, redis.Redis] = {}
 
-    def of(self, key: bytes) -> redis.Redis:
-        """For the server that has this key now. This and the others raise as `server_of`."""
-        return self._client(server_of(self._connections, key))
-
     def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
-        """For the servers that have these keys now, asked for at once."""
+        """For the servers that have these keys now. This and the others raise as `server_of`."""
         found = servers_of(self._connections, keys)
         return {key: self._client(server) for key, server in found.items()}
 
@@ -122,6 +122,27 @@ class Clients:
     def any(self) -> redis.Redis:
         """For a server that passes notes on to all."""
         return self._client(any_server(self._connections))
+
+    def together(self, *commands: KeyedCommand) -> list[Any]:
+        """The replies to these: one trip to each server. Raises IndexFull, IndexLost."""
+        if not commands:
+            return []
+        try:
+            asked: defaultdict[redis.Redis, list[int]] = defaultdict(list)
+            clients = self.of_each({key for _, key, *_ in commands})
+            for number, (_, key, *_) in enumerate(commands):
+                asked[clients[key]].append(number)
+            replies: dict[int, Any] = {}
+            for client, numbers in asked.items():
+                pipeline = client.pipeline(transaction=False)
+                for number in numbers:
+                    pipeline.execute_command(*commands[number])  # type: ignore[no-untyped-call]
+                replies |= zip(numbers, pipeline.execute(), strict=True)
+            return [replies[number] for number in range(len(commands))]
+        except redis.exceptions.OutOfMemoryError as error:
+            raise IndexFull(f"Redis has no memory left: {error}") from error
+        except (redis.RedisError, OSError) as error:
+            raise IndexLost(f"Redis does not answer: {reason(error)}") from error
 
     def close(self) -> None:
         self._connections.disconnect()

@@ -49,10 +49,7 @@ class Dump:
         keys = Keys(shard)
         with closing(Session(self._connections, keys.state)) as session:
             look = _Look(session, keys)
-            cursor = b"0"
-            while True:
-                scan = pack("ZSCAN", keys.due, cursor, "COUNT", PAGE)
-                cursor, flat = session.run([scan], 1)[0]
+            for flat in _scanned(session, ("ZSCAN", keys.due), ("COUNT", PAGE)):
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 scores.pop(SENTINEL, None)
                 bare = look.bare(list(scores))
@@ -60,8 +57,6 @@ class Dump:
                     Held(int(name, 16), int(float(score)), name not in bare)
                     for name, score in scores.items()
                 ]
-                if cursor == b"0":
-                    return
 
     def orphans(self, shards: Collection[Shard]) -> Iterator[list[tuple[Shard, int]]]:
         """Payloads in these shards whose entry is gone, as it still is at a second look.
@@ -89,11 +84,19 @@ class Dump:
         self._connections.disconnect()
 
 
+def _scanned(
+    session: Session, what: tuple[bytes | str, ...], how: tuple[str | int, ...]
+) -> Iterator[list[bytes]]:
+    """Page by page."""
+    cursor = None
+    while cursor != b"0":
+        cursor, found = session.run([pack(*what, cursor or b"0", *how)], 1)[0]
+        yield found
+
+
 def _orphans(session: Session, known: dict[bytes, Shard]) -> Iterator[list[tuple[Shard, int]]]:
-    cursor = b"0"
-    while True:
-        scan = pack("SCAN", cursor, "MATCH", "blackbox:{*}:msg:*", "COUNT", KEYS_A_CALL)
-        cursor, found = session.run([scan], 1)[0]
+    messages = ("MATCH", "blackbox:{*}:msg:*", "COUNT", KEYS_A_CALL)
+    for found in _scanned(session, ("SCAN",), messages):
         names: dict[Shard, list[bytes]] = {}
         for key in found:
             shard = known.get(key[:-_DIGITS])
@@ -104,8 +107,6 @@ def _orphans(session: Session, known: dict[bytes, Shard]) -> Iterator[list[tuple
             for shard, some in names.items()
             for name in _Look(session, Keys(shard)).left_behind(some)
         ]
-        if cursor == b"0":
-            return
 
 
 class _Look:

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import redis
-
 from blackbox import entry as entries
-from blackbox.doubt import IndexLost
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
-from blackbox.index.connection import Clients, Connections, pool, reason
+from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import as_entry, labels_of, leaving
 from blackbox.plan import Labels
@@ -64,8 +61,7 @@ class Inspector:
     def standing(self, shard: Shard, now_ms: int) -> Standing:
         """Labels and pending entries of a shard; counts may be of moments a little apart."""
         keys = Keys(shard)
-        state, receipts, pending, due_now, first, after = self._together(
-            keys,
+        state, receipts, pending, due_now, first, after = self._clients.together(
             ("HMGET", keys.state, "format", "requests", "cold"),
             ("GET", keys.receipts),
             ("ZCARD", keys.due),
@@ -73,7 +69,7 @@ class Inspector:
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
             ("ZRANGE", keys.due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
         )
-        labels = labels_of(shard, state[:2], receipts)
+        labels = labels_of(shard, state, receipts)
         cold = state[2]
         return Standing(
             labels,
@@ -88,16 +84,15 @@ class Inspector:
     def labels(self, shard: Shard) -> Labels | None:
         """The labels of a shard; None for an index that was never begun, or is lost."""
         keys = Keys(shard)
-        state, receipts = self._together(
-            keys, ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
+        state, receipts = self._clients.together(
+            ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
         )
         return labels_of(shard, state, receipts)
 
     def is_ready(self, shard: Shard) -> bool:
         """Whether requests can be stored: there is an index, and nobody rebuilds it."""
         keys = Keys(shard)
-        state, rebuild, receipts = self._together(
-            keys,
+        state, rebuild, receipts = self._clients.together(
             ("HMGET", keys.state, "format", "requests"),
             ("HGET", keys.state, "rebuild"),
             ("GET", keys.receipts),
@@ -107,15 +102,14 @@ class Inspector:
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
         keys = Keys(shard)
-        (names,) = self._together(keys, ("GET", keys.leaving))
+        (names,) = self._clients.together(("GET", keys.leaving))
         return member(offset) in leaving(names)
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
         keys = Keys(shard)
         name = member(offset)
-        before, stored, score = self._together(
-            keys,
+        before, stored, score = self._clients.together(
             ("ZSCORE", keys.due, name),
             ("GET", keys.message(name)),
             ("ZSCORE", keys.due, name),
@@ -134,13 +128,12 @@ class Inspector:
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
-        (found,) = self._together(
-            keys,
+        (found,) = self._clients.together(
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
         found_at = _scored(found)
         payloads = [("GET", keys.message(name)) for name, _ in found_at]
-        stored = self._together(keys, *payloads) if payloads else []
+        stored = self._clients.together(*payloads)
         return [
             (int(name, 16), Pending(at_ms, as_entry(payload)))
             for (name, at_ms), payload in zip(found_at, stored, strict=True)
@@ -150,16 +143,16 @@ class Inspector:
         """How many pending requests will be looked at from each instant to before the next one."""
         keys = Keys(shard)
         asked = [("ZCOUNT", keys.due, first, f"({end}") for first, end in pairwise(edges_ms)]
-        return self._together(keys, *asked) if asked else []
+        return self._clients.together(*asked)
 
     def _upto(self, keys: Keys, at_ms: int, offset: int) -> int:
         """How many of the requests at this instant are not behind this offset: by bisection."""
-        (high,) = self._together(keys, ("ZCOUNT", keys.due, at_ms, at_ms))
+        (high,) = self._clients.together(("ZCOUNT", keys.due, at_ms, at_ms))
         low, name = 0, member(offset)
         while low < high:
             middle = (low + high) // 2
-            (found,) = self._together(
-                keys, ("ZRANGE", keys.due, at_ms, at_ms, "BYSCORE", "LIMIT", middle, 1)
+            (found,) = self._clients.together(
+                ("ZRANGE", keys.due, at_ms, at_ms, "BYSCORE", "LIMIT", middle, 1)
             )
             if found and found[0] <= name:
                 low = middle + 1
@@ -170,7 +163,7 @@ class Inspector:
     def is_cold(self, shard: Shard, offset: int) -> bool:
         """Whether the request at this offset waits in the cold tier."""
         keys = Keys(shard)
-        (bitmap,) = self._together(keys, ("HGET", keys.cold, offset // SEGMENT))
+        (bitmap,) = self._clients.together(("HGET", keys.cold, offset // SEGMENT))
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
 
     def is_ended(self, shard: Shard, origin: int) -> bool:
@@ -182,26 +175,17 @@ class Inspector:
     def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
         """The labels, and the requests of the cold tier as they are then or a little later."""
         labels, keys = self.labels(shard), Keys(shard)
-        (bitmaps,) = self._together(keys, ("HGETALL", keys.cold))
+        (bitmaps,) = self._clients.together(("HGETALL", keys.cold))
         return labels, Bits({int(segment): bitmap for segment, bitmap in pairs(bitmaps)})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
         keys = Keys(shard)
-        (name,) = self._together(keys, ("HGET", keys.ids, caller_id))
+        (name,) = self._clients.together(("HGET", keys.ids, caller_id))
         return None if name is None else int(name, 16)
 
     def close(self) -> None:
         self._clients.close()
-
-    def _together(self, keys: Keys, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
-        try:
-            pipeline = self._clients.of(keys.state).pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-            return list(pipeline.execute())
-        except (redis.RedisError, OSError) as error:
-            raise IndexLost(f"Redis does not answer: {reason(error)}") from error
 
 
 def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:

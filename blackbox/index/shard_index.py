@@ -110,7 +110,7 @@ class ShardIndex:
         look = [*self._read_labels(*names), pack("ZSCORE", self._keys.due, SENTINEL)]
         with self._lock:
             state, receipts, sentinel = self._session.run(look, 3)
-            found = self._labels(state, receipts)
+            found = labels_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
                 return None
@@ -245,12 +245,12 @@ class ShardIndex:
             while True:
                 read = self._read_labels()
                 state, receipts = self._session.run(read, 2)
-                label = self._check(self._labels(state, receipts)).requests
+                label = self._check(state, receipts).requests
                 look = pack(
                     "ZRANGE", self._keys.ignored, "-inf", f"({label}", "BYSCORE", "LIMIT", 0, most
                 )
                 names, state, receipts = self._session.run([look, *read], 3)
-                if self._check(self._labels(state, receipts)).requests == label:
+                if self._check(state, receipts).requests == label:
                     return label, [int(name, 16) for name in names]
 
     def walk(self) -> Walk:
@@ -375,7 +375,7 @@ class ShardIndex:
         with self._lock:
             try:
                 told = self._session.run([say, *self._read_labels()], 3)[1:]
-                self._check(self._labels(*told))
+                self._check(*told)
             except IndexFull:
                 self._say_even_if_full(say)
             if self.removed == removed or not names:
@@ -500,7 +500,7 @@ class ShardIndex:
         )
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands, len(commands))
-        labels = self._labels(state, receipts)
+        labels = labels_of(self.shard, state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
         if state[2] is not None and (ended is None or state[2] != self._token):
@@ -769,9 +769,6 @@ class ShardIndex:
     def _write_receipts(self, label: int) -> bytes:
         return pack("SET", self._keys.receipts, label)
 
-    def _labels(self, state: list[bytes | None], receipts: bytes | None) -> Labels | None:
-        return labels_of(self.shard, state[:2], receipts)
-
     def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
         replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
         return replies is not None and _checked(replies) is not None
@@ -790,14 +787,14 @@ class ShardIndex:
             for (offset, change), score in zip(changes.items(), here, strict=True)
             if score is not None
         }
-        return self._check(self._labels(*labels)), pending
+        return self._check(*labels), pending
 
     def _watch_labels(self, *keys: bytes) -> Labels:
         commands = [pack("WATCH", *keys), *self._read_labels()]
-        return self._check(self._labels(*self._session.run(commands, 3)[1:]))
+        return self._check(*self._session.run(commands, 3)[1:])
 
-    def _check(self, found: Labels | None) -> Labels:
-        seen = self.labels
+    def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Labels:
+        found, seen = labels_of(self.shard, state, receipts), self.labels
         if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
             raise LabelsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
         self._saw(found.requests)
@@ -815,13 +812,13 @@ class ShardIndex:
             state, label, *replies, state_after, label_after = self._session.run(
                 [*labels, *commands, *labels], len(commands) + 4
             )
-            self._check(self._labels(state, label))
+            self._check(state, label)
             if (state, label) == (state_after, label_after):
                 return [state, *replies]
 
     def _say_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
-            found = self._check(self._labels(*self._session.run(self._read_labels(), 2)))
+            found = self._check(*self._session.run(self._read_labels(), 2))
             if self._session.run([in_one_script(self._keys, found, [command])], 1)[0]:
                 return
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while departing")
@@ -843,11 +840,11 @@ class ShardIndex:
 
 
 def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | None) -> Labels | None:
-    """The labels in (format, requests) and receipts as Redis has them; None where there are none.
+    """The labels in (format, requests, …) and receipts as Redis has them; None where there are none.
 
     None as well of an earlier version: its index counts as empty. Raises ForeignIndex for a later one's.
     """
-    version, requests = state
+    version, requests, *_ = state
     if version == FORMAT and requests is not None and receipts is not None:
         return Labels(int(requests), int(receipts))
     if version not in (None, FORMAT, *OLDER):

@@ -7,14 +7,9 @@ nothing is paused.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-import redis
-
-from blackbox.doubt import IndexFull, IndexLost
-from blackbox.index.connection import Clients, Connections, reason
+from blackbox.index.connection import Clients, Connections
 from blackbox.index.inspector import pairs
 from blackbox.index.keys import PREFIX, Keys
 from blackbox.plan import Second
@@ -25,8 +20,6 @@ KEPT = 600
 """Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
 
 LOOKED_AT = 1000
-
-_Command = tuple[str, bytes, *tuple[bytes | str | int, ...]]
 
 
 class Shared:
@@ -44,7 +37,7 @@ class Shared:
         keys = {one: f"{PREFIX}{{{one.kind}:{one.name}}}:counts".encode() for one in more}
         each = list(dict.fromkeys(keys.values()))
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
-        replies = self._together(*added, *(("HLEN", key) for key in each))
+        replies = self._clients.together(*added, *(("HLEN", key) for key in each))
         for key, kept in zip(each, replies[len(more) :], strict=True):
             if kept > 2 * KEPT:
                 self._forget(key)
@@ -56,22 +49,24 @@ class Shared:
 
         It is `at_least` what is asked for: a sequence that fell behind goes on from there.
         """
-        (end,) = self._together(("HINCRBY", _RESERVED, name, count))
+        (end,) = self._clients.together(("HINCRBY", _RESERVED, name, count))
         if int(end) - count >= at_least:
             return int(end) - count
-        self._together(("HSET", _RESERVED, name, at_least + count))
+        self._clients.together(("HSET", _RESERVED, name, at_least + count))
         return at_least
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, wait in these shards."""
         every = list(map(Keys, shards))
         self._take_off_ended(caller, every)
-        return sum(map(int, self._together(*(("ZCARD", keys.of(caller)) for keys in every))))
+        return sum(
+            map(int, self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every)))
+        )
 
     def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
         """The targets that get nothing now from some of these, and since when, epoch ms."""
         found: dict[str, int] = {}
-        for held in self._together(*(("HGETALL", Keys(shard).paused) for shard in shards)):
+        for held in self._clients.together(*(("HGETALL", Keys(shard).paused) for shard in shards)):
             for topic, since_ms in pairs(held):
                 name = topic.decode()
                 found[name] = min(int(since_ms), found.get(name, int(since_ms)))
@@ -84,10 +79,10 @@ class Shared:
         """
         shards = list(shards)
         since_ms = self.paused(shards).get(topic, now_ms)
-        self._together(*(("HSET", Keys(shard).paused, topic, since_ms) for shard in shards))
+        self._clients.together(*(("HSET", Keys(shard).paused, topic, since_ms) for shard in shards))
 
     def resume(self, topic: str, shards: Iterable[Shard]) -> None:
-        self._together(*(("HDEL", Keys(shard).paused, topic) for shard in shards))
+        self._clients.together(*(("HDEL", Keys(shard).paused, topic) for shard in shards))
 
     def close(self) -> None:
         self._clients.close()
@@ -99,43 +94,24 @@ class Shared:
         """
         now_ms = time.time_ns() // 1_000_000
         starts = [self._looked.pop(keys.of(caller), 0) for keys in every]
-        late = self._together(
+        late = self._clients.together(
             *(
                 ("ZRANGE", keys.of(caller), "-inf", now_ms, "BYSCORE", "LIMIT", start, LOOKED_AT)
                 for keys, start in zip(every, starts, strict=True)
             )
         )
         looked = [one for one in zip(every, starts, late, strict=True) if one[2]]
-        scores = self._together(*(("ZMSCORE", keys.due, *names) for keys, _, names in looked))
+        scores = self._clients.together(
+            *(("ZMSCORE", keys.due, *names) for keys, _, names in looked)
+        )
         for (keys, start, names), found in zip(looked, scores, strict=True):
             ended = [name for name, score in zip(names, found, strict=True) if score is None]
             if ended:
-                self._together(("ZREM", keys.of(caller), *ended))
+                self._clients.together(("ZREM", keys.of(caller), *ended))
             if len(names) == LOOKED_AT:
                 self._looked[keys.of(caller)] = start + len(names) - len(ended)
 
     def _forget(self, key: bytes) -> None:
-        (held,) = self._together(("HGETALL", key))
+        (held,) = self._clients.together(("HGETALL", key))
         seconds = sorted((int(second) for second, _ in pairs(held)), reverse=True)
-        self._together(("HDEL", key, *seconds[KEPT:]))
-
-    def _together(self, *commands: _Command) -> list[Any]:
-        """The replies to these, whose first argument is a key: one trip to each server."""
-        if not commands:
-            return []
-        try:
-            asked: defaultdict[redis.Redis, list[int]] = defaultdict(list)
-            clients = self._clients.of_each({key for _, key, *_ in commands})
-            for number, (_, key, *_) in enumerate(commands):
-                asked[clients[key]].append(number)
-            replies: dict[int, Any] = {}
-            for client, numbers in asked.items():
-                pipeline = client.pipeline(transaction=False)
-                for number in numbers:
-                    pipeline.execute_command(*commands[number])  # type: ignore[no-untyped-call]
-                replies |= zip(numbers, pipeline.execute(), strict=True)
-            return [replies[number] for number in range(len(commands))]
-        except redis.exceptions.OutOfMemoryError as error:
-            raise IndexFull(f"Redis has no memory left: {error}") from error
-        except (redis.RedisError, OSError) as error:
-            raise IndexLost(f"Redis does not answer: {reason(error)}") from error
+        self._clients.together(("HDEL", key, *seconds[KEPT:]))

@@ -17,7 +17,7 @@ from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
-from blackbox.request import Headers, Record, Shard
+from blackbox.request import Headers, Record, Shard, placed
 
 HEADER = "blackbox-letter"
 TAIL = 10_000
@@ -117,18 +117,15 @@ def _write(
     try:
         for place, again in letters:
             if again is not None:
-                transactions.producer.produce(
-                    again.shard.topic, again.value, again.key, again.shard.partition, report,
-                    None, 0, again.headers,  # type: ignore[arg-type]
-                )  # fmt: skip
+                there, partition = again.shard
+                transactions.send(there, again.value, again.key, partition, report, again.headers)
             fate = FATES[0] if again is not None else FATES[1]
-            at, partition = place.rpartition("@")[0].rpartition("/")[::2]
-            assert at == topic
+            lies = placed(place)
+            assert lies is not None
+            assert lies[0].topic == topic
             mark: Headers = [(HEADER, f"{fate} {place}".encode())]
-            transactions.producer.produce(
-                topic, None, None, int(partition), report, None, 0, mark  # type: ignore[arg-type]
-            )  # fmt: skip
-    except (KafkaException, BufferError) as error:
+            transactions.send(topic, None, None, lies[0].partition, report, mark)
+    except KafkaException as error:
         transactions.abort()
         raise JournalLost(f"nothing was written: {error}") from None
     left = transactions.flush()

@@ -116,13 +116,9 @@ class ShardJournal:
             return {}
         bounds = self.request_bounds()
         found: dict[int, Record] = {}
-        topic, partition = self._shard.topic, self._shard.partition
-        for first, last in _runs(sorted(o for o in wanted if o >= bounds.start)):
-            for messages, _ in self._reader.read(
-                topic, partition, first, min(last + 1, bounds.end)
-            ):
-                asked_for = [message for message in messages if offset_of(message) in wanted]
-                found |= {record.offset: record for record in read_records(asked_for)}
+        for messages in self._read_at(*self._shard, wanted, bounds):
+            asked_for = [message for message in messages if offset_of(message) in wanted]
+            found |= {record.offset: record for record in read_records(asked_for)}
         return found
 
     def record(self, offset: int) -> Record | None:
@@ -187,12 +183,18 @@ class ShardJournal:
             raise
         wanted = {there: offset for offset, there in pairs if there >= bounds.start}
         seen: set[int] = set()
-        for first, last in _runs(sorted(there for there in wanted if there < bounds.end)):
-            for messages, _ in self._reader.read(
-                topic, int(partition), first, min(last + 1, bounds.end)
-            ):
-                seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}
+        for messages in self._read_at(topic, int(partition), wanted, bounds):
+            seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}
         yield from (offset for there, offset in wanted.items() if there not in seen)
+
+    def _read_at(
+        self, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
+    ) -> Iterator[list[Message]]:
+        """What lies at those of these offsets that are kept, and between some of them."""
+        kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
+        for first, last in _runs(kept):
+            for messages, _ in self._reader.read(topic, partition, first, last + 1):
+                yield messages
 
     def _is_ours(self, message: Message, wanted: dict[int, int]) -> bool:
         there = offset_of(message)

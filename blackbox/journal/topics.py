@@ -125,10 +125,7 @@ class Topics:
         return found
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
-        """What the brokers tell of these topics, without those that do not exist.
-
-        Raises JournalLost when they do not answer.
-        """
+        """What the brokers tell of these topics, without those that do not exist."""
         counts: dict[str, int | str] = {}
         asked = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
@@ -149,10 +146,7 @@ class Topics:
         }
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
-        """How these topics are configured, or why the brokers do not tell.
-
-        Raises JournalLost when they do not answer.
-        """
+        """How these topics are configured, or why the brokers do not tell."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         found: dict[str, TopicSettings | str] = {}
@@ -208,18 +202,16 @@ class OwnTopics:
         counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
         counts |= self._topics.partitions(self._output_topics, to="Write")
         counts |= self._topics.partitions(self._oscillator_topics, to="Read and Write")
+        wanted: dict[str, tuple[int, dict[str, str]]] = {}
         for topic in self._request_topics:
+            kept = KEPT_COMPACTED if topic in self._compacted else KEPT
+            wanted[topic] = partitions, kept | {"message.timestamp.type": "LogAppendTime"}
+        wanted[self._dead_letter_topic] = 1, KEPT
+        wanted |= dict.fromkeys(self._output_topics, (partitions, {}))
+        wanted |= dict.fromkeys(self._oscillator_topics, (1, {}))
+        for topic, how in wanted.items():
             if topic not in counts:
-                kept = KEPT_COMPACTED if topic in self._compacted else KEPT
-                self._create(topic, partitions, kept | {"message.timestamp.type": "LogAppendTime"})
-        if self._dead_letter_topic not in counts:
-            self._create(self._dead_letter_topic, 1, KEPT)
-        for topic in self._output_topics:
-            if topic not in counts:
-                self._create(topic, partitions, {})
-        for topic in self._oscillator_topics:
-            if topic not in counts:
-                self._create(topic, 1, {})
+                self._create(topic, *how)
         for topic in self._request_topics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 

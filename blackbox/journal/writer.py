@@ -59,10 +59,7 @@ class Writer:
         self._is_closed = False
 
     def open(self) -> None:
-        """Fence every earlier owner and settle its open transaction.
-
-        Raises JournalLost when the brokers do not manage it in 5 attempts of 6 s.
-        """
+        """Fence every earlier owner and settle its open transaction, as `Transactions.open`."""
         if self._exactly_once:
             self._transactions.open()
 

@@ -1,6 +1,10 @@
-"""What Spark says when something fails, without its pages of Java."""
+"""How jobs on Spark fail: what it says, without its pages of Java, and what a ledger lacks."""
 
 from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used as it is; the text says what is wrong and what to do."""
 
 
 def in_one_line(failure: BaseException) -> str:

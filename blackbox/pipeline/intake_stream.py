@@ -67,7 +67,8 @@ class IntakeStream:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._wanted: frozenset[Shard] = frozenset()
         self._assigned: frozenset[Shard] = frozenset()
-        self._reading: frozenset[Shard] = frozenset()
+        self.reading: frozenset[Shard] = frozenset()
+        """The shards that are being read now."""
         self._has_room = Event()
         self._has_room.set()
         self._stopping = Event()
@@ -84,11 +85,6 @@ class IntakeStream:
         """Read these shards from now on, and no others."""
         self._wanted = frozenset(shards)
         self._changed.set()
-
-    @property
-    def reading(self) -> frozenset[Shard]:
-        """The shards that are being read now."""
-        return self._reading
 
     def pause(self) -> None:
         """Start no more batches until `resume`; requests wait in Kafka."""
@@ -119,7 +115,7 @@ class IntakeStream:
                 self._stopping.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             finally:
-                self._reading = frozenset()
+                self.reading = frozenset()
 
     def _read_until_changed(self) -> None:
         while self._changed.is_set():  # shards come one by one, and a query takes a second to start
@@ -209,9 +205,9 @@ class IntakeStream:
 
     def _reads(self) -> None:
         """The first batch of a query has ended: it may be an empty one, but everything is warm."""
-        if not self._reading:
-            self._reading = self._assigned
-            logger.info("reading %d shards", len(self._reading))
+        if not self.reading:
+            self.reading = self._assigned
+            logger.info("reading %d shards", len(self.reading))
 
     def _account_for(self, done: list[Stored], took_s: float) -> None:
         for stored in done:

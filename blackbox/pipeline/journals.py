@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import broadcast, col, lit
@@ -24,6 +24,9 @@ from blackbox.pipeline.tasks.journals import (
 )
 from blackbox.request import Shard
 from blackbox.settings import Settings
+
+if TYPE_CHECKING:
+    from blackbox.pipeline.ledger.ledger import Ledger
 
 PIECE = 250_000
 """Offsets that one task reads: small enough for progress, large enough to be worth a task."""
@@ -46,18 +49,6 @@ class Reach(NamedTuple):
     receipts: Mapping[Shard, Span]
 
 
-class Kept(Protocol):
-    """Journals as files, from the first offset ever kept on (`blackbox.pipeline.ledger`)."""
-
-    reach: Reach
-
-    @property
-    def gaps(self) -> Mapping[Shard, Sequence[Span]]: ...
-    def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None: ...
-    def requests(self) -> DataFrame: ...
-    def outcomes(self) -> DataFrame: ...
-
-
 class Journals:
     """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
 
@@ -71,7 +62,7 @@ class Journals:
         session: SparkSession,
         settings: Settings,
         access: KafkaAccess,
-        kept: Kept | None = None,
+        kept: Ledger | None = None,
     ) -> None:
         self._session = session
         self._settings = settings

@@ -61,25 +61,10 @@ class KafkaSource(DataSource):
         return RANGES
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
-        return StreamReader(self.access, Wanted.of(self.options))
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The options: from where each partition is read, how far at most, and in how many tasks."""
-
-    starting: Positions
-    most_offsets: int
-    most_tasks: int
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> Wanted:
-        given = {name.lower(): value for name, value in options.items()}
-        return cls(
-            unspelled(json.loads(given["startingoffsets"])),
-            int(given["maxoffsetspertrigger"]),
-            int(given["tasks"]),
-        )
+        given = {name.lower(): value for name, value in self.options.items()}
+        starts = unspelled(json.loads(given["startingoffsets"]))
+        most_offsets, most_tasks = int(given["maxoffsetspertrigger"]), int(given["tasks"])
+        return StreamReader(self.access, starts, most_offsets, most_tasks)
 
 
 @dataclass(frozen=True)
@@ -92,15 +77,19 @@ class Ranges(InputPartition):
 class StreamReader(DataSourceStreamReader):
     """Plans the micro-batches of a stream. Offsets are spelled `{"TB": {"0": 23}}`, as Spark does."""
 
-    def __init__(self, access: KafkaAccess, wanted: Wanted) -> None:
+    def __init__(
+        self, access: KafkaAccess, starts: Positions, most_offsets: int, most_tasks: int
+    ) -> None:
         self._access = access
-        self._wanted = wanted
+        self._starts = starts
+        self._most_offsets = most_offsets
+        self._most_tasks = most_tasks
         self._ends: Ends | None = None
         self._is_first = True
         self._latest: Positions = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return spelled(self._wanted.starting)
+        return spelled(self._starts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; waits up to 0.5 s when there is nothing for it yet."""
@@ -108,7 +97,7 @@ class StreamReader(DataSourceStreamReader):
         return spelled(self._next(unspelled(start), most))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._wanted.most_offsets)
+        return ReadMaxRows(self._most_offsets)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return spelled(self._latest) if self._latest else None
@@ -122,7 +111,7 @@ class StreamReader(DataSourceStreamReader):
             for at, stop in unspelled(end).items()
             if begins.get(at, stop) < stop or also_empty
         ]
-        return packed(ranges, self._wanted.most_tasks)
+        return packed(ranges, self._most_tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The ranges of one task as rows."""

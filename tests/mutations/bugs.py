@@ -63,7 +63,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "            self._check(self._labels(state, label))\n",
+                "            self._check(state, label)\n",
                 "",
             ),
         ),
@@ -110,8 +110,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "        return self._check(self._labels(*self._session.run(commands, 3)[1:]))\n",
-                "        return self._labels(*self._session.run(commands, 3)[1:]) or self.labels\n",
+                "        return self._check(*self._session.run(commands, 3)[1:])\n",
+                "        return labels_of(self.shard, *self._session.run(commands, 3)[1:]) or self.labels\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),

@@ -26,7 +26,7 @@ from blackbox import logs
 from blackbox.cli import app
 from blackbox.connect import kafka
 from blackbox.embedded import EmbeddedStack
-from blackbox.pipeline.journals import Journals, Kept, Span
+from blackbox.pipeline.journals import Journals, Span
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.extend import Done, Limits, extend
 from blackbox.pipeline.ledger.files import Files
@@ -308,7 +308,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     assert (third.tables["requests"].rows_added, third.tables["outcomes"].rows_added) == (5, 1)
     assert before < data_files(path)
     books.assert_equal(path)
-    kept: Kept = books.open(path)
+    kept = books.open(path)
     assert kept.reach.requests[Shard(books.topic, 2)] == Span(0, 3)
     verdict = Ledger.verify(books.spark, str(path))
     assert (verdict.problems, verdict.leftovers) == ([], 0)

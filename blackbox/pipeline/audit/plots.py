@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,7 @@ _COLOURS = {
 
 _INK, _LINE = _COLOURS["ink"], _COLOURS["line"]
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
+_TICKS_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000)
 ENDED_BADLY = ("dead", "expired", "invalid")
 
 
@@ -72,7 +73,7 @@ def lateness(late: Lateness) -> str:
             f"{name} {duration(ms)}", (ms + 1, top * height), (3 if side == "left" else -3, 0),
             textcoords="offset points", ha=side, va="top", color=_INK,
         )  # fmt: skip
-    marks = [ms for ms in _decades() if low <= ms + 1 <= high]
+    marks = [ms for ms in _TICKS_MS if low <= ms + 1 <= high]
     axes.set_xticks([ms + 1 for ms in marks], [duration(ms) for ms in marks])
     axes.minorticks_off()
     _count_axis(axes)
@@ -134,7 +135,10 @@ def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
-    _legend(axes, 3)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderpad=0, handlelength=1.2,
+        borderaxespad=0.4, columnspacing=1.2, labelcolor=_INK,
+    )  # fmt: skip
     return _svg(figure, "What became of each caller's requests")
 
 
@@ -202,21 +206,8 @@ def _instant(ms: int, step_ms: int) -> str:
     return at.strftime("%H:%M:%S" if step_ms % 60_000 else "%H:%M")
 
 
-def _legend(axes: Any, columns: int) -> None:
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderpad=0, handlelength=1.2,
-        borderaxespad=0.4, columnspacing=1.2, labelcolor=_INK,
-    )  # fmt: skip
-
-
 def _short(name: str | None) -> str:
     if name is None:
         return "(no caller)"
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
     return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 1] + "…"
-
-
-def _decades() -> Sequence[int]:
-    return (
-        1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000,
-    )  # fmt: skip

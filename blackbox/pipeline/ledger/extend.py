@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.functions import col, count, date_from_unix_date, floor, greatest, least, lit
 
 from blackbox.journal.access import KafkaAccess
+from blackbox.pipeline.failures import LedgerError
 from blackbox.pipeline.journals import PIECE, PLACE, Span, reach, read_outcomes, read_requests
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files
@@ -24,9 +25,9 @@ from blackbox.pipeline.ledger.manifest import (
     File,
     Journal,
     Last,
-    LedgerError,
     Manifest,
     Replaced,
+    by_journal,
 )
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -161,11 +162,7 @@ class _Run:
         """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
         manifest = self.done.manifest
         there = reach(self._settings, self._access)
-        in_kafka = {
-            Journal(table, shard): span
-            for table, spans in zip(TABLES, there, strict=True)
-            for shard, span in spans.items()
-        }
+        in_kafka = by_journal(there)
         if not in_kafka and not manifest.number:
             topics = ", ".join(self._settings.topics)
             raise LedgerError(

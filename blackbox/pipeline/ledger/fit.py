@@ -10,7 +10,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import receipts_topic
 from blackbox.pipeline.journals import Reach, Span
-from blackbox.pipeline.ledger.manifest import TABLES, Journal, Manifest
+from blackbox.pipeline.ledger.manifest import Journal, Manifest, by_journal
 from blackbox.receipt import decode
 
 _ANEW = (
@@ -23,11 +23,7 @@ def misfits(
     manifest: Manifest, there: Reach, topics: Collection[str], access: KafkaAccess
 ) -> list[str]:
     """Why it is not the ledger of these topics, as when one was deleted and created again."""
-    in_kafka = {
-        Journal(table, shard): span
-        for table, spans in zip(TABLES, there, strict=True)
-        for shard, span in spans.items()
-    }
+    in_kafka = by_journal(there)
     return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
 
 

@@ -17,12 +17,12 @@ from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
 from blackbox.journal.access import KafkaAccess
-from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.failures import LedgerError, in_one_line
 from blackbox.pipeline.journals import PLACE, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files, FilesError, Found
 from blackbox.pipeline.ledger.fit import misfits, topic_of
-from blackbox.pipeline.ledger.manifest import TABLES, File, Last, LedgerError, Manifest
+from blackbox.pipeline.ledger.manifest import TABLES, File, Last, Manifest
 from blackbox.pipeline.tasks.journals import OUTCOMES, RECORDS
 from blackbox.request import Shard
 

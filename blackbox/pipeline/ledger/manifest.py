@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from blackbox.pipeline.failures import LedgerError
 from blackbox.pipeline.journals import Reach, Span
 from blackbox.pipeline.ledger.files import Files
 from blackbox.request import Shard
@@ -17,10 +18,6 @@ from blackbox.request import Shard
 FORMAT = 1
 FOLDER = "manifest"
 TABLES = ("requests", "outcomes")
-
-
-class LedgerError(Exception):
-    """The ledger cannot be used as it is; the text says what is wrong and what to do."""
 
 
 class Last(NamedTuple):
@@ -55,6 +52,15 @@ class Journal(NamedTuple):
 
     table: str
     shard: Shard
+
+
+def by_journal(there: Reach) -> dict[Journal, Span]:
+    """The same spans, by the journals that they are of."""
+    return {
+        Journal(table, shard): span
+        for table, spans in zip(TABLES, there, strict=True)
+        for shard, span in spans.items()
+    }
 
 
 class File(NamedTuple):

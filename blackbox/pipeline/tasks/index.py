@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,6 +22,8 @@ HELD = (
 
 _HELD = arrow_schema(HELD)
 
+Row = tuple[Any, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
@@ -29,49 +33,20 @@ class HeldRows:
     shards: tuple[Shard, ...]
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        dump = Dump(self.settings.redis_url.get_secret_value())
-        for number in numbers(rows):
-            if number == len(self.shards):
-                yield from _orphans(dump, self.shards)
-            else:
-                yield from _entries(dump, self.shards[number])
-                yield from _cold(dump, self.shards[number])
-        dump.close()
+        with closing(Dump(self.settings.redis_url.get_secret_value())) as dump:
+            for number in numbers(rows):
+                is_beyond = number == len(self.shards)
+                found = _orphans(dump, self.shards) if is_beyond else _of(dump, self.shards[number])
+                yield from (batch(zip(*some, strict=True), _HELD) for some in found if some)
 
 
-def _entries(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
+def _of(dump: Dump, shard: Shard) -> Iterator[list[Row]]:
     for held in dump.entries(shard):
-        there = [True] * len(held)
-        yield _rows(
-            [shard] * len(held),
-            [one.offset for one in held],
-            [one.at_ms for one in held],
-            there,
-            [one.has_payload for one in held],
-            [False] * len(held),
-        )
-
-
-def _cold(dump: Dump, shard: Shard) -> Iterator[pa.RecordBatch]:
+        yield [(*shard, one.offset, one.at_ms, True, one.has_payload, False) for one in held]
     for offsets in dump.cold(shard):
-        count = len(offsets)
-        nothing = [False] * count
-        yield _rows([shard] * count, offsets, [None] * count, nothing, nothing, [True] * count)
+        yield [(*shard, offset, None, False, False, True) for offset in offsets]
 
 
-def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[pa.RecordBatch]:
+def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[list[Row]]:
     for found in dump.orphans(shards):
-        count = len(found)
-        yield _rows(
-            [shard for shard, _ in found],
-            [offset for _, offset in found],
-            [None] * count,
-            [False] * count,
-            [True] * count,
-            [False] * count,
-        )
-
-
-def _rows(shards: Sequence[Shard], *columns: Sequence[object]) -> pa.RecordBatch:
-    where = [[shard.topic for shard in shards], [shard.partition for shard in shards]]
-    return batch([*where, *columns], _HELD)
+        yield [(*shard, offset, None, False, True, False) for shard, offset in found]
