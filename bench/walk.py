@@ -1,7 +1,8 @@
 """What a walk over all that is pending costs the load beside it.
 
-Far requests stay pending, all of them in Redis. Beside them a backlog is taken in and delivered, then
-an even load; in alternating rounds while a walk for the low-water mark is under way and while none is.
+Far requests stay pending, all of them in Redis, behind as many that have ended: it is these that a walk
+has to pass by. Beside them a backlog is taken in and delivered, then an even load; in alternating rounds
+while a walk for the low-water mark is under way and while none is.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ from blackbox.embedded import EmbeddedStack
 
 FAR_S = 200 * 86_400
 FAR_BYTES = 50
+NOTHING = b'{"id":"nobody","cancel":true}'
+"""A cancel of nothing: a request that has ended once it is read."""
+
 PIECE = 500_000
-"""Far requests that appear in Kafka at once; no more than two pieces wait there to be taken in."""
+"""Requests that appear in Kafka at once; no more than two pieces wait there to be taken in."""
 
 MEMORY = "16gb"
 NEVER_S = 86_400
 STEADY_PER_S = 1000
 SLOW_US, TOO_SLOW_US = 1000, 5000
 LOG_LENGTH = 100_000
+OF_WALKS = ("zmscore", "zscan")
+"""What walks ask Redis; of the first, few are asked by others."""
+
 VOID = re.compile(r"no new low-water mark")
 
 
@@ -50,8 +57,8 @@ class Round:
     late_ms: list[int] = field(default_factory=list)
     seconds: int = 0
     walked: int = 0
-    calls: int = 0
-    call_us: float = 0.0
+    slices: int = 0
+    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     took_s: float = 0.0
     slow: dict[str, list[int]] = field(default_factory=dict)
     void: int = 0
@@ -62,8 +69,11 @@ class Round:
 
     @property
     def redis_share(self) -> float:
-        """Of all time, what Redis spent on the slices of the walk."""
-        return self.calls * self.call_us / 1e6 / self.took_s
+        """Of all time, what Redis spent on the commands of walks."""
+        return sum(calls * us for calls, us in self.asked.values()) / 1e6 / self.took_s
+
+    def a_second(self, command: str) -> float:
+        return self.asked[command][0] / self.took_s
 
 
 class Ground(Field):
@@ -82,17 +92,33 @@ class Ground(Field):
         self.client.config_set("slowlog-log-slower-than", SLOW_US)
         self.client.config_set("slowlog-max-len", LOG_LENGTH)
 
-    def fill(self, pending: int) -> None:
-        """Let a service take in so many far requests."""
+    def fill(self, ended: int, pending: int) -> None:
+        """Let a service read so many requests that end at once, then so many far ones."""
         self.use("process", NEVER_S)
-        progress = Progress("far requests", pending)
-        value = self._value(FAR_BYTES, int(time.time() + FAR_S) * 1000)
+        later = self._value(FAR_BYTES, int(time.time() + FAR_S) * 1000)
         with self.service():
-            for first in range(0, pending, PIECE):
-                self.write_alike(min(PIECE, pending - first), value)
-                wait("taken in", lambda first=first: self._shown(progress) >= first)  # type: ignore[misc]
-            wait("taken in", lambda: self._shown(progress) >= pending)
+            self._feed("ended requests", ended, NOTHING)
+            self._feed("far requests", pending, later)
+            wait("stored", lambda: self.stored(pending))
         self.far = pending
+
+    def _feed(self, what: str, count: int, value: bytes) -> None:
+        progress, before = Progress(what, count), sum(self._labels())
+
+        def has_read(so_many: int) -> bool:
+            done = min(count, sum(self._labels()) - before)
+            progress(done)
+            return done >= so_many
+
+        for first in range(0, count, PIECE):
+            self.write_alike(min(PIECE, count - first), value)
+            wait("read", lambda first=first: has_read(first))  # type: ignore[misc]
+        wait("read", lambda: has_read(count))
+
+    def lose_marks(self) -> None:
+        """A walk begins at the last mark: without one, at the start."""
+        for partition in range(self.partitions):
+            self.client.hdel(f"blackbox:{{{self.requests}-{partition}}}:state", "mark")
 
     def use(self, engine: str, interval_s: float) -> None:
         """What the services from now on run on, and how often they walk."""
@@ -116,10 +142,18 @@ class Ground(Field):
         )
         return requests / (time.monotonic() - began)
 
-    def calls(self) -> tuple[int, float]:
-        """Slices of walks so far, and what one takes in µs on average."""
-        found = self.client.info("commandstats").get("cmdstat_zscan", {})
-        return int(found.get("calls", 0)), float(found.get("usec_per_call", 0.0))
+    def slices(self) -> int:
+        """How many slices of walks there were: each asks for a score, and nobody else does once it has opened."""
+        found = self.client.info("commandstats").get("cmdstat_zscore", {})
+        return int(found.get("calls", 0))
+
+    def asked(self) -> dict[str, tuple[int, float]]:
+        """Of the commands of walks, how many there were, and the µs of one on average."""
+        stats = self.client.info("commandstats")
+        found = {name: stats.get(f"cmdstat_{name}", {}) for name in OF_WALKS}
+        return {
+            n: (int(f.get("calls", 0)), float(f.get("usec_per_call", 0))) for n, f in found.items()
+        }
 
     def slow(self) -> dict[str, list[int]]:
         """What Redis took longest for, by command, in µs."""
@@ -138,11 +172,6 @@ class Ground(Field):
             for p in range(self.partitions)
         ]
 
-    def _shown(self, progress: Progress) -> int:
-        done = self.pending()
-        progress(done)
-        return done
-
     def _value(self, size: int, due_ms: int) -> bytes:
         return json.dumps({"topic": self.target, "message": "m" * size, "at": due_ms}).encode()
 
@@ -153,12 +182,12 @@ def watched(ground: Ground, found: Round) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        before, _ = ground.calls()
+        before = 0
         while not over.wait(1.0):
-            calls, _ = ground.calls()
+            slices = ground.slices()
             found.seconds += 1
-            found.walked += calls > before
-            before = calls
+            found.walked += slices > before
+            before = slices
 
     ground.forget_statistics()
     began, watcher = time.monotonic(), threading.Thread(target=look)
@@ -169,20 +198,21 @@ def watched(ground: Ground, found: Round) -> Iterator[None]:
         over.set()
         watcher.join()
         found.took_s = time.monotonic() - began
-        found.calls, found.call_us = ground.calls()
+        found.slices, found.asked = ground.slices(), ground.asked()
         found.slow = ground.slow()
 
 
 def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) -> Round:
     """A service of its own for each round: how often it walks is said at its start."""
+    ground.lose_marks()
     found, began = Round(), time.monotonic()
-    ground.forget_statistics()
     with ground.service() as service:
         found.ready_s = time.monotonic() - began
         found.open_s = max(float(s) for s in OPENED.findall(ground.log.read_text()))
         ground.drain(requests // 4)  # warm
         if is_walking:
-            wait("a walk is under way", lambda: ground.calls()[0] > 0)
+            ground.forget_statistics()
+            wait("a walk is under way", lambda: ground.slices() > 0)
         with watched(ground, found):
             before = cpu_s(service)
             found.rate = ground.drain(requests)
@@ -194,6 +224,7 @@ def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) ->
 
 def main(
     pending: Annotated[int, typer.Option(help="Far requests, all of them in Redis.")] = 10_000_000,
+    ended: Annotated[int, typer.Option(help="Requests that have ended, before them.")] = 10_000_000,
     engines: Annotated[list[str], typer.Option(help="Which engines.")] = list(ENGINES),  # noqa: B006
     interval: Annotated[
         float, typer.Option(help="BLACKBOX_TRIM_INTERVAL_S; a walk takes half of it.")
@@ -206,7 +237,7 @@ def main(
     """Alternate between services that walk and services that do not."""
     with EmbeddedStack() as stack:
         ground = Ground(stack, partitions)
-        ground.fill(pending)
+        ground.fill(ended, pending)
         memory = ground.client.info("memory")["used_memory_human"]
         print(f"{ground.pending():,} pending, {memory} of Redis\n", flush=True)
         for engine in engines:
@@ -222,7 +253,7 @@ def main(
 def _line(engine: str, number: int, is_walking: bool, found: Round) -> str:
     return (
         f"{engine} {number} {'with' if is_walking else 'without'} a walk: {found.rate:,.0f} /s, "
-        f"{found.cpu_us:.1f} µs, p99 {found.p99_ms} ms, ZSCAN {found.calls:,} of {found.call_us:.0f} µs, "
+        f"{found.cpu_us:.1f} µs, p99 {found.p99_ms} ms, {found.slices:,} slices, "
         f"walk seen in {found.walked} of {found.seconds} s, ready after {found.ready_s:.1f} s"
     )
 
@@ -241,9 +272,11 @@ def _table(engine: str, interval_s: float, without: list[Round], walking: list[R
         ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         rows.append([name, f"{statistics.median(a):{form}}", f"{statistics.median(b):{form}}", ratio])  # fmt: skip
     shown: dict[str, Callable[[list[Round]], str]] = {
-        "ZSCAN calls a second": lambda those: f"{sum(r.calls for r in those) / sum(r.took_s for r in those):.1f}",
-        "ZSCAN, µs on average": lambda those: f"{statistics.median(r.call_us for r in those):.0f}",
-        "Redis' time spent on ZSCAN": lambda those: f"{statistics.median(r.redis_share for r in those):.2%}",
+        "slices of a walk a second": lambda those: f"{sum(r.slices for r in those) / sum(r.took_s for r in those):.1f}",
+        "ZMSCORE a second, µs each": lambda those: _asked(those, "zmscore"),
+        "ZSCAN a second, µs each": lambda those: _asked(those, "zscan"),
+        "Redis' time spent on both": lambda those: f"{statistics.median(r.redis_share for r in those):.2%}",
+        "slowest ZMSCORE, ms": lambda those: _slowest(those, "ZMSCORE"),
         "slowest ZSCAN, ms": lambda those: _slowest(those, "ZSCAN"),
         "Redis calls over 5 ms": _too_slow,
         "seconds in which a walk was seen": lambda those: f"{sum(r.walked for r in those)} of {sum(r.seconds for r in those)}",
@@ -253,6 +286,11 @@ def _table(engine: str, interval_s: float, without: list[Round], walking: list[R
     rows += [[name, show(without), show(walking), ""] for name, show in shown.items()]
     head = [f"{engine}, a walk in {interval_s / 2:.0f} s", "without", "with a walk", "ratio"]
     return markdown(head, rows) + "\n"
+
+
+def _asked(rounds: list[Round], command: str) -> str:
+    a_second = statistics.median(one.a_second(command) for one in rounds)
+    return f"{a_second:.1f}, {statistics.median(one.asked[command][1] for one in rounds):.0f}"
 
 
 def _slowest(rounds: list[Round], command: str) -> str:
