@@ -39,6 +39,7 @@ IDLE_S = 30
 DEADLINE_S = 900.0
 FAR_S = 86_400
 FORGOTTEN_AT_ONCE = 5_000
+ALIKE_AT_ONCE = 50_000
 
 
 @dataclass(slots=True)
@@ -133,6 +134,33 @@ class Field:
             producer.produce(self.requests, self._request(number, **when), headers=HEADERS)
         assert producer.flush(DEADLINE_S) == 0
         os.sync()  # writing the load to disk is not the engine's work
+        producer.commit_transaction()
+
+    def write_alike(
+        self, count: int, value: bytes, wrote: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """One request so many times, as many to each partition; they appear in Kafka all at once."""
+        producer = Producer(
+            self._bootstrap
+            | {
+                "linger.ms": 20,
+                "queue.buffering.max.messages": 2_000_000,
+                "transactional.id": uuid.uuid4().hex,
+                "transaction.timeout.ms": 300_000,
+            }
+        )
+        producer.init_transactions()
+        producer.begin_transaction()
+        for partition in range(self.partitions):
+            first, end = (count * p // self.partitions for p in (partition, partition + 1))
+            for done in range(first, end, ALIKE_AT_ONCE):
+                batch = [{"value": value}] * min(ALIKE_AT_ONCE, end - done)
+                producer.produce_batch(self.requests, batch, partition=partition)
+                while len(producer) > 1_500_000:
+                    producer.poll(0.05)
+                wrote(done + len(batch))
+        assert producer.flush(DEADLINE_S) == 0
+        os.sync()
         producer.commit_transaction()
 
     def write_paced(self, per_second: int, seconds: float) -> int:
@@ -232,6 +260,22 @@ def memory_mb(root: psutil.Process) -> float:
     return sum(p.memory_full_info().pss for p in [root, *root.children(recursive=True)]) / 1e6
 
 
+def lateness_ms(field: Field, per_second: int, seconds: int, others: int = 0) -> list[int]:
+    """By how much messages of an even load are late, sorted, once it has run for some seconds.
+
+    `others` are pending beside it.
+    """
+    start = field.ends()
+    field.write_paced(per_second, 3)
+    skipped = int(time.time() * 1000)
+    field.write_paced(per_second, seconds)
+    wait("delivered", lambda: field.pending() == others)
+    time.sleep(1.0)
+    late = sorted(at - due for due, at in field.read_back(start) if due > skipped + 6000)
+    assert late[0] >= 0, f"early by {-late[0]} ms"
+    return late
+
+
 def measure(
     field: Field, figures: Figures, requests: int, drained: int, say: Callable[[str], None]
 ) -> None:
@@ -277,14 +321,8 @@ def measure(
 
         for per_second in (1_000, 10_000):
             say(f"lateness at {per_second:,} per second")
-            start, before = field.ends(), cpu_s(service)
-            field.write_paced(per_second, 3)
-            skipped = int(time.time() * 1000)
-            count = field.write_paced(per_second, LATENESS_S)
-            wait("delivered", lambda: field.pending() == 0)
-            time.sleep(1.0)
-            late = sorted(at - due for due, at in field.read_back(start) if due > skipped + 6000)
-            assert late[0] >= 0, f"early by {-late[0]} ms"
+            before, count = cpu_s(service), per_second * LATENESS_S
+            late = lateness_ms(field, per_second, LATENESS_S)
             figures.late_ms[per_second] = late[len(late) // 2], late[int(len(late) * 0.99)]
             figures.cpu_us[f"{per_second:,} /s"] = (cpu_s(service) - before) / count * 1e6
 

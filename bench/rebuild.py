@@ -1,22 +1,24 @@
-"""A lost Redis: how long until every shard is open again, by how much has ended and how much is pending."""
+"""A lost Redis: how long until every shard is open again, by how much has ended and how much is pending.
+
+Beside it how fast the same service takes in as many requests of the same bytes when nothing is lost.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import tempfile
+import statistics
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import redis
 import typer
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -25,20 +27,20 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from rich.console import Console
-from rich.table import Table
 
-from bench.engines import ENGINES, Field
+from bench.engines import ALIKE_AT_ONCE, ENGINES, WARM_UP, Field, wait
+from bench.report import Progress, markdown, say
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Mark, Receipt, encode
 
-AT_ONCE = 50_000
 NAMED = 1_000
 """Requests in a receipt."""
 
 DUE_IN_S = 36_000
 OPENED = re.compile(r"open after ([\d.]+) s")
+NEVER_TRIM_S = 86_400
+"""A service that looked for a low-water mark would leave one in the journals of the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +69,39 @@ class Journals:
             }
         )
 
-    def write(self, ended: int, pending: int, *, has_mark: bool) -> None:
-        """The ended ones first; without a mark, receipts name each of them."""
+    def write(self, ended: int, pending: int) -> None:
+        """The ended ones first, and receipts that name each of them."""
         per_shard = ended // self._field.partitions
-        self._requests(per_shard, 0)
-        self._requests(pending // self._field.partitions, DUE_IN_S)
+        now_ms = time.time_ns() // 1_000_000
+        self._requests("ended requests", per_shard, body(self._field, now_ms))
+        later = body(self._field, now_ms + 1000 * DUE_IN_S)
+        self._requests("pending requests", pending // self._field.partitions, later)
+        progress = Progress("receipts", ended // NAMED)
         for partition in range(self._field.partitions):
-            if has_mark:
-                mark = Mark(per_shard, 0)
-                self._receipt(partition, Receipt(1, read=per_shard, mark=mark))
-            else:
-                for first in range(0, per_shard, NAMED):
-                    offsets = range(first, min(first + NAMED, per_shard))
-                    places = {f"{self._field.target}/0": [(o, o) for o in offsets]}
-                    self._receipt(partition, Receipt(1, delivered=places, read=offsets.stop))
+            for first in range(0, per_shard, NAMED):
+                offsets = range(first, min(first + NAMED, per_shard))
+                places = {f"{self._field.target}/0": [(o, o) for o in offsets]}
+                self._receipt(partition, Receipt(1, delivered=places, read=offsets.stop))
+                progress((partition * per_shard + first) // NAMED)
         assert self._producer.flush(600) == 0
 
-    def _requests(self, count: int, due_in_s: int) -> None:
-        at_ms = time.time_ns() // 1_000_000 + 1000 * due_in_s
-        request = {"topic": self._field.target, "message": "m" * 100, "at": at_ms}
-        value = json.dumps(request).encode()
+    def mark(self, ended: int, receipts: dict[int, int]) -> None:
+        """Say that all below the pending ones has ended, and is told by receipts below these."""
+        per_shard = ended // self._field.partitions
+        for partition, end in receipts.items():
+            self._receipt(partition, Receipt(1, read=per_shard, mark=Mark(per_shard, end)))
+        assert self._producer.flush(600) == 0
+
+    def _requests(self, what: str, count: int, value: bytes) -> None:
+        progress = Progress(what, count * self._field.partitions)
         for partition in range(self._field.partitions):
-            for first in range(0, count, AT_ONCE):
-                batch = [{"value": value}] * min(AT_ONCE, count - first)
+            for first in range(0, count, ALIKE_AT_ONCE):
+                batch = [{"value": value}] * min(ALIKE_AT_ONCE, count - first)
                 self._producer.produce_batch(self._field.requests, batch, partition=partition)
                 self._producer.poll(0)
                 while len(self._producer) > 1_500_000:
                     self._producer.poll(0.05)
+                progress(partition * count + first + len(batch))
 
     def _receipt(self, partition: int, receipt: Receipt) -> None:
         topic = receipts_topic(self._field.requests)
@@ -108,6 +116,12 @@ class Journals:
                 return
             except BufferError:
                 self._producer.poll(0.1)
+
+
+def body(field: Field, due_ms: int) -> bytes:
+    """The same for a request that is rebuilt and for one that is taken in."""
+    request = {"topic": field.target, "message": "m" * 100, "at": due_ms}
+    return json.dumps(request).encode()
 
 
 def keep_for_ever(field: Field, bootstrap_servers: str) -> None:
@@ -143,7 +157,19 @@ def offsets(client: redis.Redis, field: Field) -> Iterator[int]:
                 yield int(name, 16)
 
 
-def measure(field: Field, client: redis.Redis, port: int, ended: int, pending: int) -> Figures:
+def receipt_ends(field: Field, bootstrap_servers: str) -> dict[int, int]:
+    """The offsets of the next receipts."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "bench"})
+    topic = receipts_topic(field.requests)
+    ends = {
+        p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1]
+        for p in range(field.partitions)
+    }
+    consumer.close()
+    return ends
+
+
+def measure(field: Field, client: redis.Redis, ended: int, pending: int) -> Figures:
     """Lose Redis, start the service, wait until it is ready."""
     client.flushall()
     looks = {True: 0, False: 0}
@@ -152,7 +178,7 @@ def measure(field: Field, client: redis.Redis, port: int, ended: int, pending: i
     def look() -> None:
         while not done.wait(0.5):
             try:
-                with urlopen(f"http://127.0.0.1:{port}/livez", timeout=2) as answer:
+                with urlopen(f"http://127.0.0.1:{field.port}/livez", timeout=2) as answer:
                     looks[answer.status == 200] += 1
             except URLError as error:
                 if "refused" not in str(error):  # not listening yet
@@ -167,10 +193,36 @@ def measure(field: Field, client: redis.Redis, port: int, ended: int, pending: i
     finally:
         done.set()
         watcher.join()
+    if len(opened) != field.partitions:
+        raise SystemExit(f"{len(opened)} openings of {field.partitions} shards: see {field.log}")
     per_shard, shares = ended // field.partitions, pending // field.partitions
     expected = field.partitions * sum(range(per_shard, per_shard + shares))
     is_exact = len(set(found)) == shares and sum(found) == expected
     return Figures(max(opened), len(found), is_exact, looks[True], looks[False])
+
+
+def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
+    """How fast as many requests of the same bytes are taken in by a service that is open and warm.
+
+    From when they appear in Kafka, all at once, to when the last one is stored in a Redis that was
+    empty, as it is for a rebuild. So neither the start of the process nor the opening is in it.
+    """
+    field = Field(stack, "intake", rebuilt.partitions, stack.folder)
+    field.environment |= {
+        name: rebuilt.environment[name] for name in ("BLACKBOX_ENGINE", "BLACKBOX_TRIM_INTERVAL_S")
+    }
+    keep_for_ever(field, stack.bootstrap_servers)
+    value = body(rebuilt, int(time.time() * 1000) + 1000 * DUE_IN_S)
+    with field.service():
+        field.write_alike(WARM_UP, value)
+        wait("warm", lambda: field.stored(WARM_UP))
+        field.forget()
+        field.write_alike(pending, value)
+        began = time.monotonic()
+        wait("stored", lambda: field.stored(pending))
+        took_s = time.monotonic() - began
+    drop(field, stack.bootstrap_servers)
+    return pending / took_s
 
 
 def main(
@@ -178,30 +230,56 @@ def main(
     ended: Annotated[str, typer.Option(help="How many have ended, one run each.")] = "2e6,40e6",
     engines: Annotated[str, typer.Option(help="Which engines.")] = ",".join(ENGINES),
     partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rebuilds from a mark, each beside an intake.")] = 1,
 ) -> None:
-    """Measure rebuilds, below a low-water mark and above it."""
-    table = Table(
-        "engine", "ended", "mark", "pending", "open after s", "records/s", "exact", "live"
-    )
-    with tempfile.TemporaryDirectory() as folder, EmbeddedStack() as stack:
+    """Measure rebuilds below a low-water mark and above it, the latter beside intake."""
+    head = (
+        "engine", "ended", "mark", "pending", "open after s", "records/s", "intake/s", "of intake",
+        "exact", "live",
+    )  # fmt: skip
+    rows: list[list[str]] = []
+    with EmbeddedStack() as stack:
         client = redis.Redis.from_url(stack.redis_url)
         for count in (int(float(one)) for one in ended.split(",")):
-            for has_mark in (True, False):
-                field = Field(stack, engines.split(",")[0], partitions, Path(folder))
-                keep_for_ever(field, stack.bootstrap_servers)
-                journals = Journals(field, stack.bootstrap_servers)
-                journals.write(count, pending, has_mark=has_mark)
+            field = Field(stack, engines.split(",")[0], partitions, stack.folder)
+            field.environment["BLACKBOX_TRIM_INTERVAL_S"] = str(NEVER_TRIM_S)
+            keep_for_ever(field, stack.bootstrap_servers)
+            journals = Journals(field, stack.bootstrap_servers)
+            journals.write(count, pending)
+            for has_mark in (False, True):  # a mark stays in the journals once it is written
+                if has_mark:
+                    journals.mark(count, receipt_ends(field, stack.bootstrap_servers))
                 for engine in engines.split(","):
                     field.environment["BLACKBOX_ENGINE"] = engine
-                    found = measure(field, client, field.port, count, pending)
-                    read = pending if has_mark else count + pending
-                    table.add_row(
-                        engine, f"{count:,}", "above them" if has_mark else "none",
-                        f"{found.pending:,}", f"{found.open_s:.1f}", f"{read / found.open_s:,.0f}",
-                        str(found.is_exact), f"{found.live} of {found.live + found.not_live}",
-                    )  # fmt: skip
-                    Console(width=140).print(table)
-                drop(field, stack.bootstrap_servers)
+                    found, intakes = [], []
+                    for number in range(rounds if has_mark else 1):
+                        say(f"{engine}: rebuild, {count:,} ended, mark: {has_mark}, {number + 1}")
+                        found.append(measure(field, client, count, pending))
+                        say(f"open after {found[-1].open_s:.1f} s")
+                        if has_mark:
+                            intakes.append(intake_per_s(stack, field, pending))
+                            say(f"{engine}: intake, {intakes[-1]:,.0f} /s")
+                    rows.append(_row(engine, count, found, intakes))
+                    print(markdown(head, rows), flush=True)
+            drop(field, stack.bootstrap_servers)
+
+
+def _row(engine: str, ended: int, found: list[Figures], intakes: list[float]) -> list[str]:
+    """Medians; the share is of the intake beside each rebuild."""
+    open_s, pending = statistics.median(one.open_s for one in found), found[0].pending
+    read = pending if intakes else ended + pending
+    shares = [
+        one.pending / one.open_s / intake for one, intake in zip(found, intakes, strict=False)
+    ]
+    live, looks = sum(one.live for one in found), sum(one.live + one.not_live for one in found)
+    return [
+        engine, f"{ended:,}", "above them" if intakes else "none", f"{pending:,}", f"{open_s:.1f}",
+        f"{read / open_s:,.0f}",
+        f"{statistics.median(intakes):,.0f}" if intakes else "",
+        f"{statistics.median(shares):.2f}" if shares else "",
+        "yes" if all(one.is_exact for one in found) else "NO",
+        f"{live} of {looks}",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -177,8 +177,12 @@ class ShardIndex:
         with self._lock:
             self._watch_loaded()
             keys, first = self._keys, labels.requests
-            look = pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE")
-            flat, ignored = self._session.run([pack("HGETALL", keys.cold), look], 2)
+            look = [
+                pack("HGETALL", keys.cold),
+                pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE"),
+                pack("HGET", keys.state, "known_from"),
+            ]
+            flat, ignored, known_from = self._session.run(look, 3)
             cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
             gone = {offset for offset in cold if offset >= first}
             changes = [
@@ -188,6 +192,7 @@ class ShardIndex:
             if first < self.labels.requests:
                 changes += [
                     pack("HDEL", keys.state, "mark"),
+                    pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
                     pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),

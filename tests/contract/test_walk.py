@@ -68,11 +68,48 @@ def test_of_what_is_pending_the_lowest_is_found_whenever_it_is_due(
 
 
 def test_the_lowest_is_found_among_many(index: ShardIndex, walk: Begin) -> None:
-    store(index, 0, MANY, {o: entry(NOW_MS - o) for o in range(7, MANY)})
+    store(index, 0, 2 * MANY, {o: entry(NOW_MS - o) for o in range(MANY, 2 * MANY)})
     walking = walk()
 
-    assert walking.slices() >= MANY // walks.SLICE
-    assert walked(walking) == 7
+    assert walking.slices() == 1 + MANY // walks.SLICE
+    assert walked(walking) == MANY
+
+
+def test_a_walk_ends_at_the_first_request_that_is_pending(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, MANY, {o: entry(NOW_MS - o) for o in range(7, MANY)})
+
+    assert not walk().slice()
+
+
+def test_below_the_last_mark_nothing_is_looked_at_again(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, MANY, {MANY - 1: entry()})
+    assert walk().slices() > 2
+    index.settle({}, 1, mark=Mark(MANY - 10, 0))
+    walking = walk()
+
+    assert (walking.slices(), walked(walking)) == (1, MANY - 1)
+
+
+def test_an_index_begun_behind_requests_is_walked_from_there(
+    open_index: Opener, walk: Begin, index: ShardIndex
+) -> None:
+    index.begin(Labels(MANY, 0), binding=OURS)
+    store(index, MANY, MANY + 9, {MANY + 4: entry()})
+    walking = walk()
+
+    assert (walking.slices(), walked(walking)) == (1, MANY + 4)
+
+
+def test_after_its_journal_became_shorter_an_index_is_walked_from_where_it_ends(
+    open_index: Opener, walk: Begin, index: ShardIndex
+) -> None:
+    index.begin(Labels(50, 0), binding=OURS)
+    store(index, 50, 60, {})
+    index.load()
+    index.rebind(Labels(40, 0), OURS)
+    store(index, 40, 70, {45: entry()})
+
+    assert walked(walk()) == 45
 
 
 def test_where_nothing_is_pending_all_that_was_read_has_ended(

@@ -217,8 +217,8 @@ BUGS = (
         (
             Change(
                 "index/walk.py",
-                "        self._check(*about)\n        self._lowest = min(",
-                "        self.labels = self._check(*about)\n        self._lowest = min(",
+                "        self._check(*about)\n        pending = (",
+                "        self.labels = self._check(*about)\n        pending = (",
             ),
         ),
         ("Redis emptied after a trim",),
@@ -234,12 +234,12 @@ BUGS = (
             ),
             Change(
                 "index/walk.py",
-                "        (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n",
+                "        scores, *about = self._session.run([look, *self._about()], 4)\n",
                 "        try:\n"
-                "            (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n"
+                "            scores, *about = self._session.run([look, *self._about()], 4)\n"
                 "        except Doubt:\n"
                 "            self._session = Session(self._connections, self._keys.state)\n"
-                "            (self._cursor, flat), *about = self._session.run([scan, *self._about()], 4)\n",
+                "            scores, *about = self._session.run([look, *self._about()], 4)\n",
             ),
         ),
         ("Redis put back to before a trim",),

@@ -1,0 +1,38 @@
+"""How benches that take minutes show where they are, and tables to be pasted into a page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+EVERY_S = 5.0
+
+
+class Progress:
+    """How much of something is done, as lines: they read as well in a file as in a terminal."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        """Say so, if nothing was said for a while or all is done."""
+        now = time.monotonic()
+        if done < self._total and now - self._said < EVERY_S:
+            return
+        self._said = now
+        rate = done / max(1e-9, now - self._began)
+        say(f"{self._what}: {done:,} of {self._total:,} ({rate:,.0f} /s)")
+
+
+def say(what: str) -> None:
+    """One line to stderr, at once, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are figures."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])

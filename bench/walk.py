@@ -1,0 +1,318 @@
+"""What a walk over all that is pending costs the load beside it.
+
+Far requests stay pending, all of them in Redis, behind as many that have ended: it is these that a walk
+has to pass by. Beside them a backlog is taken in and delivered, then an even load; in alternating rounds
+while a walk for the low-water mark is under way and while none is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import redis
+import typer
+
+from bench.engines import ENGINES, Field, cpu_s, lateness_ms, wait
+from bench.ground import MESSAGE_BYTES
+from bench.rebuild import OPENED, keep_for_ever
+from bench.report import Progress, markdown, say
+from blackbox.embedded import EmbeddedStack
+
+FAR_S = 200 * 86_400
+FAR_BYTES = 50
+NOTHING = b'{"id":"nobody","cancel":true}'
+"""A cancel of nothing: a request that has ended once it is read."""
+
+PIECE = 500_000
+"""Requests that appear in Kafka at once; no more than two pieces wait there to be taken in."""
+
+MEMORY = "16gb"
+NEVER_S = 86_400
+STEADY_PER_S = 1000
+SLOW_US, TOO_SLOW_US = 1000, 5000
+LOG_LENGTH = 100_000
+OF_WALKS = ("zmscore", "zscan")
+"""What walks ask Redis; of the first, few are asked by others."""
+
+VOID = re.compile(r"no new low-water mark")
+
+
+@dataclass(slots=True)
+class Round:
+    """What was measured of one service, from its start to its end."""
+
+    ready_s: float = 0.0
+    open_s: float = 0.0
+    rate: float = 0.0
+    cpu_us: float = 0.0
+    late_ms: list[int] = field(default_factory=list)
+    seconds: int = 0
+    walked: int = 0
+    slices: int = 0
+    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    took_s: float = 0.0
+    slow: dict[str, list[int]] = field(default_factory=dict)
+    void: int = 0
+
+    @property
+    def p99_ms(self) -> int:
+        return self.late_ms[int(len(self.late_ms) * 0.99)]
+
+    @property
+    def redis_share(self) -> float:
+        """Of all time, what Redis spent on the commands of walks."""
+        return sum(calls * us for calls, us in self.asked.values()) / 1e6 / self.took_s
+
+    def a_second(self, command: str) -> float:
+        return self.asked[command][0] / self.took_s
+
+
+class Ground(Field):
+    """A request topic whose far requests stay pending, and the load beside them."""
+
+    def __init__(self, stack: EmbeddedStack, partitions: int) -> None:
+        super().__init__(stack, "walk", partitions, stack.folder)
+        self.client: Any = redis.Redis.from_url(stack.redis_url)
+        self.far = 0
+        self._written = [0] * partitions
+        self.environment["BLACKBOX_HOT_HORIZON_S"] = "0"
+        keep_for_ever(self, stack.bootstrap_servers)
+        # A rewrite of the append-only file falls into some round or other, and costs more than a walk.
+        self.client.config_set("auto-aof-rewrite-percentage", 0)
+        self.client.config_set("maxmemory", MEMORY)
+        self.client.config_set("slowlog-log-slower-than", SLOW_US)
+        self.client.config_set("slowlog-max-len", LOG_LENGTH)
+
+    def fill(self, ended: int, pending: int) -> None:
+        """Let a service read so many requests that end at once, then so many far ones."""
+        self.use("process", NEVER_S)
+        later = self._value(FAR_BYTES, int(time.time() + FAR_S) * 1000)
+        with self.service():
+            self._feed("ended requests", ended, NOTHING)
+            self._feed("far requests", pending, later)
+            wait("stored", lambda: self.stored(pending))
+        self.far = pending
+
+    def _feed(self, what: str, count: int, value: bytes) -> None:
+        progress, before = Progress(what, count), sum(self._labels())
+
+        def has_read(so_many: int) -> bool:
+            done = min(count, sum(self._labels()) - before)
+            progress(done)
+            return done >= so_many
+
+        for first in range(0, count, PIECE):
+            self.write_alike(min(PIECE, count - first), value)
+            wait("read", lambda first=first: has_read(first))  # type: ignore[misc]
+        wait("read", lambda: has_read(count))
+
+    def lose_marks(self) -> None:
+        """A walk begins at the last mark: without one, at the start."""
+        for partition in range(self.partitions):
+            self.client.hdel(f"blackbox:{{{self.requests}-{partition}}}:state", "mark")
+
+    def use(self, engine: str, interval_s: float) -> None:
+        """What the services from now on run on, and how often they walk."""
+        self.environment |= {
+            "BLACKBOX_ENGINE": engine,
+            "BLACKBOX_TRIM_INTERVAL_S": f"{interval_s:.0f}",
+        }
+
+    def drain(self, requests: int) -> float:
+        """How many requests a second are taken in and delivered, of so many that are due at once."""
+        due_ms, before = int(time.time() * 1000), self._labels()
+        self.write_alike(requests, self._value(MESSAGE_BYTES, due_ms))
+        began = time.monotonic()
+        least = requests // self.partitions
+        wait(
+            "all delivered",
+            lambda: (
+                all(b - a >= least for a, b in zip(before, self._labels(), strict=True))
+                and self.pending() == self.far
+            ),
+        )
+        return requests / (time.monotonic() - began)
+
+    def slices(self) -> int:
+        """How many slices of walks there were: each asks for a score, and nobody else does once it has opened."""
+        found = self.client.info("commandstats").get("cmdstat_zscore", {})
+        return int(found.get("calls", 0))
+
+    def asked(self) -> dict[str, tuple[int, float]]:
+        """Of the commands of walks, how many there were, and the µs of one on average."""
+        stats = self.client.info("commandstats")
+        found = {name: stats.get(f"cmdstat_{name}", {}) for name in OF_WALKS}
+        return {
+            n: (int(f.get("calls", 0)), float(f.get("usec_per_call", 0))) for n, f in found.items()
+        }
+
+    def slow(self) -> dict[str, list[int]]:
+        """What Redis took longest for, by command, in µs."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for entry in self.client.slowlog_get(LOG_LENGTH):
+            found[entry["command"].split(b" ")[0].decode().upper()].append(entry["duration"])
+        return dict(found)
+
+    def forget_statistics(self) -> None:
+        self.client.config_resetstat()
+        self.client.slowlog_reset()
+
+    def _labels(self) -> list[int]:
+        return [
+            int(self.client.hget(f"blackbox:{{{self.requests}-{p}}}:state", "requests") or 0)
+            for p in range(self.partitions)
+        ]
+
+    def _value(self, size: int, due_ms: int) -> bytes:
+        return json.dumps({"topic": self.target, "message": "m" * size, "at": due_ms}).encode()
+
+
+@contextmanager
+def watched(ground: Ground, found: Round) -> Iterator[None]:
+    """Count the seconds, and those in which some slice of a walk was asked for."""
+    over = threading.Event()
+
+    def look() -> None:
+        before = 0
+        while not over.wait(1.0):
+            slices = ground.slices()
+            found.seconds += 1
+            found.walked += slices > before
+            before = slices
+
+    ground.forget_statistics()
+    began, watcher = time.monotonic(), threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        found.took_s = time.monotonic() - began
+        found.slices, found.asked = ground.slices(), ground.asked()
+        found.slow = ground.slow()
+
+
+def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) -> Round:
+    """A service of its own for each round: how often it walks is said at its start."""
+    ground.lose_marks()
+    found, began = Round(), time.monotonic()
+    with ground.service() as service:
+        found.ready_s = time.monotonic() - began
+        found.open_s = max(float(s) for s in OPENED.findall(ground.log.read_text()))
+        ground.drain(requests // 4)  # warm
+        if is_walking:
+            ground.forget_statistics()
+            wait("a walk is under way", lambda: ground.slices() > 0)
+        with watched(ground, found):
+            before = cpu_s(service)
+            found.rate = ground.drain(requests)
+            found.cpu_us = (cpu_s(service) - before) / requests * 1e6
+            found.late_ms = lateness_ms(ground, STEADY_PER_S, seconds, ground.far)
+        found.void = len(VOID.findall(ground.log.read_text()))
+    return found
+
+
+def main(
+    pending: Annotated[int, typer.Option(help="Far requests, all of them in Redis.")] = 10_000_000,
+    ended: Annotated[int, typer.Option(help="Requests that have ended, before them.")] = 10_000_000,
+    engines: Annotated[list[str], typer.Option(help="Which engines.")] = list(ENGINES),  # noqa: B006
+    interval: Annotated[
+        float, typer.Option(help="BLACKBOX_TRIM_INTERVAL_S; a walk takes half of it.")
+    ] = 900,
+    requests: Annotated[int, typer.Option(help="In the backlog of a round.")] = 500_000,
+    seconds: Annotated[int, typer.Option(help="Of the even load of a round.")] = 20,
+    rounds: Annotated[int, typer.Option(help="With a walk, and as many without.")] = 5,
+    partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
+) -> None:
+    """Alternate between services that walk and services that do not."""
+    with EmbeddedStack() as stack:
+        ground = Ground(stack, partitions)
+        ground.fill(ended, pending)
+        memory = ground.client.info("memory")["used_memory_human"]
+        print(f"{ground.pending():,} pending, {memory} of Redis\n", flush=True)
+        for engine in engines:
+            found: dict[bool, list[Round]] = {False: [], True: []}
+            for number in range(rounds):
+                for is_walking, those in found.items():
+                    ground.use(engine, interval if is_walking else NEVER_S)
+                    those.append(measure(ground, requests, seconds, is_walking=is_walking))
+                    say(_line(engine, number + 1, is_walking, those[-1]))
+            print(_table(engine, interval, found[False], found[True]), flush=True)
+
+
+def _line(engine: str, number: int, is_walking: bool, found: Round) -> str:
+    return (
+        f"{engine} {number} {'with' if is_walking else 'without'} a walk: {found.rate:,.0f} /s, "
+        f"{found.cpu_us:.1f} µs, p99 {found.p99_ms} ms, {found.slices:,} slices, "
+        f"walk seen in {found.walked} of {found.seconds} s, ready after {found.ready_s:.1f} s"
+    )
+
+
+def _table(engine: str, interval_s: float, without: list[Round], walking: list[Round]) -> str:
+    """Medians; ratios are those of the rounds side by side, their median and their range."""
+    figures = {
+        "taken in and delivered, /s": ("rate", ",.0f"),
+        "processor of the service, µs a message": ("cpu_us", ".1f"),
+        f"lateness at {STEADY_PER_S:,} /s, p99 ms": ("p99_ms", ",.0f"),
+    }
+    rows: list[list[str]] = []
+    for name, (attribute, form) in figures.items():
+        a, b = ([float(getattr(one, attribute)) for one in those] for those in (without, walking))
+        ratios = sorted(there / here for here, there in zip(a, b, strict=True))
+        ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        rows.append([name, f"{statistics.median(a):{form}}", f"{statistics.median(b):{form}}", ratio])  # fmt: skip
+    shown: dict[str, Callable[[list[Round]], str]] = {
+        "slices of a walk a second": lambda those: f"{sum(r.slices for r in those) / sum(r.took_s for r in those):.1f}",
+        "ZMSCORE a second, µs each": lambda those: _asked(those, "zmscore"),
+        "ZSCAN a second, µs each": lambda those: _asked(those, "zscan"),
+        "Redis' time spent on both": lambda those: f"{statistics.median(r.redis_share for r in those):.2%}",
+        "slowest ZMSCORE, ms": lambda those: _slowest(those, "ZMSCORE"),
+        "slowest ZSCAN, ms": lambda those: _slowest(those, "ZSCAN"),
+        "Redis calls over 5 ms": _too_slow,
+        "seconds in which a walk was seen": lambda those: f"{sum(r.walked for r in those)} of {sum(r.seconds for r in those)}",
+        "walks given up": lambda those: f"{sum(r.void for r in those)}",
+        "open after s, at most": lambda those: f"{max(r.open_s for r in those):.2f}",
+    }  # fmt: skip
+    rows += [[name, show(without), show(walking), ""] for name, show in shown.items()]
+    head = [f"{engine}, a walk in {interval_s / 2:.0f} s", "without", "with a walk", "ratio"]
+    return markdown(head, rows) + "\n"
+
+
+def _asked(rounds: list[Round], command: str) -> str:
+    a_second = statistics.median(one.a_second(command) for one in rounds)
+    return f"{a_second:.1f}, {statistics.median(one.asked[command][1] for one in rounds):.0f}"
+
+
+def _slowest(rounds: list[Round], command: str) -> str:
+    """Only what took longer than a millisecond is known one by one."""
+    slow = [us for one in rounds for us in one.slow.get(command, [])]
+    return f"{max(slow) / 1000:.1f}" if slow else "below 1"
+
+
+def _too_slow(rounds: list[Round]) -> str:
+    found: dict[str, list[int]] = defaultdict(list)
+    for one in rounds:
+        for command, took_us in one.slow.items():
+            found[command] += [us for us in took_us if us > TOO_SLOW_US]
+    return (
+        ", ".join(
+            f"{name} {len(us)} (to {max(us) / 1000:.0f} ms)"
+            for name, us in sorted(found.items())
+            if us
+        )
+        or "none"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
