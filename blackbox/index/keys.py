@@ -10,6 +10,9 @@ PREFIX = "blackbox:"
 SENTINEL = b"~"
 """A member of `due` at +inf, no request: without it the key was lost, however few are pending."""
 
+NOBODYS = b"\xff"
+"""A field of `ids`, no caller's id as it is no UTF-8: without it the key was lost, whoever has one now."""
+
 
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""

@@ -32,7 +32,7 @@ from blackbox.ended import Ended
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import SENTINEL, Keys, set_ex_template, zadd
+from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
 from blackbox.plan import Binding, Due, Gap, Kept, Labels, Named, Plan, PutOff, Touched, View
@@ -52,6 +52,9 @@ _CHUNK = 1000
 _WHY_ALONE = (
     "is maxmemory-policy noeviction, or did somebody delete it? Rebuilding from the journals"
 )
+_KEPT_APART = (b"named", b"cold")
+"""Of the state: whether there ever was a caller id, and how many requests are cold: keys of their own tell which."""
+
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
@@ -106,19 +109,20 @@ class ShardIndex:
             b"group",
             b"rebuild",
             b"mark",
+            *_KEPT_APART,
         )
-        look = [*self._read_labels(*names), pack("ZSCORE", self._keys.due, SENTINEL)]
+        look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
-            state, receipts, sentinel = self._session.run(look, 3)
+            state, receipts, last, *there = self._session.run([*look, *self._look_apart()], 5)
             found = labels_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark = state[3:]
+        *bound, rebuild, mark, named, cold = state[3:]
         return Kept(
             found,
-            is_whole=sentinel is not None,
+            is_whole=self._lost(last, (named, cold), there) is None,
             is_rebuilding=rebuild is not None,
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
@@ -340,7 +344,7 @@ class ShardIndex:
         """
         due = self._keys.due
         with self._lock:
-            state, ready, after, first, last, pending, paused = self._consistent(
+            state, ready, after, first, last, pending, paused, *there = self._consistent(
                 [
                     pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
                     pack("ZRANGE", due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
@@ -348,13 +352,14 @@ class ShardIndex:
                     pack("ZRANGE", due, -1, -1),
                     pack("ZCARD", due),
                     pack("HKEYS", self._keys.paused),
+                    *self._look_apart(),
                 ]
             )  # fmt: skip
-            if last != [SENTINEL]:
+            if (lost := self._lost(last, state[3:], there)) is not None:
                 raise LabelsMoved(
-                    f"{self.shard}: Redis lost the key {due.decode()} alone; {_WHY_ALONE}"
+                    f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
-            stored = self._payloads(ready, int(state[-1] or 0))
+            stored = self._payloads(ready, int(state[2] or 0))
             return Due(
                 entries=[
                     (offset, payload)
@@ -589,7 +594,8 @@ class ShardIndex:
         hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
         for chunk in _chunks(hot):
             yield zadd(self._keys.moved, chunk)
-        yield self._write_requests(end, b"largest", largest)
+        names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
+        yield self._write_requests(end, b"largest", largest, *names)
         if isinstance(view.skipped, Bits):
             used = range(view.labels.requests // SEGMENT, end // SEGMENT)
             for segments in _chunks(list(used)):
@@ -750,9 +756,25 @@ class ShardIndex:
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
             flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
-            yield pack("HSET", self._keys.ids, *flat)
+            yield pack("HSET", self._keys.ids, *flat, NOBODYS, b"")
         for freed in _chunks([c for c, offset in holders.items() if offset is None]):
             yield pack("HDEL", self._keys.ids, *freed)
+
+    def _look_apart(self) -> list[bytes]:
+        return [pack("EXISTS", self._keys.ids), pack("EXISTS", self._keys.cold)]
+
+    def _lost(
+        self, last: list[bytes], expected: Sequence[bytes | None], there: Sequence[int]
+    ) -> bytes | None:
+        """The key of the index that is not there though the others say that it should be."""
+        if last != [SENTINEL]:
+            return self._keys.due
+        for key, is_expected, exists in zip(
+            (self._keys.ids, self._keys.cold), expected, there, strict=True
+        ):
+            if int(is_expected or 0) > 0 and not exists:
+                return key
+        return None
 
     def _empty(self) -> bytes:
         """Without the payloads: those that are asked for again are written again, others expire."""
@@ -812,7 +834,7 @@ class ShardIndex:
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
-        labels = self._read_labels(b"largest")
+        labels = self._read_labels(b"largest", *_KEPT_APART)
         while True:
             state, label, *replies, state_after, label_after = self._session.run(
                 [*labels, *commands, *labels], len(commands) + 4

@@ -77,16 +77,17 @@ class Walk:
         receipts, *others = self._about()
         known = [
             pack("HGETALL", keys.skip),
-            pack("HMGET", keys.state, "told", "judged", "mark", "known_from"),
+            pack("HMGET", keys.state, "told", "judged", "mark", "known_from", "cold"),
             pack("ZRANGE", keys.early, -1, -1),
         ]
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
-        found, skipped, (*told, mark, known_from), early, *about, segments = self._session.run(
-            look, 7
-        )
+        found, skipped, state, early, *about, segments = self._session.run(look, 7)
+        *told, mark, known_from, cold = state
         self.labels = self._check(found, *about)
         self._check_known(skipped, told, early)
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
+        if int(cold or 0) > 0 and not segments:
+            raise WalkVoid(f"{self._shard}: Redis lost the key {keys.cold.decode()} alone")
         if segments:
             first = min(map(int, segments))
             bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()], 4)

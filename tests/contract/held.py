@@ -11,6 +11,7 @@ import redis
 from blackbox import entry as entries
 from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT
+from blackbox.index.keys import NOBODYS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import touched_by
 from blackbox.plan import Change, Labels, Plan, resolve
@@ -62,7 +63,9 @@ def held(client: redis.Redis) -> Held:
         due=[(int(score), int(name, 16)) for name, score in due],
         payloads={int(name.rpartition(b":")[2], 16): raw.get(name) for name in names},
         holders={
-            name.decode(): int(value, 16) for name, value in raw.hgetall(PREFIX + "ids").items()
+            name.decode(): int(value, 16)
+            for name, value in raw.hgetall(PREFIX + "ids").items()
+            if name != NOBODYS
         },
         skip=_skipped(raw),
     )

@@ -380,11 +380,21 @@ BUGS = (
     Bug(
         "sentinel-not-checked",
         "nobody notices that the due times were lost alone",
-        (
-            Change("index/shard_index.py", "if last != [SENTINEL]:", "if False:"),
-            Change("index/shard_index.py", "is_whole=sentinel is not None", "is_whole=True"),
-        ),
+        (Change("index/shard_index.py", "        if last != [SENTINEL]:", "        if False:"),),
         ("due times deleted alone",),
+    ),
+    Bug(
+        "cold-marks-not-checked",
+        "nobody notices that the marks of the cold tier were lost alone",
+        (
+            Change(
+                "index/shard_index.py",
+                "if int(is_expected or 0) > 0 and not exists:",
+                "if key == self._keys.ids and int(is_expected or 0) > 0 and not exists:",
+            ),
+            Change("index/walk.py", "if int(cold or 0) > 0 and not segments:", "if False:"),
+        ),
+        (),
     ),
     Bug(
         "emptied-unseen",

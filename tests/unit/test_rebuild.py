@@ -445,21 +445,27 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
         late.apply(Batch(2, 4, kept[2:]), NOW_MS, Opening(frozenset()))  # type: ignore[arg-type]
 
 
-def test_due_times_that_are_lost_alone_are_noticed_and_the_index_is_rebuilt(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("key", ["due", "ids", "cold"])
+def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    caplog: pytest.LogCaptureFixture, key: str,
 ) -> None:  # fmt: skip
-    asked(request(), request("a"), request())
+    asked(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
     journal.append(delivered(0))
+    intake = Intake(journal.contract, empty_index, 500)
+    recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
     recovery.open()
-    client.delete(PREFIX + "due")
+    before = held(client)
+    client.delete(PREFIX + key)
 
-    with pytest.raises(LabelsMoved, match=r"Redis lost the key .*due alone"):
+    with pytest.raises(LabelsMoved, match=rf"Redis lost the key .*{key} alone"):
         empty_index.due(NOW_MS, 10)
     with caplog.at_level(logging.ERROR):
         recovery.open()
 
-    assert (held(client).offsets(), held(client).holders) == ([1, 2], {"a": 1})
+    after = held(client)
+    assert (after.offsets(), after.holders) == (before.offsets(), before.holders)
+    assert client.exists(PREFIX + "cold")
     assert "Redis lost a key of the index alone: is maxmemory-policy noeviction" in caplog.text
 
 
