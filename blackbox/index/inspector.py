@@ -169,7 +169,7 @@ class Inspector:
     def is_ended(self, shard: Shard, origin: int) -> bool:
         """Whether a cancel by its id has ended this request of the cold tier, which stays until it is written again."""
         keys = Keys(shard)
-        (score,) = self._together(keys, ("ZSCORE", keys.ended, member(origin)))
+        (score,) = self._clients.together(("ZSCORE", keys.ended, member(origin)))
         return score is not None
 
     def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
