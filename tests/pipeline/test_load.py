@@ -379,7 +379,7 @@ def type_load(
 ) -> Callable[..., Answer]:
     """Runs the command in this process, on the shared session."""
     monkeypatch.setattr(
-        import_module("blackbox.cli.load"), "_spark", lambda settings: nullcontext(spark)
+        import_module("blackbox.cli.load"), "started", lambda settings: nullcontext(spark)
     )
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     topic = hold.world.requests
