@@ -50,10 +50,10 @@ class Caretaker:
         self._trimmer = Trimmer(access, int(retention_s * 1000))
         self._ids = TopicIds(access)
         self._stopping = Event()
-        self._thread = Thread(target=self._run, name="caretaker", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        for work in (self._run, self._watch_bindings):
+            Thread(target=work, name="caretaker", daemon=True).start()
 
     def stop(self) -> None:
         """End soon; a walk under way is forgotten."""
@@ -61,7 +61,7 @@ class Caretaker:
 
     def _run(self) -> None:
         wait_s = min(FIRST_S, self._interval_s)
-        while not self._wait(wait_s):
+        while not self._stopping.wait(wait_s):
             began = time.monotonic()
             for owner in self._owners():
                 if self._stopping.is_set():
@@ -69,17 +69,13 @@ class Caretaker:
                 self._look_after(owner)
             wait_s = max(1.0, began + self._interval_s - time.monotonic())
 
-    def _wait(self, wait_s: float) -> bool:
-        """Look now and again whether topics are still the same; whether to end."""
-        deadline = time.monotonic() + wait_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if self._stopping.wait(min(left_s, BINDING_S)):
-                return True
+    def _watch_bindings(self) -> None:
+        """In a thread of its own, as a walk takes minutes."""
+        while not self._stopping.wait(BINDING_S):
             try:
                 self._check_bindings()
             except Exception:
                 logger.exception("asking for the ids of topics failed; again later")
-        return self._stopping.is_set()
 
     def _check_bindings(self) -> None:
         """A topic that is created again may have passed the position of its index before anybody reads it."""
@@ -92,12 +88,18 @@ class Caretaker:
                 owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
 
     def _look_after(self, owner: Owner) -> None:
+        binding = owner.binding
         try:
             mark = owner.find_low_water(self._walked_for(), self._stopping)
-            if mark is None or self._stopping.is_set():
+            if mark is None or binding is None or self._stopping.is_set():
                 return
             now_ms = self._clock.earliest_ms()
             with closing(ShardJournal(owner.shard, self._access)) as journal:
+                if (
+                    journal.binding(binding.group) != binding
+                ):  # another's records are not ours to remove
+                    owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+                    return
                 written_ms = journal.written_ms(mark.requests)
             self._metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)

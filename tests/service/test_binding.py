@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,7 +15,14 @@ import redis
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from blackbox.caretaker import Caretaker
+from blackbox.clock import Clock
+from blackbox.connect import kafka
+from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
+from blackbox.metrics import Metrics
+from blackbox.receipt import Mark
+from blackbox.request import Shard
 from tests.service.test_low_water import keep, starts
 from tests.world import ServiceProcess, World, until
 
@@ -27,10 +36,19 @@ def admin(world: World) -> AdminClient:
 
 
 def create_again(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
+    delete(world, topic)
+    until("its service misses it", lambda: service.get("/readyz")[0] == 503)
+    make(world, topic, partitions)
+
+
+def delete(world: World, topic: str) -> None:
     asked = admin(world)
     for answer in asked.delete_topics([topic]).values():
         answer.result()
-    until("its service misses it", lambda: service.get("/readyz")[0] == 503)
+
+
+def make(world: World, topic: str, partitions: int) -> None:
+    asked = admin(world)
 
     def made() -> bool:
         new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
@@ -115,6 +133,44 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     until("the old ones wait", lambda: pending(world, client) == again)
     delivered_before = sorted(before)[:200]
     assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
+
+
+def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world: World) -> None:
+    keep(world, world.requests, retention_ms=-1)
+    access, shard = kafka(world.settings()), Shard(world.requests, 0)
+    service = world.start_service().wait_ready()  # makes the receipts
+    service.stop()
+    doubts: list[str] = []
+    walks: list[float] = []
+
+    class Walking:
+        """The owner of a shard whose topic is created again while it walks."""
+
+        def __init__(self) -> None:
+            self.shard = shard
+            with closing(ShardJournal(shard, access)) as journal:
+                self.binding = journal.binding(world.name)
+
+        def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
+            walks.append(walk_s)
+            if len(walks) > 1:
+                return None
+            delete(world, world.requests)
+            make(world, world.requests, world.partitions)
+            keep(world, world.requests, retention_ms=-1)
+            world.ask(100, within_s=3600, partition=0)
+            return Mark(100, 0)
+
+        def doubt(self, reason: Exception) -> None:
+            doubts.append(str(reason))
+
+    owners: list[Any] = [Walking()]
+    caretaker = Caretaker(access, Metrics(), Clock(), lambda: owners, interval_s=1, retention_s=0)
+    caretaker.start()
+    until("it walks again", lambda: len(walks) > 1)
+    caretaker.stop()
+    assert "created again" in doubts[0]
+    assert starts(world, world.requests)[0] == 0
 
 
 def bodies(world: World) -> list[str]:
