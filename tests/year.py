@@ -211,6 +211,11 @@ class PastYear(Year):
             known.bootstrap_servers, known.group_id, known.settings, lambda: self.written_ms
         )
 
+    def ask_in(self, body: str, countdown_s: int, *, id: str | None = None) -> None:
+        request: dict[str, object] = {"topic": self.world.targets[0], "message": body}
+        named = {"id": id} if id else {}
+        self._send(request | {"countdown": countdown_s} | named, 0)
+
     def live(self, now_ms: int) -> list[Promoted]:
         """What a service does at that time: promote and renew, deliver, and trim behind itself."""
         self.written_ms = now_ms

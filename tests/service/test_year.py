@@ -12,11 +12,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
 import pytest
 
-from blackbox.cold import carried, carry_of
+from blackbox.cold import HEADER
 from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
-from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.partition_reader import PartitionReader
 from tests.conftest import missing
 from tests.world import World, each_of
 from tests.year import DAY_MS, HOUR_MS, PAST, Held, PastYear, past_broker
@@ -77,11 +78,13 @@ class Books:
         self._count_renewals(max(before, requests.start), requests.end)
 
     def _count_renewals(self, start: int, end: int) -> None:
-        with closing(ShardJournal(self.year.shards[0], self.year.access)) as journal:
-            for batch in journal.requests(start, end):
-                for record in batch.records:
-                    if carried(record.headers) and (carry := carry_of(record)).is_cold:
-                        self.renewals[carry.origin] += 1
+        with closing(PartitionReader(self.year.access)) as reader:
+            for messages, _ in reader.read(*self.year.shards[0], start, end):
+                for message in messages:
+                    for name, value in message.headers() or []:
+                        assert name == HEADER
+                        _, origin, _, is_cold = orjson.loads(value or b"")
+                        self.renewals[origin] += is_cold
 
     def written_since(self, held: list[Held], step: int, since_ms: int) -> int:
         """How many records were written since some time before a step."""
@@ -98,10 +101,11 @@ def test_requests_due_over_a_year_come_out_once_each_and_the_journals_keep_littl
 ) -> None:
     began = time.monotonic()
     dice = random.Random(7)
-    dues = [year.began_ms + dice.randrange(DAYS * DAY_MS) for _ in range(REQUESTS)]
-    for number, due_ms in enumerate(dues):
+    countdowns_s = [dice.randrange(DAYS * DAY_MS // 1000) for _ in range(REQUESTS)]
+    for number, countdown_s in enumerate(countdowns_s):
         id = f"order-{number}" if number % 20 == 0 else None
-        year.ask(f"{number:08d}", due_ms, id=id)
+        year.ask_in(f"{number:08d}", countdown_s, id=id)
+    dues = [year.began_ms + 1000 * countdown_s for countdown_s in countdowns_s]
     steps = -(-DAYS * DAY_MS // STEP_MS)
     emptied = {step * steps // (EMPTIED + 1) for step in range(1, EMPTIED + 1)}
 
