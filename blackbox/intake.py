@@ -22,6 +22,7 @@ from blackbox.plan import (
     Cold,
     Plan,
     Replacement,
+    Tail,
     Touched,
     View,
     resolve,
@@ -103,6 +104,7 @@ class Parsed(NamedTuple):
     rules: Rules | None = None
     refused: Mapping[int, Change] = {}
     asked: Sequence[Asked] = ()
+    tail: Tail | None = None
 
 
 class Intake:
@@ -162,6 +164,7 @@ class Intake:
             if over is None:
                 over = self._over_quota(parsed, view)
             plan = resolve(_judged(parsed, over, view.judged), view)
+            plan.tail = parsed.tail
             if rules is not None and rules.counted:
                 plan.counted = rules.counted_of(plan.puts)
             return plan
@@ -260,7 +263,8 @@ def parse(
             elif rule.has_quota and ended is None and not _is_next(asked, record):
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
-    return Parsed(batch.start, batch.end, changes, rules, refused, counted)
+    tail = Tail.of(batch.records[-1]) if batch.records else None
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail)
 
 
 def _outcome_unknown(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blackbox.doubt import ForeignIndex
-from blackbox.plan import Binding, Bounds, Labels
+from blackbox.plan import Binding, Bounds, Labels, Tail
 from blackbox.ports import Journal
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
@@ -73,6 +73,23 @@ def shortened(shard: Shard, known: Labels, ends: Labels) -> Shortened:
         "the topics are the same: Kafka lost records (an unclean leader election?). Deliver what Redis "
         f"still has of them with blackbox rebind {shard.topic} --pending deliver"
     )
+
+
+def replaced(shard: Shard, tail: Tail) -> Shortened:
+    """The refusal for a journal that was cut off and written on since."""
+    return Shortened(
+        f"{shard}: the record at {tail.offset} is not the one that was read there, though the topic is the "
+        "same: Kafka lost records, and callers wrote others in their places (an unclean leader election?). "
+        f"Deliver what Redis still has of the lost ones with blackbox rebind {shard.topic} --pending deliver"
+    )
+
+
+def is_another(journal: Journal, tail: Tail | None) -> bool:
+    """Whether Kafka has another record where the last one was read."""
+    if tail is None or tail.offset < journal.request_bounds().start:
+        return False
+    found = journal.record(tail.offset)
+    return found is not None and Tail.of(found) != tail
 
 
 def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:

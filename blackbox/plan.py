@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from zlib import crc32
 
 from blackbox.entry import Entry
 from blackbox.receipt import Mark
@@ -37,11 +38,24 @@ class Binding(NamedTuple):
     group: str
 
 
+class Tail(NamedTuple):
+    """A record that was read, to be known again: Kafka may have lost it and put another there."""
+
+    offset: int
+    timestamp_ms: int
+    checksum: int
+
+    @classmethod
+    def of(cls, record: Record) -> Tail:
+        return cls(record.offset, record.timestamp_ms, crc32(record.value or b""))
+
+
 class Kept(NamedTuple):
     """What an index says of itself when it is opened.
 
     `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
-    who did so was interrupted. `mark` is the last low-water mark that its owner wrote.
+    who did so was interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last
+    request record that was read.
     """
 
     labels: Labels
@@ -49,6 +63,7 @@ class Kept(NamedTuple):
     is_rebuilding: bool = False
     binding: Binding | None = None
     mark: Mark | None = None
+    tail: Tail | None = None
 
 
 class Batch(NamedTuple):
@@ -207,7 +222,7 @@ class Plan:
     come from there, into the index or as another record. `ignored` are conditional records (carried
     ones, and replacements by id) that did not count. `counted` are the puts, (due time, offset), of
     the callers whose pending requests are counted. `moved` are requests that come into the index as
-    another record than the one of their ids; `ended` as in a View.
+    another record than the one of their ids; `ended` as in a View. `tail` is the batch's last record.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -222,6 +237,7 @@ class Plan:
     counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
+    tail: Tail | None = None
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:

@@ -14,7 +14,7 @@ from blackbox.barrier import commit_barrier
 from blackbox.doubt import Doubt, ForeignIndex, IndexFull
 from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
-from blackbox.marks import newest_mark, recreated, shortened
+from blackbox.marks import is_another, newest_mark, recreated, replaced, shortened
 from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
 from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
@@ -127,6 +127,8 @@ class Recovery:
         if kept.binding is not None:
             self._check_binding(kept.binding, binding)
         self._check_ahead(kept.labels, requests, receipts)
+        if kept.tail is not None and is_another(self.journal, kept.tail):
+            raise replaced(self.shard, kept.tail)
         is_behind = kept.labels.requests < requests.start or kept.labels.receipts < receipts.start
         if not kept.is_whole:
             logger.error(
@@ -187,6 +189,15 @@ class Recovery:
                 logger.error(
                     "%s: receipts begin at %d, and no low-water mark is known: requests that may "
                     "have been delivered before become dead letters", self.shard, receipts.start,
+                )  # fmt: skip
+            elif (
+                receipts.end == 0 and (read := self.journal.committed(self.group)) > requests.start
+            ):
+                unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
+                logger.error(
+                    "%s: the group %s has read requests up to %d, and %s.receipts is empty: it was "
+                    "deleted, or not copied along. What is due by now may have been delivered, and "
+                    "becomes dead letters", self.shard, self.group, read, self.shard.topic,
                 )  # fmt: skip
         else:
             labels, told = Labels(max(mark.requests, requests.start), mark.receipts), found.read

@@ -60,6 +60,7 @@ class FakeJournal:
     interlopers: list[Receipt] = field(default_factory=list)
     contract: FakeFormat = field(default_factory=FakeFormat)
     topic_id: str = "topic"
+    read_before: int = 0
 
     def request_bounds(self) -> Bounds:
         return Bounds(self.first_request, len(self.request_records))
@@ -69,6 +70,9 @@ class FakeJournal:
 
     def binding(self, group: str) -> Binding:
         return Binding("cluster", self.topic_id, "receipts", group)
+
+    def committed(self, group: str) -> int:
+        return self.read_before
 
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
         self.calls.append(f"receipts {start} to {end}")

@@ -345,8 +345,9 @@ class World:
         acknowledged: Callable[[KafkaError | None, Message], None] = _must_be_there,
         *,
         key: bytes | None = None,
+        timestamp_ms: int = 0,
     ) -> None:
-        """Put a record into the request topic, whatever it is."""
+        """Put a record into the request topic, whatever it is; 0: it is written now."""
         place: dict[str, Any] = {} if partition is None else {"partition": partition}
         while True:
             try:
@@ -356,6 +357,7 @@ class World:
                     key,
                     headers=list(headers),
                     on_delivery=acknowledged,
+                    timestamp=timestamp_ms,
                     **place,
                 )
             except BufferError:

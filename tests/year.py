@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import redis
-from confluent_kafka import Message
+from confluent_kafka import OFFSET_END, Consumer, Message, Producer, TopicPartition
 
 from blackbox.connect import formats, kafka
 from blackbox.dispatch import Dispatch
@@ -20,13 +24,18 @@ from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
-from blackbox.journal.topics import OwnTopics
+from blackbox.journal.topics import OwnTopics, receipts_topic
+from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
+from blackbox.low_water import LowWater
 from blackbox.promoter import Promoter
-from blackbox.recovery import Recovery
-from blackbox.request import Shard
+from blackbox.promotion import Promoted
+from blackbox.recovery import Recovered, Recovery
+from blackbox.request import Headers, Shard
 from blackbox.sorting import Sorting
 from tests.world import World, each_of, read_all, until
 
@@ -41,9 +50,16 @@ DAY_MS = 24 * HOUR_MS
 class Year:
     """A world whose clock the test turns: its shards are opened, filled and emptied at any time."""
 
-    def __init__(self, world: World, horizon_s: int = HORIZON_S) -> None:
+    written_ms = 0
+    """When requests are asked; 0: when they are."""
+
+    def __init__(
+        self, world: World, horizon_s: int = HORIZON_S, renew_after_s: int | None = YEARS_S
+    ) -> None:
         self.world = world
-        kept = {"hot_horizon_s": horizon_s, "renew_after_s": YEARS_S}
+        kept = {"hot_horizon_s": horizon_s}
+        if renew_after_s is not None:
+            kept["renew_after_s"] = renew_after_s
         self.environment = world.environment(**kept)
         self.settings = world.settings(**kept)
         self.access = kafka(self.settings)
@@ -68,10 +84,14 @@ class Year:
     ) -> None:
         request: dict[str, object] = {"topic": self.world.targets[0], "message": body, "at": due_ms}
         named = {"id": id} if id else {}
-        self.world.send_raw(json.dumps(request | named | more), [], partition)
+        self._send(request | named | more, partition)
 
     def cancel(self, id: str, partition: int = 0) -> None:
-        self.world.send_raw(json.dumps({"id": id, "cancel": True}), [], partition)
+        self._send({"id": id, "cancel": True}, partition)
+
+    def _send(self, request: dict[str, object], partition: int) -> None:
+        value = json.dumps(request)
+        self.world.send_raw(value, [], partition, timestamp_ms=self.written_ms)
 
     def pass_to(self, now_ms: int) -> None:
         """Open every shard at that time and deliver all that is due."""
@@ -87,7 +107,7 @@ class Year:
         writer = Writer(shard, self.access, exactly_once=True)
         intake = Intake(formats(self.settings)[shard.topic], index, self.settings.horizon_ms)
         try:
-            Recovery(
+            recovered = Recovery(
                 shard=shard,
                 group=self.settings.group_id,
                 index=index,
@@ -109,17 +129,27 @@ class Year:
             dispatch = Dispatch(index, writer, sorting)
             while dispatch.tick(now_ms).is_full:
                 pass
+            self._look_after(shard, index, writer, recovered, now_ms)
         finally:
             for part in (index, journal, writer, uncommitted):
                 part.close()
             connections.disconnect()
 
+    def _look_after(
+        self, shard: Shard, index: ShardIndex, writer: Writer, recovered: Recovered, now_ms: int
+    ) -> None:
+        """What is done beside delivering: nothing."""
+
     def promote(self, now_ms: int) -> int:
         """How many came near."""
+        return sum(done.near for done in self.promoted(now_ms))
+
+    def promoted(self, now_ms: int) -> list[Promoted]:
+        """What promotion did in each shard."""
         self.world.flush()
         promoter = Promoter(self.settings, self.access)
         try:
-            return sum(promoter.promote(shard, now_ms).near for shard in self.shards)
+            return [promoter.promote(shard, now_ms) for shard in self.shards]
         finally:
             promoter.close()
 
@@ -163,3 +193,185 @@ class Year:
 
     def messages(self, topic: str | None = None) -> list[Message]:
         return read_all(self.world.kafka.bootstrap_servers, topic or self.world.targets[0])
+
+
+class PastYear(Year):
+    """A year that ends now: the ages of records are those of its clock, and its journals are trimmed.
+
+    It must be past, as brokers refuse timestamps of the future. It has the product's own horizon, age
+    of renewal and retention; the world's broker and topics are those of `past_broker` and `PAST`.
+    """
+
+    def __init__(self, world: World, days: int) -> None:
+        super().__init__(world, DAY_MS // 1000, renew_after_s=None)
+        self.began_ms -= days * DAY_MS
+        self.written_ms = self.began_ms
+        known = self.access
+        self.access = _PastAccess(
+            known.bootstrap_servers, known.group_id, known.settings, lambda: self.written_ms
+        )
+
+    def ask_in(self, body: str, countdown_s: int, *, id: str | None = None) -> None:
+        request: dict[str, object] = {"topic": self.world.targets[0], "message": body}
+        named = {"id": id} if id else {}
+        self._send(request | {"countdown": countdown_s} | named, 0)
+
+    def live(self, now_ms: int) -> list[Promoted]:
+        """What a service does at that time: promote and renew, deliver, and trim behind itself."""
+        self.written_ms = now_ms
+        promoted = self.promoted(now_ms)
+        self.pass_to(now_ms)
+        return promoted
+
+    def live_without_redis(self, now_ms: int) -> list[Promoted]:
+        """The same after Redis lost everything."""
+        self.forget()
+        self.written_ms = now_ms
+        self.pass_to(now_ms)
+        return self.live(now_ms)
+
+    def _look_after(
+        self, shard: Shard, index: ShardIndex, writer: Writer, recovered: Recovered, now_ms: int
+    ) -> None:
+        """As the caretaker does, without its pauses."""
+        topic_id = recovered.binding.topic_id
+        low_water = LowWater(shard, index, writer, lambda: now_ms, topic_id, recovered.mark)
+        with closing(index.walk()) as walk:
+            while walk.slice():
+                pass
+            mark = low_water.write(walk.labels, walk.lowest)
+        Trimmer(self.access, self.settings.retention_s * 1000).trim(shard, mark, now_ms)
+
+    def journals(self, shard: int = 0) -> tuple[Held, Held]:
+        """What Kafka holds of the requests of a shard, and of its receipts."""
+        journal = ShardJournal(self.shards[shard], self.access)
+        try:
+            bounds = journal.request_bounds(), journal.receipt_bounds()
+        finally:
+            journal.close()
+        topics = self.world.requests, receipts_topic(self.world.requests)
+        folders = [
+            self.world.kafka.folder / "data" / f"{topic}-{self.shards[shard].partition}"
+            for topic in topics
+        ]
+        requests, receipts = (
+            Held(start, end, _bytes_in(folder))
+            for (start, end), folder in zip(bounds, folders, strict=True)
+        )
+        return requests, receipts
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Offsets from `start` to `end` - 1, in so many bytes on disk."""
+
+    start: int
+    end: int
+    bytes: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of the segments that are not removed yet: what Kafka itself tells of its log directories."""
+    found = 0
+    for segment in folder.glob("*.log"):
+        with suppress(FileNotFoundError):  # removed between the two looks
+            found += segment.stat().st_size
+    return found
+
+
+PAST = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
+"""Of the request topic of a past year."""
+
+
+def past_broker(segment_bytes: int) -> dict[str, str]:
+    """Settings of a broker that removes at once what was trimmed, and nothing for its age."""
+    return {
+        "log.segment.bytes": str(segment_bytes),
+        "log.retention.ms": "-1",
+        "log.retention.check.interval.ms": "200",
+        "log.initial.task.delay.ms": "0",
+        "log.segment.delete.delay.ms": "0",
+        # Or it would forget producers whose last record is of long ago, and fence nobody.
+        "producer.id.expiration.check.interval.ms": str(24 * DAY_MS),
+    }
+
+
+@dataclass(frozen=True)
+class _PastAccess(KafkaAccess):
+    """Clients that write at another time than now."""
+
+    now_ms: Callable[[], int] = lambda: 0
+
+    def producer(self, transactional_id: str | None, *, in_flight: int = 1) -> Producer:
+        producer = super().producer(transactional_id, in_flight=in_flight)
+        return cast(Producer, _PastProducer(producer, self.now_ms))
+
+    def consumer(self, **own: Any) -> Consumer:
+        plain = KafkaAccess(self.bootstrap_servers, self.group_id, self.settings)
+        return cast(Consumer, _PastConsumer(plain.consumer(**own), plain))
+
+
+class _PastProducer:
+    """Stamps what it writes."""
+
+    def __init__(self, producer: Producer, now_ms: Callable[[], int]) -> None:
+        self._producer = producer
+        self._now_ms = now_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | str | None = None,
+        partition: int = -1,
+        on_delivery: Callable[..., None] | None = None,
+        callback: None = None,
+        timestamp: int = 0,
+        headers: Headers | None = None,
+    ) -> None:
+        stamp_ms = timestamp or self._now_ms()
+        self._producer.produce(
+            topic,
+            value,
+            key,
+            partition,
+            on_delivery,
+            callback,
+            stamp_ms,
+            headers,  # type: ignore[arg-type]
+        )
+
+
+class _PastConsumer:
+    """Knows times by records alone: brokers stamp the ends of transactions with their own clock."""
+
+    def __init__(self, consumer: Consumer, access: KafkaAccess) -> None:
+        self._consumer = consumer
+        self._access = access
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def offsets_for_times(
+        self, asked: Sequence[TopicPartition], timeout: float
+    ) -> list[TopicPartition]:
+        with closing(PartitionReader(self._access)) as reader:
+            return [
+                TopicPartition(at.topic, at.partition, self._first_since(reader, at))
+                for at in asked
+            ]
+
+    def _first_since(self, reader: PartitionReader, at: TopicPartition) -> int:
+        bounds = reader.bounds(at.topic, at.partition)
+        for messages, _ in reader.read(at.topic, at.partition, *bounds):
+            for message in messages:
+                if message.timestamp()[1] >= at.offset:
+                    return message.offset() or 0
+        return OFFSET_END

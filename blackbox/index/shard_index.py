@@ -35,7 +35,19 @@ from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
-from blackbox.plan import Binding, Due, Gap, Kept, Labels, Named, Plan, PutOff, Touched, View
+from blackbox.plan import (
+    Binding,
+    Due,
+    Gap,
+    Kept,
+    Labels,
+    Named,
+    Plan,
+    PutOff,
+    Tail,
+    Touched,
+    View,
+)
 from blackbox.receipt import Mark
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
@@ -109,6 +121,7 @@ class ShardIndex:
             b"group",
             b"rebuild",
             b"mark",
+            b"tail",
             *_KEPT_APART,
         )
         look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
@@ -119,13 +132,14 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark, named, cold = state[3:]
+        *bound, rebuild, mark, tail, named, cold = state[3:]
         return Kept(
             found,
             is_whole=self._lost(last, (named, cold), there) is None,
             is_rebuilding=rebuild is not None,
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
+            tail=None if tail is None else Tail(*orjson.loads(tail)),
         )
 
     def begin(
@@ -195,7 +209,7 @@ class ShardIndex:
             ]
             if first < self.labels.requests:
                 changes += [
-                    pack("HDEL", keys.state, "mark"),
+                    pack("HDEL", keys.state, "mark", "tail"),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
                     pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
@@ -595,7 +609,8 @@ class ShardIndex:
         for chunk in _chunks(hot):
             yield zadd(self._keys.moved, chunk)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
-        yield self._write_requests(end, b"largest", largest, *names)
+        tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
+        yield self._write_requests(end, b"largest", largest, *names, *tail)
         if isinstance(view.skipped, Bits):
             used = range(view.labels.requests // SEGMENT, end // SEGMENT)
             for segments in _chunks(list(used)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -107,6 +108,18 @@ class PartitionReader:
         except KafkaException as error:
             raise self._doubt(error, asked, f"{asked}: cannot ask for its topic id") from error
         return Binding(cluster or "", ids[topic], ids[receipts], group)
+
+    def committed(self, topic: str, partition: int, group: str) -> int:
+        """The offset that a consumer group has committed, 0 if there is none."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        try:
+            answers = self._clients_admin().list_consumer_group_offsets([asked])
+            [found] = answers[group].result(REQUEST_TIMEOUT_S).topic_partitions
+        except KafkaException as error:
+            raise self._doubt(
+                error, topic, f"{topic}/{partition}: cannot ask what the group {group} has read"
+            ) from error
+        return max(0, int(found.offset))
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""

@@ -95,6 +95,10 @@ class ShardJournal:
         """The cluster, and the topics as they are now: one that is created again has another id."""
         return self._reader.binding(self._shard.topic, self._receipts_topic, group)
 
+    def committed(self, group: str) -> int:
+        """Up to where the group has said that it read requests; 0 when it never did, or Kafka forgot it."""
+        return self._reader.committed(*self._shard, group)
+
     def written_ms(self, offset: int) -> int | None:
         """When the first record at this offset or behind it was written, epoch ms."""
         bounds = self.request_bounds()

@@ -18,6 +18,7 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import OLDER, ShardIndex
 from blackbox.intake import Intake, Opening, Taken
+from blackbox.marks import Shortened
 from blackbox.plan import Batch, Binding, Labels
 from blackbox.receipt import Mark, Receipt
 from blackbox.recovery import CLOCKS_APART_MS, Recovery
@@ -467,6 +468,38 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     assert (after.offsets(), after.holders) == (before.offsets(), before.holders)
     assert client.exists(PREFIX + "cold")
     assert "Redis lost a key of the index alone: is maxmemory-policy noeviction" in caplog.text
+
+
+@pytest.mark.parametrize(("read", "is_known"), [(0, True), (3, False)])
+def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_letters(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked(request(), request(), request(due_ms=NOW_MS + 2 * CLOCKS_APART_MS))
+    journal.read_before = read
+
+    recovery.open()
+
+    due = None if is_known else "outcome-unknown"
+    assert reasons(client) == {0: due, 1: due, 2: None}
+    assert ("TB.receipts is empty" in caplog.text) is not is_known
+
+
+def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    recovery.open()
+    before = held(client)
+    recovery.open()
+    journal.request_records[1:] = []
+    asked(request(), request(), at_ms=5)
+    before = held(client)
+
+    with pytest.raises(Shortened, match=r"the record at 1 .* blackbox rebind TB --pending deliver"):
+        recovery.open()
+
+    assert held(client) == before
 
 
 # a full Redis
