@@ -188,7 +188,9 @@ class Owners:
 
         def confirm() -> None:
             kept = index.load()
-            self._confirm(shard, kept.labels.requests if kept is not None else 0)
+            known = None if kept is None else kept.labels.requests
+            # Not 0 for a lost index: what was read before tells whether receipts are missing.
+            self._confirm(shard, journal.committed(settings.group_id) if known is None else known)
 
         recovery = Recovery(
             shard=shard,

@@ -238,6 +238,38 @@ def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
     assert world.received(world.dead_letters) == []
 
 
+def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twice(
+    world: World, client: Any
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(100, within_s=0)
+    until("they are delivered", lambda: len(bodies(world)) == 100)
+    access = kafka(world.settings())
+
+    def committed() -> int:
+        found = 0
+        for partition in range(world.partitions):
+            with closing(ShardJournal(Shard(world.requests, partition), access)) as journal:
+                found += journal.committed(world.name)
+        return found
+
+    until("its group has said so", lambda: committed() == 100, every_s=0.2)
+    service.stop()
+    delete(world, receipts_topic(world.requests))
+    lose(world, client)
+    world.ask(10, from_s=70, within_s=75)
+
+    world.start_service().wait_ready()
+
+    until("each has its letter", lambda: len(world.received(world.dead_letters)) == 100)
+    reasons = {
+        dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
+    }
+    assert reasons == {b"outcome-unknown"}
+    assert pending(world, client) == 10
+    assert len(bodies(world)) == 100
+
+
 def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replayed(
     world: World, client: Any
 ) -> None:
