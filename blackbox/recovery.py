@@ -295,9 +295,11 @@ class Recovery:
         """How many outcomes there were; up to where rules judge nothing again, if that is not the label."""
         count = judged = 0
         for reached, removed, read in _chunked(settled(self.journal.receipts(start, label))):
+            count += len(removed)
+            # A longer horizon delivered them by their first records, after this index was copied.
+            removed += self.index.moved(removed).values()
             known = self.index.caller_ids(removed)
             self.index.settle({offset: known.get(offset) for offset in removed}, reached)
-            count += len(removed)
             judged = max(judged, read)
         if self.index.labels.receipts != label:
             self.index.settle({}, label)

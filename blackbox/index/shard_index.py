@@ -486,6 +486,13 @@ class ShardIndex:
             if payload is not None
         }
 
+    def moved(self, offsets: Sequence[int]) -> dict[int, int]:
+        """By which other records those of these requests came into the index that promotion wrote again."""
+        with self._lock:
+            if not offsets or not self._session.run([pack("EXISTS", self._keys.moved)], 1)[0]:
+                return {}
+            return self._scores(self._keys.moved, offsets)
+
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
         """The request that holds each of these caller ids, without those that nobody holds."""
         with self._lock:

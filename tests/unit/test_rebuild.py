@@ -470,6 +470,23 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     assert "Redis lost a key of the index alone: is maxmemory-policy noeviction" in caplog.text
 
 
+def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_it_on(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+) -> None:
+    asked(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
+    asked(request("a"), headers=carries(0))
+    asked(request("b"), headers=carries(1))
+    intake = Intake(journal.contract, empty_index, 500)
+    recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
+    recovery.open()
+    assert held(client).offsets() == [2, 3]
+    journal.append(delivered(0))  # as an index with a longer horizon had it
+
+    recovery.open()
+
+    assert (held(client).offsets(), held(client).holders) == ([3], {"b": 3})
+
+
 @pytest.mark.parametrize(("read", "is_known"), [(0, True), (3, False)])
 def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_letters(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
