@@ -314,6 +314,17 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+def test_the_cold_tier_delivers_without_knowing_how_long_kafka_keeps_it(town: Town) -> None:
+    town.create_all()
+    [config] = [right for right in kafka_rights(COLD) if right.operation == "DescribeConfigs"]
+    town.allow(without(config, "run", COLD))
+    service = town.start(hot_horizon_s=1).wait_ready()
+    for _ in range(3):
+        town.ask(2.5)
+    town.until_delivered(3)
+    assert service.log.read_text().count("cannot tell how long Kafka keeps it") == 1
+
+
 TRIMS = "run that trims"
 
 
