@@ -50,12 +50,25 @@ class Tail(NamedTuple):
         return cls(record.offset, record.timestamp_ms, crc32(record.value or b""))
 
 
+class Rebinding(NamedTuple):
+    """What an index is being bound to anew: requests from `first` on are not in that topic.
+
+    `moving` are those that are being written to it again, in their order. Where they are there, they
+    are at or above the offsets `ends`, by partition.
+    """
+
+    topic_id: str
+    first: int
+    moving: Sequence[int] = ()
+    ends: Mapping[str, int] = {}
+
+
 class Kept(NamedTuple):
     """What an index says of itself when it is opened.
 
     `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
     who did so was interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last
-    request record that was read.
+    request record that was read. `rebinding`: who bound it to something else was interrupted.
     """
 
     labels: Labels
@@ -64,6 +77,7 @@ class Kept(NamedTuple):
     binding: Binding | None = None
     mark: Mark | None = None
     tail: Tail | None = None
+    rebinding: Rebinding | None = None
 
 
 class Batch(NamedTuple):

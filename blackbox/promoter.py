@@ -47,6 +47,8 @@ class Promoter:
         self._access = access
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
+        self._untold: set[str] = set()
+        """Topics of which it was said that Kafka does not tell how long it keeps them."""
 
     def promote(
         self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
@@ -82,17 +84,30 @@ class Promoter:
             return self._inspector.cold(shard)
 
     def _renew_after_ms(self, topic: str) -> int:
-        """Half of what Kafka keeps at most: time enough for a run that fails."""
+        """Half of what Kafka keeps at most: time enough for a run that fails.
+
+        Where Kafka does not tell, as if it kept no more than it must: without a run nothing comes near.
+        """
         found = Topics(self._access.admin()).describe([topic]).get(topic)
-        if found is None or not isinstance(found.settings, TopicSettings):
-            why = found.settings if found is not None else "there is no such topic"
-            raise Doubt(
-                f"{topic}: cannot tell how long Kafka keeps it: {why}; with ACLs, "
-                f"grant DescribeConfigs on topic {topic}"
-            )
-        kept_ms = found.settings.retention_ms
+        if found is None:
+            raise Doubt(f"{topic}: there is no such topic; promoting again when it is there")
         wanted_ms = self._settings.renew_after_ms
+        if isinstance(found.settings, TopicSettings):
+            kept_ms = found.settings.retention_ms
+        else:
+            kept_ms = self._settings.kept_ms_of(topic)
+            self._warn(topic, f"{found.settings}", kept_ms)
         return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
+
+    def _warn(self, topic: str, why: str, kept_ms: int) -> None:
+        if topic not in self._untold:
+            self._untold.add(topic)
+            logger.warning(
+                "%s: cannot tell how long Kafka keeps it: %s; taken to be %d s, with which requests "
+                "beyond the horizon may be written again more often than needed; with ACLs, grant "
+                "DescribeConfigs on topic %s",
+                topic, why, kept_ms // 1000, topic,
+            )  # fmt: skip
 
 
 class Schedule:

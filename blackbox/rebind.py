@@ -5,10 +5,12 @@ A shard whose index does not fit stays closed, as nobody but a person knows whic
 
 from __future__ import annotations
 
-import logging
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Literal
+from itertools import count as count_on
+from typing import Literal, NamedTuple
 
 from blackbox import entry as entries
 from blackbox.connect import kafka
@@ -16,17 +18,15 @@ from blackbox.doubt import Doubt, JournalLost
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.bulk import Bulk
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import Topics
-from blackbox.marks import Recreated, Shortened, newest_mark
-from blackbox.plan import Binding, Kept, Labels
+from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.marks import Recreated, Shortened, is_another, newest_mark
+from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.recurrence import asked_at
-from blackbox.request import Headers, Shard
+from blackbox.request import Shard
 from blackbox.settings import Settings
-
-logger = logging.getLogger("blackbox.rebind")
 
 AT_ONCE = 1000
 ALL_DUE_MS = 1 << 52
@@ -40,6 +40,7 @@ class Rebound:
     """What was done for a shard: why, and how many pending requests were written again, or dropped.
 
     `cold` are those beyond the horizon, which were only in the request topic, and so are gone with it.
+    `before` were written again by a run that was interrupted before it could say so.
     """
 
     shard: Shard
@@ -47,6 +48,30 @@ class Rebound:
     again: int = 0
     dropped: int = 0
     cold: int = 0
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What is to be done with an index: pending requests from `first` on move, the labels are set.
+
+    Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
+    """
+
+    index: ShardIndex
+    why: str
+    labels: Labels | None = None
+    first: int | None = None
+    is_begun: bool = False
+    noted: Rebinding | None = None
+
+
+class _Record(NamedTuple):
+    """A request as it is written again."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
 
 
 def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
@@ -55,123 +80,243 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
     What is pending under other topics of the same name, or behind the end of one that became shorter,
     is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
     topic changes loses nothing. Raises a Doubt when Kafka or Redis does not answer: run it again.
+
+    1. decide for all indexes, before a request that is written again can move the end of any journal;
+    2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
+    3. move its requests, and bind it to what is there.
     """
-    access = kafka(settings)
-    connections = pool(settings.redis_url.get_secret_value())
-    count = Topics(access.admin()).partitions([topic]).get(topic)
-    if count is None:
-        raise JournalLost(f"there is no topic {topic}")
-    done: list[Rebound] = []
-    for partition in range(count):
-        shard = Shard(topic, partition)
-        index = ShardIndex(shard, connections, grace_s=settings.grace_s)
-        journal = ShardJournal(shard, access)
-        with closing(index), closing(journal):
-            done.append(_rebind(settings, access, index, journal, pending))
-    return done
+    with ExitStack() as ending:
+        run = _Run(settings, topic, pending, ending)
+        decisions = run.decide()
+        run.prepare(decisions)
+        return [run.carry_out(decision) for decision in decisions]
 
 
-def _rebind(
-    settings: Settings,
-    access: KafkaAccess,
-    index: ShardIndex,
-    journal: ShardJournal,
-    pending: Pending,
-) -> Rebound:
-    shard, kept = index.shard, index.load()
-    ours = journal.binding(settings.group_id)
-    requests, receipts = journal.request_bounds(), journal.receipt_bounds()
-    if kept is None or kept.binding is None:
-        return _begin(index, journal, ours)
-    is_other = kept.binding.topic_id != ours.topic_id
-    is_shorter = kept.labels.requests > requests.end or kept.labels.receipts > receipts.end
-    if kept.binding == ours and not is_shorter:
-        return Rebound(shard, "it fits already")
-    if is_other:
-        why, first = "another topic", 0
-        labels = Labels(requests.start, receipts.end)
-    elif is_shorter:
-        why, first = "a journal became shorter", requests.end
-        labels = Labels(
-            min(kept.labels.requests, requests.end), min(kept.labels.receipts, receipts.end)
-        )
-    else:
-        why, first = "another group, or other receipts", kept.labels.requests
-        same = kept.binding.receipts_id == ours.receipts_id
-        labels = kept.labels if same else kept.labels._replace(receipts=receipts.end)
-    done = Rebound(shard, why, cold=index.count_cold() if is_other else 0)
-    if first < kept.labels.requests:
-        with closing(Bulk(access)) as bulk:
-            _move(settings, index, kept, first, pending, bulk, done)
-    if is_other:
-        index.begin(labels, binding=ours)
-    else:
-        index.rebind(labels, ours)
-    return done
+class _Run:
+    """One run, and what it has open."""
 
+    def __init__(self, settings: Settings, topic: str, pending: Pending, ending: ExitStack) -> None:
+        access = kafka(settings)
+        topics = Topics(access.admin())
+        found = topics.partitions([topic])
+        if topic not in found:
+            raise JournalLost(f"there is no topic {topic}")
+        receipts = receipts_topic(topic)
+        self._count = found[topic]
+        self._receipts_count = topics.partitions([receipts], to="Read").get(receipts, 0)
+        self._access = access
+        self._topic = topic
+        self._pending = pending
+        self._contract = settings.topics[topic]
+        self._grace_s = settings.grace_s
+        self._connections = pool(settings.redis_url.get_secret_value())
+        self._reader = ending.enter_context(closing(PartitionReader(access)))
+        self._bulk = ending.enter_context(closing(Bulk(access)))
+        self._ending = ending
+        self._ours = self._journal(0).binding(settings.group_id)
+        self._keeps_partitions = True
 
-def _begin(index: ShardIndex, journal: ShardJournal, ours: Binding) -> Rebound:
-    """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
-    requests, receipts = journal.request_bounds(), journal.receipt_bounds()
-    try:
-        newest_mark(index.shard, journal, ours.topic_id)
-    except Recreated:
-        index.begin(Labels(requests.start, receipts.end), binding=ours)
-        return Rebound(index.shard, "another topic")
-    except Shortened:  # all that is left of it had ended
-        index.begin(Labels(requests.end, receipts.end), binding=ours)
-        return Rebound(index.shard, "a journal became shorter")
-    return Rebound(index.shard, "it has no index, and needs no decision")
+    def decide(self) -> list[_Decision]:
+        """For each partition that there is, and each that has an index from when there were more."""
+        decisions: list[_Decision] = []
+        before = 0
+        for partition in count_on():
+            shard = Shard(self._topic, partition)
+            index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
+            self._ending.callback(index.close)
+            kept = index.load()
+            if kept is None and partition >= max(self._count, self._receipts_count):
+                break
+            decision = self._decide(index, kept)
+            if partition < self._count or decision.labels is not None:
+                decisions.append(decision)
+            if kept is not None and decision.is_begun:
+                before = partition + 1
+        # Among another number of partitions the keys of new requests name other ones than before.
+        self._keeps_partitions = before in (0, self._count)
+        return decisions
 
+    def _decide(self, index: ShardIndex, kept: Kept | None) -> _Decision:
+        partition = index.shard.partition
+        journal = self._journal(partition)
+        requests = journal.request_bounds() if partition < self._count else Bounds(0, 0)
+        receipts = journal.receipt_bounds() if partition < self._receipts_count else Bounds(0, 0)
+        if kept is None or kept.binding is None:
+            return self._begin(index, journal, requests, receipts)
+        noted = kept.rebinding
+        if noted is not None and noted.topic_id != self._ours.topic_id:
+            noted = None
+        if kept.binding.topic_id != self._ours.topic_id:
+            labels = Labels(requests.start, receipts.end)
+            return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
+        at = kept.labels
+        is_shorter = at.requests > requests.end or at.receipts > receipts.end
+        lost = requests.end if is_shorter else _replaced(journal, kept.tail)
+        if noted is not None or lost is not None:
+            first = min(end for end in (lost, noted and noted.first) if end is not None)
+            labels = Labels(min(at.requests, first), min(at.receipts, receipts.end))
+            return _Decision(index, "a journal became shorter", labels, first, noted=noted)
+        if kept.binding == self._ours:
+            return _Decision(index, "it fits already")
+        same = kept.binding.receipts_id == self._ours.receipts_id
+        labels = at if same else at._replace(receipts=receipts.end)
+        return _Decision(index, "another group, or other receipts", labels)
 
-def _move(
-    settings: Settings,
-    index: ShardIndex,
-    kept: Kept,
-    first: int,
-    pending: Pending,
-    bulk: Bulk,
-    done: Rebound,
-) -> None:
-    """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.
+    def _begin(
+        self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
+    ) -> _Decision:
+        """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
+        if index.shard.partition < min(self._count, self._receipts_count):
+            try:
+                newest_mark(index.shard, journal, self._ours.topic_id)
+            except Recreated:
+                labels = Labels(requests.start, receipts.end)
+                return _Decision(index, "another topic", labels, is_begun=True)
+            except Shortened:  # all that is left of it had ended
+                labels = Labels(requests.end, receipts.end)
+                return _Decision(index, "a journal became shorter", labels, is_begun=True)
+        return _Decision(index, "it has no index, and needs no decision")
 
-    Each thousand leaves the index once Kafka has it: an interruption writes at most these twice.
-    """
-    passed: set[int] = set()
-    while True:
-        due = index.due(ALL_DUE_MS, AT_ONCE, passed)
-        if not due.entries:
-            return
-        removed: dict[int, str | None] = {}
-        for offset, stored in due.entries:
-            if offset < first:
-                passed.add(offset)
+    def prepare(self, decisions: Sequence[_Decision]) -> None:
+        moving = [(one, one.first) for one in decisions if one.first is not None]
+        if self._pending == "deliver" and self._contract != "countdown":
+            for one, first in moving:
+                self._check_format(one.index, first)
+        for one, first in moving:
+            noted = one.noted or Rebinding(self._ours.topic_id, first)
+            one.index.prepare(noted._replace(first=first))
+
+    def _check_format(self, index: ShardIndex, first: int) -> None:
+        passed: set[int] = set()
+        for batch in _batches(index, first, passed):
+            if any(entry is not None and entry.target for entry in batch.values()):
+                raise Doubt(
+                    f"{index.shard}: what is pending was asked in the format {self._contract}, in which "
+                    "blackbox cannot ask for it again; run it with --pending drop, and let callers ask "
+                    "again"
+                )
+            passed.update(batch)
+
+    def carry_out(self, decision: _Decision) -> Rebound:
+        index, labels = decision.index, decision.labels
+        done = Rebound(index.shard, decision.why)
+        if labels is None:
+            return done
+        if decision.is_begun:
+            done.cold = index.count_cold()
+        if decision.first is not None:
+            self._move(decision, decision.first, done)
+        if decision.is_begun:
+            index.begin(labels, binding=self._ours)
+        else:
+            index.rebind(labels, self._ours)
+        return done
+
+    def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
+        """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.
+
+        Each thousand leaves the index once Kafka has it. They are noted before they are written: of
+        those that a run was interrupted with, the next one looks in Kafka which are there.
+        """
+        index = decision.index
+        is_told = self._pending == "deliver" and decision.noted is not None
+        noted = decision.noted if is_told else None
+        doubtful = set(noted.moving) if noted is not None else set()
+        written = self._written(noted) if noted is not None else Counter()
+        for found in _batches(index, first, set()):
+            theirs = {offset: entry for offset, entry in found.items() if offset in doubtful}
+            others = {offset: entry for offset, entry in found.items() if offset not in doubtful}
+            if theirs:  # still noted as they were, should this run be interrupted as well
+                self._write(index, self._records(theirs), written, done)
+                self._take_off(index, theirs, done)
+            if others:
+                records = self._records(others)
+                if records:
+                    ends = self._ends(self._partition(index.shard))
+                    noted = Rebinding(self._ours.topic_id, first, list(records), ends)
+                    index.prepare(noted)
+                self._write(index, records, Counter(), done)
+                self._take_off(index, others, done)
+
+    def _records(self, batch: Mapping[int, Entry | None]) -> dict[int, _Record]:
+        if self._pending == "drop":
+            return {}
+        return {offset: _record(entry) for offset, entry in batch.items() if entry is not None}
+
+    def _write(
+        self,
+        index: ShardIndex,
+        records: Mapping[int, _Record],
+        written: Counter[_Record],
+        done: Rebound,
+    ) -> None:
+        partition = self._partition(index.shard)
+        for record in records.values():
+            if written[record] > 0:
+                written[record] -= 1
+                done.before += 1
                 continue
-            entry = entries.decode(stored) if stored else None
-            removed[offset] = None if entry is None else entry.caller_id
-            if entry is None or pending == "drop":
-                done.dropped += 1
-                continue
-            _write_again(settings, index.shard, entry, bulk)
+            self._bulk.produce(
+                self._topic, record.value, record.key, list(record.headers), partition
+            )
             done.again += 1
-        bulk.flush()
-        if removed:
-            index.settle(removed, kept.labels.receipts)
+        self._bulk.flush()
+
+    def _take_off(
+        self, index: ShardIndex, batch: Mapping[int, Entry | None], done: Rebound
+    ) -> None:
+        lost = sum(entry is None for entry in batch.values())
+        done.dropped += len(batch) if self._pending == "drop" else lost
+        removed = {o: None if entry is None else entry.caller_id for o, entry in batch.items()}
+        index.settle(removed, index.labels.receipts)
+
+    def _partition(self, shard: Shard) -> int:
+        """Its own, where a cancel by the caller's id will be; -1: that of its key."""
+        return shard.partition if self._keeps_partitions else -1
+
+    def _ends(self, partition: int) -> dict[str, int]:
+        places = range(self._count) if partition < 0 else [partition]
+        return {str(place): self._reader.log_end(self._topic, place) for place in places}
+
+    def _written(self, noted: Rebinding) -> Counter[_Record]:
+        """What is in Kafka where a run was interrupted that wrote there."""
+        found: Counter[_Record] = Counter()
+        for place, end in noted.ends.items():
+            journal = self._journal(int(place))
+            bounds = journal.settled_bounds()
+            for batch in journal.requests(max(end, bounds.start), bounds.end):
+                found.update(_Record(r.value, r.key, tuple(r.headers)) for r in batch.records)
+        return found
+
+    def _journal(self, partition: int) -> ShardJournal:
+        return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)
 
 
-def _write_again(settings: Settings, shard: Shard, entry: Entry, bulk: Bulk) -> None:
+def _replaced(journal: ShardJournal, tail: Tail | None) -> int | None:
+    """From where on others were written in the places of records that had been read, if they were.
+
+    What was read was written by the time of the last one of it.
+    """
+    if tail is None or not is_another(journal, tail):
+        return None
+    since = journal.first_request_since(tail.timestamp_ms + 1)
+    return tail.offset if since is None else min(since, tail.offset)
+
+
+def _batches(index: ShardIndex, first: int, passed: set[int]) -> Iterator[dict[int, Entry | None]]:
+    """What is pending from the offset `first` on, until all of it has left the index, or is `passed`.
+
+    None is a request whose payload is lost.
+    """
+    while due := index.due(ALL_DUE_MS, AT_ONCE, passed).entries:
+        batch = {o: entries.decode(stored) if stored else None for o, stored in due if o >= first}
+        passed.update(offset for offset, _ in due if offset < first)
+        if batch:
+            yield batch
+
+
+def _record(entry: Entry) -> _Record:
+    headers = tuple((name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers)
     if not entry.target:  # an invalid one, as its caller wrote it
-        bulk.produce(shard.topic, entry.message, entry.key, _headers(entry))
-        return
-    if settings.topics[shard.topic] != "countdown":
-        raise Doubt(
-            f"{shard}: what is pending was asked in the format {settings.topics[shard.topic]}, in which "
-            "blackbox cannot ask for it again; run it with --pending drop, and let callers ask again"
-        )
-    value = asked_at(entry, entry.due_ms)
-    key = (entry.caller_id or "").encode() or None
-    bulk.produce(shard.topic, value, key, _headers(entry))
-
-
-def _headers(entry: Entry) -> Headers:
-    return [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
+        return _Record(entry.message, entry.key, headers)
+    return _Record(asked_at(entry, entry.due_ms), (entry.caller_id or "").encode() or None, headers)

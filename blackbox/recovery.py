@@ -124,6 +124,11 @@ class Recovery:
         if kept is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
             return self._begin(binding, requests, receipts)
+        if kept.rebinding is not None:
+            raise ForeignIndex(
+                f"{self.shard}: blackbox rebind was interrupted before it was done with this index; "
+                f"run blackbox rebind {self.shard.topic} --pending deliver, or drop, once more"
+            )
         if kept.binding is not None:
             self._check_binding(kept.binding, binding)
         self._check_ahead(kept.labels, requests, receipts)

@@ -30,7 +30,10 @@ def rebind(
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is none of the request topics: {known}")
     for one in rebound(settings, topic, pending):
+        before = (
+            f"; {one.before} more were there, from a run that was interrupted" if one.before else ""
+        )
         typer.echo(
-            f"{one.shard}: {one.why}; {one.again} asked for again, "
-            f"{one.dropped} dropped, {one.cold} beyond the horizon gone with their records"
+            f"{one.shard}: {one.why}; {one.again} asked for again, {one.dropped} dropped, "
+            f"{one.cold} beyond the horizon gone with their records{before}"
         )

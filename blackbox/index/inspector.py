@@ -90,14 +90,14 @@ class Inspector:
         return labels_of(shard, state, receipts)
 
     def is_ready(self, shard: Shard) -> bool:
-        """Whether requests can be stored: there is an index, and nobody rebuilds it."""
+        """Whether requests can be stored: there is an index, and nobody rebuilds or rebinds it."""
         keys = Keys(shard)
-        state, rebuild, receipts = self._clients.together(
+        state, under_way, receipts = self._clients.together(
             ("HMGET", keys.state, "format", "requests"),
-            ("HGET", keys.state, "rebuild"),
+            ("HMGET", keys.state, "rebuild", "rebind"),
             ("GET", keys.receipts),
         )
-        return labels_of(shard, state, receipts) is not None and rebuild is None
+        return labels_of(shard, state, receipts) is not None and not any(under_way)
 
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""

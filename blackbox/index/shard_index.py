@@ -44,6 +44,7 @@ from blackbox.plan import (
     Named,
     Plan,
     PutOff,
+    Rebinding,
     Tail,
     Touched,
     View,
@@ -122,6 +123,7 @@ class ShardIndex:
             b"rebuild",
             b"mark",
             b"tail",
+            b"rebind",
             *_KEPT_APART,
         )
         look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
@@ -132,7 +134,7 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark, tail, named, cold = state[3:]
+        *bound, rebuild, mark, tail, rebind, named, cold = state[3:]
         return Kept(
             found,
             is_whole=self._lost(last, (named, cold), there) is None,
@@ -140,6 +142,7 @@ class ShardIndex:
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
             tail=None if tail is None else Tail(*orjson.loads(tail)),
+            rebinding=None if rebind is None else Rebinding(*orjson.loads(rebind)),
         )
 
     def begin(
@@ -186,6 +189,13 @@ class ShardIndex:
             self._exec_while_opening([about], even_if_full=True)
             self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
 
+    def prepare(self, rebinding: Rebinding) -> None:
+        """Note how far a change of what the index belongs to has come; nobody opens it until `rebind` or `begin`."""
+        with self._lock:
+            self._watch_loaded()
+            note = pack("HSET", self._keys.state, "rebind", orjson.dumps(tuple(rebinding)))
+            self._exec_while_opening([note], even_if_full=True)
+
     def rebind(self, labels: Labels, binding: Binding) -> None:
         """Let a kept index belong to something else, at these labels.
 
@@ -206,6 +216,7 @@ class ShardIndex:
             changes = [
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(labels.receipts),
+                pack("HDEL", keys.state, "rebind"),
             ]
             if first < self.labels.requests:
                 changes += [
@@ -527,8 +538,9 @@ class ShardIndex:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_labels(
-            b"rebuild", b"topic_id", b"gap", b"known_from", b"cold", b"largest", b"judged", b"told"
-        )
+            b"rebuild", b"topic_id", b"gap", b"rebind",
+            b"known_from", b"cold", b"largest", b"judged", b"told",
+        )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands, len(commands))
         labels = labels_of(self.shard, state, receipts)
@@ -541,8 +553,12 @@ class ShardIndex:
         now = self._topic_id()
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
+        if state[5] is not None:
+            raise Doubt(
+                f"{self.shard}: its index is being rebound; requests wait in Kafka until then"
+            )
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
-        known_from, cold, largest, judged, told = (int(number or 0) for number in state[5:])
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[6:])
         named = self._named(touched.ids) if touched.ids else {}
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self._holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])

@@ -75,6 +75,13 @@ class KafkaAccess:
         """The same brokers for the members of another consumer group."""
         return replace(self, group_id=group_id)
 
+    def transactional_id(self, name: str) -> str:
+        """The id of what writes under this name, which no other group has.
+
+        Neither a group nor a topic has a slash: `a` and `b-TB` are not `a-b` and `TB`.
+        """
+        return f"{self.group_id}/{name}"
+
     def check(self) -> None:
         """Raise ValueError for a setting that librdkafka does not take, or that breaks a promise."""
         for name in OURS:

@@ -19,11 +19,18 @@ class Bulk:
         self._failed: KafkaError | None = None
         self._needs = ""
 
-    def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Headers) -> None:
-        """Queue a record. Raises a Doubt when the client does not take it."""
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        partition: int = -1,
+    ) -> None:
+        """Queue a record; by its key unless a partition is given. Raises a Doubt when the client does not take it."""
         self._needs = f"Write on topic {topic}"
         try:
-            produce(self._producer, topic, value, key, -1, self._report, headers)
+            produce(self._producer, topic, value, key, partition, self._report, headers)
         except KafkaException as error:
             raise doubt(error, f"cannot write to {topic}", self._needs) from None
 

@@ -29,7 +29,7 @@ class Carrier:
     def open(self) -> None:
         """Fence every earlier one, and settle what it left open; also after a refusal, of this one."""
         self.close()
-        name = f"{self._access.group_id}-{self._shard}-promotion"
+        name = self._access.transactional_id(f"{self._shard}/promotion")
         self._open = Transactions(self._access, name, f"{self._shard}: promotion")
         self._open.open()
 

@@ -85,7 +85,7 @@ class Letterbox:
         In one transaction, under an id of its own: of two who do this at once, one does. Raises a
         Doubt when nothing was done, or that is not known: look again.
         """
-        name = f"{self._access.group_id}-letters"
+        name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             transactions.open()
             open_now = {one.place for one in self.lying() if one.became is None}

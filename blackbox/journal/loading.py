@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 def piece_name(access: KafkaAccess, fingerprint: str, number: int) -> str:
-    """The consumer group and the transactional id of one piece of one load."""
+    """The consumer group of one piece of one load; its transactional id is of the same name."""
     return f"{access.group_id}.load.{fingerprint}.{number}"
 
 
@@ -155,7 +155,8 @@ class PieceWriter:
         self._topic = topic
         self._mark = f"{LAYOUT}/{total}"
         gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
-        self._transactions = Transactions(replace(access, settings=gathered), name, name)
+        own = access.transactional_id(name.removeprefix(f"{access.group_id}."))
+        self._transactions = Transactions(replace(access, settings=gathered), own, name)
         self._consumer: Consumer = access.in_group(name).consumer()
         self._failed: KafkaError | None = None
 

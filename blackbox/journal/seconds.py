@@ -32,7 +32,7 @@ class Seconds:
         self._shard = Shard(topic, PARTITION)
         self._access = access
         self._needs = f"Write on topic {topic}"
-        name = f"{access.group_id}-oscillator"
+        name = access.transactional_id("oscillator")
         self._transactions = Transactions(access, name, f"{topic}: seconds")
 
     def open(self) -> int | None:

@@ -50,7 +50,7 @@ class Writer:
         self._shard = shard
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
-        transactional_id = f"{access.group_id}-{shard}" if exactly_once else None
+        transactional_id = access.transactional_id(str(shard)) if exactly_once else None
         self._transactions = Transactions(access, transactional_id, str(shard), in_flight=IN_FLIGHT)
         self._producer = self._transactions.producer
         self._failed: dict[int, KafkaError] = {}

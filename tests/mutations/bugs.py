@@ -122,8 +122,8 @@ BUGS = (
         (
             Change(
                 "journal/writer.py",
-                'f"{access.group_id}-{shard}" if exactly_once',
-                "f\"{access.group_id}-{shard}-{__import__('os').getpid()}\" if exactly_once",
+                "access.transactional_id(str(shard)) if exactly_once",
+                "access.transactional_id(f\"{shard}-{__import__('os').getpid()}\") if exactly_once",
             ),
         ),
         ("service frozen past its session", "several of these"),

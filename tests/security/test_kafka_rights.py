@@ -22,8 +22,8 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Marks, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import Topics
-from blackbox.plan import Binding, Labels
+from blackbox.journal.topics import Topics, topic_ids
+from blackbox.plan import Binding, Labels, Rebinding
 from blackbox.receipt import Receipt, encode
 from blackbox.request import Shard, request_id
 from blackbox.settings import load
@@ -314,6 +314,17 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+def test_the_cold_tier_delivers_without_knowing_how_long_kafka_keeps_it(town: Town) -> None:
+    town.create_all()
+    [config] = [right for right in kafka_rights(COLD) if right.operation == "DescribeConfigs"]
+    town.allow(without(config, "run", COLD))
+    service = town.start(hot_horizon_s=1).wait_ready()
+    for _ in range(3):
+        town.ask(2.5)
+    town.until_delivered(3)
+    assert service.log.read_text().count("cannot tell how long Kafka keeps it") == 1
+
+
 TRIMS = "run that trims"
 
 
@@ -486,24 +497,51 @@ def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
+def leave_pending(town: Town, moving: int | None = None) -> None:
+    """A request in an index of another topic; with `moving`, of what a run was interrupted with."""
+    connections = pool(town.redis_url)
+    index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
+    index.load()
+    index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
+    store(index, 0, 1, {0: entry()})
+    if moving is not None:
+        index.load()
+        ids = topic_ids(town.kafka.admin, [town.requests])
+        index.prepare(Rebinding(ids[town.requests], 0, [moving], {"0": 0}))
+    index.close()
+    connections.disconnect()
+
+
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_what_was_pending_is_delivered_by_who_may_write_requests(
     town: Town, is_allowed: bool
 ) -> None:
     [right] = kafka_rights("rebind that delivers")
     town.create_all()
-    connections = pool(town.redis_url)
-    index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
-    index.load()
-    index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
-    store(index, 0, 1, {0: entry()})
-    index.close()
-    connections.disconnect()
+    leave_pending(town)
     town.allow(kafka_rights("rebind", *([right.command] if is_allowed else [])))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     if is_allowed:
         assert "1 asked for again" in answer.out, answer
         assert len(town.kafka.read(town.requests)) == 1
+    else:
+        assert answer.code == 1
+        assert grants(town.own(right))(answer.errors[0]), answer
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_rebind_that_was_interrupted_is_ended_by_who_may_read_requests(
+    town: Town, is_allowed: bool
+) -> None:
+    [right] = kafka_rights("rebind that goes on")
+    town.create_all()
+    town.ask(60)
+    leave_pending(town, moving=0)
+    more = ["rebind that delivers", *([right.command] if is_allowed else [])]
+    town.allow(kafka_rights("rebind", *more))
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    if is_allowed:
+        assert "1 asked for again" in answer.out, answer
     else:
         assert answer.code == 1
         assert grants(town.own(right))(answer.errors[0]), answer
@@ -631,6 +669,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", "rebind that delivers", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", "rebind that delivers", "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

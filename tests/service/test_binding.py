@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import redis
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from blackbox import rebind as rebinding
 from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.connect import kafka
+from blackbox.doubt import IndexLost
+from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.bulk import Bulk
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.metrics import Metrics
@@ -366,3 +374,232 @@ def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client:
 
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
+
+
+@pytest.fixture
+def cut_world(tmp_path: Path, own_redis: EmbeddedRedis) -> Iterator[World]:
+    """A world of two partitions, whose Kafka may be stopped and lose the end of its log."""
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    kafka.start()
+    with World(kafka, own_redis, tmp_path, partitions=2) as world:
+        yield world
+    kafka.stop()
+
+
+def cut(kafka: EmbeddedKafka, topic: str, partition: int, keep: int) -> None:
+    """Leave the batches below the offset `keep`, as an unclean election does."""
+    folder = kafka.folder / "data" / f"{topic}-{partition}"
+    log = folder / f"{0:020d}.log"
+    data, at = log.read_bytes(), 0
+    while at < len(data):
+        base, length = struct.unpack(">qi", data[at : at + 12])
+        if base >= keep:
+            break
+        at += 12 + length
+    log.write_bytes(data[:at])
+    for pattern in ("*.index", "*.timeindex", "*.txnindex", "*.snapshot"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+CUT, PER_PARTITION = 50, 100
+
+
+def lose_ends(world: World) -> ServiceProcess:
+    """A hundred pending requests in each partition, then fifty in Redis alone."""
+    connected = redis.Redis.from_url(world.redis.url)
+    service = world.start_service().wait_ready()
+    for _ in range(0, PER_PARTITION, 10):
+        for partition in range(world.partitions):
+            world.ask(10, from_s=3000, within_s=3600, partition=partition)
+    every = PER_PARTITION * world.partitions
+    until("they are taken in", lambda: pending(world, connected) == every)
+    world.kafka.stop()
+    for partition in range(world.partitions):
+        cut(world.kafka, world.requests, partition, CUT)
+    world.kafka.start()
+    why_not_open(service, "Kafka lost records")
+    return service
+
+
+def bodies_in_redis(world: World, client: Any) -> list[str]:
+    """The messages of all that is pending, each as often as it is."""
+    found = []
+    for partition in range(world.partitions):
+        prefix = f"blackbox:{{{world.requests}-{partition}}}:"
+        for member in client.zrange(f"{prefix}due", 0, -1):
+            if member != b"~":
+                stored = client.get(f"{prefix}msg:{member.decode()}")
+                found.append(stored.partition(b"\n")[2].decode())
+    return sorted(found)
+
+
+def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: World) -> None:
+    world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
+    service = lose_ends(world)
+
+    rebind(world, "deliver")
+
+    service.wait_ready()
+    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
+
+
+def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: World) -> None:
+    world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
+    service = lose_ends(world)
+    ask_anew(world)
+    why_not_open(service, "is not the one that was read there")
+
+    assert f"{CUT} asked for again" in rebind(world, "deliver")
+
+    service.wait_ready()
+    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
+
+
+def ask_anew(world: World) -> None:
+    """So much that each journal is longer than it ever was."""
+    world._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for partition in range(world.partitions):
+        world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
+
+
+class Interrupted(BaseException):
+    """What ends a command wherever it is, as a kill does."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str, int]) -> None:
+    """Run a rebind that ends with the nth call of a method, when that has done its work."""
+    owner, name, nth = at
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(1, nth + 1))
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        answer = real(*arguments, **named)
+        if next(calls) == nth:
+            raise Interrupted
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebinding, "AT_ONCE", 10)
+        patched.setattr(owner, name, called)
+        with pytest.raises(Interrupted):
+            rebinding.rebind(world.settings(), world.requests, "deliver")
+
+
+MOMENTS: dict[str, tuple[type, str, int]] = {
+    "decided for one": (ShardIndex, "prepare", 1),
+    "noted what it writes": (ShardIndex, "prepare", 5),
+    "Kafka has some, Redis too": (Bulk, "flush", 3),
+    "some are moved": (ShardIndex, "settle", 4),
+    "one partition is done": (ShardIndex, "rebind", 1),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
+    cut_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
+    service = lose_ends(world)
+    interrupt(monkeypatch, world, MOMENTS[moment])
+    ask_anew(world)
+
+    told = why_not_open(service, "rebind was interrupted")
+    assert f"run blackbox rebind {world.requests} --pending deliver" in told
+    done = rebind(world, "deliver")
+
+    service.wait_ready()
+    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
+    assert ("more were there" in done) == (moment == "Kafka has some, Redis too"), done
+
+
+def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
+    fragile_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
+    service = world.start_service().wait_ready()
+    for partition in range(world.partitions):
+        world.ask(35, from_s=3000, within_s=3600, partition=partition)
+        world.ask(5, from_s=3600, within_s=3600, partition=partition)
+    until("they are taken in", lambda: pending(world, client) == len(world.asked))
+    create_again(world, world.requests, world.partitions, service)
+    why_not_open(service)
+    interrupt(monkeypatch, world, (Bulk, "flush", 6))
+    with monkeypatch.context() as patched:
+        patched.setattr(rebinding, "AT_ONCE", 10)
+        patched.setattr(ShardIndex, "settle", lambda *_: (_ for _ in ()).throw(IndexLost("cut")))
+        with pytest.raises(IndexLost):
+            rebinding.rebind(world.settings(), world.requests, "deliver")
+
+    assert "; 10 more were there, from a run that was interrupted" in rebind(world, "deliver")
+
+    service.wait_ready()
+    until("they are taken in", lambda: pending(world, client) >= len(world.asked))
+    assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
+
+
+def ask_under_ids(world: World, client: Any, key: Callable[[int], str]) -> None:
+    for n in range(40):
+        asked = {"topic": world.targets[0], "message": "m", "id": f"i{n}", "countdown": 3600}
+        world.send_raw(json.dumps(asked), key=key(n).encode())
+    world.flush()
+    until("they are taken in", lambda: pending(world, client) == 40)
+
+
+def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
+    world._producer = Producer(
+        {"bootstrap.servers": world.kafka.bootstrap_servers, "partitioner": "murmur2_random"}
+    )
+    for n in range(40):
+        world.send_raw(json.dumps({"id": f"i{n}", "cancel": True}), key=key(n).encode())
+    world.flush()
+
+
+def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
+    fragile_world: World,
+) -> None:
+    world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
+    service = world.start_service().wait_ready()
+    customer = "customer-{}".format
+    ask_under_ids(world, client, lambda n: customer(n % 5))
+    create_again(world, world.requests, world.partitions, service)
+    why_not_open(service)
+
+    rebind(world, "deliver")
+    service.wait_ready()
+    until("asked for again", lambda: pending(world, client) == 40)
+
+    # by the partitioner of the caller, whose keys name the same partitions as before
+    for n in range(40):
+        cancel = json.dumps({"id": f"i{n}", "cancel": True})
+        world.send_raw(cancel, key=customer(n % 5).encode())
+    world.flush()
+    until("all are cancelled", lambda: pending(world, client) == 0)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancelled(
+    fragile_world: World, count: int
+) -> None:
+    world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
+    service = world.start_service().wait_ready()
+    ask_under_ids(world, client, "i{}".format)
+    world.ask(40, from_s=3000, within_s=3600)
+    until("they are taken in", lambda: pending(world, client) == 80)
+    create_again(world, world.requests, count, service)
+    why_not_open(service)
+    world.partitions = max(world.partitions, count)
+
+    done = rebind(world, "deliver")
+    service.wait_ready()
+
+    again = [int(line.split(" asked for")[0].split()[-1]) for line in done.splitlines()]
+    assert sum(again) == 80
+    until("asked for again", lambda: pending(world, client) == 80)
+    cancel_by_ids(world, "i{}".format)
+    until("those under ids are cancelled", lambda: pending(world, client) == 40)
+    assert bodies_in_redis(world, client) == sorted(world.asked)
+    assert "another topic" not in rebind(world, "deliver"), "each fits by now"

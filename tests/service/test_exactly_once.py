@@ -7,10 +7,17 @@ import os
 import random
 import subprocess
 import time
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.topics import receipts_topic
+from blackbox.journal.writer import Writer
+from blackbox.receipt import Receipt
+from blackbox.request import Shard
 from tests.world import (
     PARTITIONS,
     ServiceProcess,
@@ -64,6 +71,24 @@ def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(worl
 
 
 @both_engines_at_length
+def test_a_group_and_a_topic_that_are_together_another_pair_fence_nobody(world: World) -> None:
+    servers, other = world.kafka.bootstrap_servers, world.requests
+    long = NewTopic(receipts_topic(f"eu-{other}"), 1)
+    world.create(long, NewTopic(receipts_topic(other), 1))
+    pairs = ("bb", f"eu-{other}"), ("bb-eu", other)
+    with ExitStack() as ending:
+        writers = []
+        for group, topic in pairs:
+            access = KafkaAccess(servers, group)
+            writer = Writer(Shard(topic, 0), access, exactly_once=True)
+            ending.callback(writer.close)
+            writer.open()
+            writers.append(writer)
+        for writer in writers:
+            writer.begin()
+            assert writer.commit(Receipt(at_ms=1)) > 0
+
+
 def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world: World) -> None:
     world.start_service(batch_limit=100).wait_ready()
     at_ms = int(time.time() * 1000) + 1500

@@ -72,7 +72,7 @@ def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
     monkeypatch.setattr(KafkaAccess, "producer", producer)
     Writer(Shard("TB", 3), NOWHERE, exactly_once=True).close()
     Writer(Shard("TB", 3), NOWHERE, exactly_once=False).close()
-    assert asked == ["unit-TB-3", None]
+    assert asked == ["unit/TB-3", None]
 
 
 def test_closing_twice_is_harmless(writer: Writer) -> None:

@@ -54,7 +54,7 @@ def tear(cluster: Cluster, transactional_id: str, scene: Scene) -> None:
 
 
 def transactional_id(scene: Scene) -> str:
-    return f"{scene.world.name}-{scene.world.requests}-0"
+    return f"{scene.world.name}/{scene.world.requests}-0"
 
 
 def begun(scene: Scene) -> Cluster:
