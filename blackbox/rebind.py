@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blackbox import entry as entries
+from blackbox.barrier import commit_barrier
+from blackbox.clock import Clock
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.entry import Entry
@@ -20,7 +22,8 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.bulk import Bulk
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
-from blackbox.marks import Recreated, Shortened, newest_mark
+from blackbox.journal.writer import Writer
+from blackbox.marks import Recreated, Shortened, foreign_group, newest_mark
 from blackbox.plan import Binding, Kept, Labels
 from blackbox.recurrence import asked_at
 from blackbox.request import Headers, Shard
@@ -33,6 +36,8 @@ ALL_DUE_MS = 1 << 52
 """Later than anything can be due."""
 
 Pending = Literal["deliver", "drop"]
+FITS = "it fits already"
+NO_INDEX = "it has no index, and needs no decision"
 
 
 @dataclass(slots=True)
@@ -68,6 +73,7 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
         journal = ShardJournal(shard, access)
         with closing(index), closing(journal):
             done.append(_rebind(settings, access, index, journal, pending))
+            _take_over_receipts(settings, access, index, journal, done[-1])
     return done
 
 
@@ -86,7 +92,7 @@ def _rebind(
     is_other = kept.binding.topic_id != ours.topic_id
     is_shorter = kept.labels.requests > requests.end or kept.labels.receipts > receipts.end
     if kept.binding == ours and not is_shorter:
-        return Rebound(shard, "it fits already")
+        return Rebound(shard, FITS)
     if is_other:
         why, first = "another topic", 0
         labels = Labels(requests.start, receipts.end)
@@ -121,7 +127,30 @@ def _begin(index: ShardIndex, journal: ShardJournal, ours: Binding) -> Rebound:
     except Shortened:  # all that is left of it had ended
         index.begin(Labels(requests.end, receipts.end), binding=ours)
         return Rebound(index.shard, "a journal became shorter")
-    return Rebound(index.shard, "it has no index, and needs no decision")
+    return Rebound(index.shard, NO_INDEX)
+
+
+def _take_over_receipts(
+    settings: Settings,
+    access: KafkaAccess,
+    index: ShardIndex,
+    journal: ShardJournal,
+    done: Rebound,
+) -> None:
+    """Where the newest receipts are of another group, a barrier of ours behind them decides, whatever Redis has."""
+    if not foreign_group(journal, settings.group_id, index.labels.receipts):
+        return
+    checked = journal.receipt_bounds().end
+    labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
+    binding = journal.binding(settings.group_id)
+    writer = Writer(index.shard, access, exactly_once=settings.delivery == "exactly-once")
+    with closing(writer):
+        writer.open()
+        commit_barrier(
+            index.shard, journal, writer, Clock().earliest_ms, labels, None, binding, checked
+        )
+    if done.why in (FITS, NO_INDEX):
+        done.why = "another group"
 
 
 def _move(
