@@ -35,6 +35,7 @@ class LowWater:
     topic_id: str = ""
     last: Mark | None = None
     walked: int = -1
+    group: str = ""
 
     def write(self, walked: Labels, lowest: int) -> Mark:
         """Say that requests below `lowest` have ended, as a walk found that began at `walked`.
@@ -58,9 +59,10 @@ class LowWater:
             self.writer.begin()
             receipts = self.writer.commit(
                 Receipt(
-                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id
+                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id,
+                    group=self.group,
                 )
-            )
+            )  # fmt: skip
             self.index.settle({}, receipts, told=untold, mark=said)
         self.last, self.walked = mark, walked.requests
         return mark
