@@ -117,7 +117,6 @@ class _Run:
         self._is_once = settings.delivery == "exactly-once"
         self._connections = pool(settings.redis_url.get_secret_value())
         self._reader = ending.enter_context(closing(PartitionReader(access)))
-        self._bulk = ending.enter_context(closing(Bulk(access)))
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
@@ -274,16 +273,16 @@ class _Run:
         done: Rebound,
     ) -> None:
         partition = self._partition(index.shard)
-        for record in records.values():
-            if written[record] > 0:
-                written[record] -= 1
-                done.before += 1
-                continue
-            self._bulk.produce(
-                self._topic, record.value, record.key, list(record.headers), partition
-            )
-            done.again += 1
-        self._bulk.flush()
+        with closing(Bulk(self._access)) as bulk:  # one that was idle cannot say what it may not do
+            for record in records.values():
+                if written[record] > 0:
+                    written[record] -= 1
+                    done.before += 1
+                    continue
+                headers = list(record.headers)
+                bulk.produce(self._topic, record.value, record.key, headers, partition)
+                done.again += 1
+            bulk.flush()
 
     def _take_off(
         self, index: ShardIndex, batch: Mapping[int, Entry | None], done: Rebound

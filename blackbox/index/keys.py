@@ -31,6 +31,7 @@ class Keys:
         self.ended = self.prefix + b"ended"
         self.leaving = self.prefix + b"leaving"
         self.paused = self.prefix + b"paused"
+        self.callers = self.prefix + b"callers"
 
     def message(self, member: bytes) -> bytes:
         return self.prefix + b"msg:" + member

@@ -168,8 +168,10 @@ class ShardIndex:
             about += (b"judged", judged)
             if mark is not None:
                 about += (b"mark", orjson.dumps(tuple(mark)))
+            look = pack("ZRANGE", self._keys.callers, 0, -1)
+            callers = self._session.run([look], 1)[0]
             first = [
-                self._empty(),
+                self._empty(callers),
                 pack("ZADD", self._keys.due, "+inf", SENTINEL),
                 self._write_requests(labels.requests, *about, *self._bound(binding)),
                 self._write_receipts(labels.receipts),
@@ -623,6 +625,8 @@ class ShardIndex:
         yield from self._freeze(plan, view)
         for caller, scored in plan.counted.items():
             yield from self._count(self._keys.of(caller), scored, plan.removals)
+            if scored:
+                yield pack("ZADD", self._keys.callers, 0, caller)
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
         for chunk in _chunks(sorted(view.early)):
             yield pack("ZREM", self._keys.early, *map(member, chunk))
@@ -814,12 +818,16 @@ class ShardIndex:
                 return key
         return None
 
-    def _empty(self) -> bytes:
-        """Without the payloads: those that are asked for again are written again, others expire."""
+    def _empty(self, callers: Sequence[bytes]) -> bytes:
+        """Without the payloads: those that are asked for again are written again, others expire.
+
+        With what is counted of these callers: a rebuild counts what is pending then.
+        """
         keys = self._keys
         return pack(
             "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
             keys.ended, keys.leaving, keys.state, keys.receipts,
+            keys.callers, *(keys.of(caller.decode()) for caller in callers),
         )  # fmt: skip
 
     def _read_labels(self, *more: bytes) -> list[bytes]:

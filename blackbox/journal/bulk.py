@@ -32,6 +32,8 @@ class Bulk:
         try:
             produce(self._producer, topic, value, key, partition, self._report, headers)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError._FATAL:
+                self.flush()  # says why
             raise doubt(error, f"cannot write to {topic}", self._needs) from None
 
     def flush(self) -> None:

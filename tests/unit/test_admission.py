@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import redis
 
+from blackbox.cancel import HEADER as CANCEL
 from blackbox.cancel import REPLACES
 from blackbox.doubt import IndexFull, IndexLost
 from blackbox.entry import decode
 from blackbox.formats import Format, make_format
+from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
 from blackbox.intake import Intake, Opening
@@ -164,6 +166,24 @@ def test_a_request_that_recurs_for_long_leaves_nothing_behind(
         )
         index.settle({offset: "tick"}, offset + 1, counted={"shop": [offset]})
     assert client.zcard(index._keys.of("shop")) == 0
+
+
+def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
+    open_shard: Open, journal: FakeJournal, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.index.shared.time.time_ns", lambda: NOW_MS * 1_000_000)
+    written(journal, 10)
+    open_shard(FEW)
+    counted = Keys(SHARD).of("shop")
+    assert client.zcard(counted) == 10
+    cancels = [(CANCEL, request_id(SHARD, offset).encode()) for offset in range(9)]
+    for offset, cancel in enumerate(cancels, 10):
+        journal.request_records.append(Record(offset, NOW_MS, None, None, [cancel]))
+    client.delete(Keys(SHARD).due)  # which rebuilds it
+
+    open_shard(FEW)
+
+    assert client.zcard(counted) == 1
 
 
 def test_what_is_put_off_counts_as_pending(
