@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 
 from blackbox.doubt import Doubt
-from blackbox.plan import Labels
+from blackbox.marks import other_group
+from blackbox.plan import Binding, Labels
 from blackbox.ports import Journal, Writer
 from blackbox.receipt import DOUBTFUL, Receipt
 from blackbox.request import Shard
@@ -23,13 +24,15 @@ def commit_barrier(
     writer: Writer,
     now_ms: Callable[[], int],
     labels: Labels,
-    gone: tuple[int, int] | None = None,
-    topic_id: str = "",
+    gone: tuple[int, int] | None,
+    binding: Binding,
+    checked: int,
 ) -> tuple[int, int]:
     """The label that a new owner's barrier reaches, and how many outcomes it voids.
 
-    The owner's index is at `labels`, and it has opened its writer. Raises a Doubt when
-    others keep writing receipts.
+    The owner's index is at `labels`, and it has opened its writer; below the offset `checked` it has
+    looked whose receipts these are. Raises a Doubt when others keep writing receipts, OtherGroup when
+    another group opened the shard in the same moment.
     """
     void, start = 0, labels.receipts
     for attempt in range(ROUNDS):
@@ -44,12 +47,16 @@ def commit_barrier(
                 shard, len(missing),
             )  # fmt: skip
         void += len(missing)
+        others = [r.group for at, r in tail if at >= checked and r.group not in ("", binding.group)]
+        group = others[-1] if others else binding.group  # who was first keeps the shard
         barrier = Receipt(
             at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests,
-            topic_id=topic_id,
+            topic_id=binding.topic_id, group=group,
         )  # fmt: skip
         writer.begin()
         label = writer.commit(barrier)
+        if others:
+            raise other_group(shard, group, binding.group)
         start = end
         if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
             return label, void

@@ -33,6 +33,7 @@ class LowWater:
     writer: Writer
     now_ms: Callable[[], int]
     topic_id: str = ""
+    group: str = ""
     last: Mark | None = None
     walked: int = -1
 
@@ -58,9 +59,10 @@ class LowWater:
             self.writer.begin()
             receipts = self.writer.commit(
                 Receipt(
-                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id
+                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id,
+                    group=self.group,
                 )
-            )
+            )  # fmt: skip
             self.index.settle({}, receipts, told=untold, mark=said)
         self.last, self.walked = mark, walked.requests
         return mark

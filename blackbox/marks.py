@@ -22,6 +22,10 @@ class Shortened(ForeignIndex):
     """A journal ends before what is known of it, although it is the same topic."""
 
 
+class OtherGroup(ForeignIndex):
+    """The last owner that wrote receipts was of another group, which may have a Redis of its own."""
+
+
 def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Receipt | None]:
     """The receipt with the newest mark that lies below the start of neither journal.
 
@@ -48,6 +52,25 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
                 return mark.receipts, receipt
             second = second or receipt
     return receipts.start, second
+
+
+def foreign_group(journal: Journal, group: str, since: int) -> str:
+    """Which other group the newest receipt from the offset `since` on is of that tells one; "" if none is.
+
+    Who has an index knows the receipts before it; who has none looks at all. Older versions did not tell.
+    """
+    first, end = journal.receipt_bounds()
+    newest = next(_marks(journal, Bounds(max(first, since), end)), None)
+    return "" if newest is None or newest[1].group == group else newest[1].group
+
+
+def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
+    """The refusal, which names both groups and the command that decides."""
+    return OtherGroup(
+        f"{shard}: its last receipts belong to the group {theirs!r}, and BLACKBOX_GROUP_ID is {ours!r}: "
+        "services of both would deliver the same messages, whichever Redis each has; set it back, or "
+        f"stop all of the other group and run blackbox rebind {shard.topic} --pending deliver"
+    )
 
 
 def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:

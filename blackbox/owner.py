@@ -258,6 +258,7 @@ class Owner:
             recovered = self._hold.recovery.open()
             self._hold.low_water.last = recovered.mark
             self._hold.low_water.topic_id = recovered.binding.topic_id
+            self._hold.low_water.group = recovered.binding.group
             self._hold.journal.close()  # seldom needed from now on
             self._doubt = None
             if self._stopping.is_set():

@@ -13,6 +13,8 @@ from itertools import count as count_on
 from typing import Literal, NamedTuple
 
 from blackbox import entry as entries
+from blackbox.barrier import commit_barrier
+from blackbox.clock import Clock
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.entry import Entry
@@ -22,7 +24,8 @@ from blackbox.journal.bulk import Bulk
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
-from blackbox.marks import Recreated, Shortened, is_another, newest_mark
+from blackbox.journal.writer import Writer
+from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
@@ -33,6 +36,8 @@ ALL_DUE_MS = 1 << 52
 """Later than anything can be due."""
 
 Pending = Literal["deliver", "drop"]
+FITS = "it fits already"
+NO_INDEX = "it has no index, and needs no decision"
 
 
 @dataclass(slots=True)
@@ -83,7 +88,8 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     1. decide for all indexes, before a request that is written again can move the end of any journal;
     2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
-    3. move its requests, and bind it to what is there.
+    3. move its requests, and bind it to what is there;
+    4. where the newest receipts are of another group, say in Kafka that they are ours from now on.
     """
     with ExitStack() as ending:
         run = _Run(settings, topic, pending, ending)
@@ -108,6 +114,7 @@ class _Run:
         self._topic = topic
         self._pending = pending
         self._contract = settings.topics[topic]
+        self._exactly_once = settings.delivery == "exactly-once"
         self._grace_s = settings.grace_s
         self._connections = pool(settings.redis_url.get_secret_value())
         self._reader = ending.enter_context(closing(PartitionReader(access)))
@@ -157,7 +164,7 @@ class _Run:
             labels = Labels(min(at.requests, first), min(at.receipts, receipts.end))
             return _Decision(index, "a journal became shorter", labels, first, noted=noted)
         if kept.binding == self._ours:
-            return _Decision(index, "it fits already")
+            return _Decision(index, FITS)
         same = kept.binding.receipts_id == self._ours.receipts_id
         labels = at if same else at._replace(receipts=receipts.end)
         return _Decision(index, "another group, or other receipts", labels)
@@ -175,7 +182,7 @@ class _Run:
             except Shortened:  # all that is left of it had ended
                 labels = Labels(requests.end, receipts.end)
                 return _Decision(index, "a journal became shorter", labels, is_begun=True)
-        return _Decision(index, "it has no index, and needs no decision")
+        return _Decision(index, NO_INDEX)
 
     def prepare(self, decisions: Sequence[_Decision]) -> None:
         moving = [(one, one.first) for one in decisions if one.first is not None]
@@ -200,17 +207,33 @@ class _Run:
     def carry_out(self, decision: _Decision) -> Rebound:
         index, labels = decision.index, decision.labels
         done = Rebound(index.shard, decision.why)
-        if labels is None:
-            return done
         if decision.is_begun:
             done.cold = index.count_cold()
         if decision.first is not None:
             self._move(decision, decision.first, done)
-        if decision.is_begun:
+        if labels is not None and decision.is_begun:
             index.begin(labels, binding=self._ours)
-        else:
+        elif labels is not None:
             index.rebind(labels, self._ours)
+        if index.shard.partition < min(self._count, self._receipts_count):
+            self._take_over_receipts(index, done)
         return done
+
+    def _take_over_receipts(self, index: ShardIndex, done: Rebound) -> None:
+        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
+        journal = self._journal(index.shard.partition)
+        if not foreign_group(journal, self._ours.group, index.labels.receipts):
+            return
+        checked = journal.receipt_bounds().end
+        labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
+        writer = Writer(index.shard, self._access, exactly_once=self._exactly_once)
+        with closing(writer):
+            writer.open()
+            commit_barrier(
+                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked
+            )
+        if done.why in (FITS, NO_INDEX):
+            done.why = "another group"
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.

@@ -44,6 +44,7 @@ class Receipt:
     mark       -- the low-water mark; conditional records below `read` that no receipt up to this one
                   ignores did count
     topic_id   -- in a barrier, which incarnation of the request topic this and later receipts speak of
+    group      -- in a barrier or with a mark, the consumer group whose receipts these are
     """
 
     at_ms: int
@@ -59,6 +60,7 @@ class Receipt:
     ignored: list[int] = field(default_factory=list)
     mark: Mark | None = None
     topic_id: str = ""
+    group: str = ""
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""
@@ -94,7 +96,7 @@ def encode(receipt: Receipt) -> bytes:
 
 _PARTS = (
     "delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone", "read", "ignored",
-    "mark", "topic_id",
+    "mark", "topic_id", "group",
 )  # fmt: skip
 
 

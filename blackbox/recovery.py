@@ -14,7 +14,15 @@ from blackbox.barrier import commit_barrier
 from blackbox.doubt import Doubt, ForeignIndex, IndexFull
 from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
-from blackbox.marks import is_another, newest_mark, recreated, replaced, shortened
+from blackbox.marks import (
+    foreign_group,
+    is_another,
+    newest_mark,
+    other_group,
+    recreated,
+    replaced,
+    shortened,
+)
 from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
 from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
@@ -98,6 +106,7 @@ class Recovery:
         """
         self.confirm()  # 1
         self.writer.open()
+        checked = self.journal.receipt_bounds().end
         try:
             start = self._start()  # 2
         except IndexFull as full:
@@ -105,7 +114,7 @@ class Recovery:
         binding = self.journal.binding(self.group)
         label, void = commit_barrier(  # 3
             self.shard, self.journal, self.writer, self.now_ms, start.labels, start.gone,
-            binding.topic_id,
+            binding, checked,
         )  # fmt: skip
         if start.is_rebuild:  # 4
             count, judged = self._rebuild(start, label)
@@ -121,16 +130,17 @@ class Recovery:
         binding = self.journal.binding(self.group)
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
         kept = self.index.load()
-        if kept is None:
-            logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
-            return self._begin(binding, requests, receipts)
-        if kept.rebinding is not None:
+        if kept is not None and kept.rebinding is not None:
             raise ForeignIndex(
                 f"{self.shard}: blackbox rebind was interrupted before it was done with this index; "
                 f"run blackbox rebind {self.shard.topic} --pending deliver, or drop, once more"
             )
-        if kept.binding is not None:
+        if kept is not None and kept.binding is not None:
             self._check_binding(kept.binding, binding)
+        self._check_receipts(binding, 0 if kept is None else kept.labels.receipts)
+        if kept is None:
+            logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
+            return self._begin(binding, requests, receipts)
         self._check_ahead(kept.labels, requests, receipts)
         if kept.tail is not None and is_another(self.journal, kept.tail):
             raise replaced(self.shard, kept.tail)
@@ -248,6 +258,11 @@ class Recovery:
                 f"messages; set it back, or stop all of the other group and run "
                 f"blackbox rebind {shard.topic} --pending deliver"
             )
+
+    def _check_receipts(self, ours: Binding, since: int) -> None:
+        theirs = foreign_group(self.journal, ours.group, since)
+        if theirs:
+            raise other_group(self.shard, theirs, ours.group)
 
     def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
         """A journal that ends before the index although it is the same topic was cut off."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from blackbox.doubt import JournalLost, Refused
+from blackbox.doubt import Doubt, JournalLost, Refused
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
@@ -56,6 +56,7 @@ class Writer:
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
         self._unplaced = 0
+        self._last = -1
         self._is_closed = False
 
     def open(self) -> None:
@@ -116,6 +117,7 @@ class Writer:
         """Write the receipt and commit; returns the receipts label, its offset + 1.
 
         A commit that times out is tried again, for about 20 s; then its outcome is unknown: JournalLost.
+        Raises a Doubt as well when others wrote receipts since the one before.
         """
         places: Places = {}
         self._produce_receipt(receipt, places)
@@ -131,6 +133,7 @@ class Writer:
                 raise JournalLost(f"{what} after {SETTLE_S} s")
             raise doubt(KafkaException(self._failed[_RECEIPT]), what, needs)
         [[(_, offset)]] = places.values()
+        self._check_alone(offset, is_first=receipt.barrier)
         return offset + 1
 
     def close(self) -> None:
@@ -151,6 +154,19 @@ class Writer:
             )
         except (KafkaException, BufferError) as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
+
+    def _check_alone(self, offset: int, *, is_first: bool) -> None:
+        """An owner's receipts follow each other, with nothing but the end of a transaction between.
+
+        Those of another group are not fenced. Who recovers reads them, and is refused where it should be.
+        """
+        before, self._last = self._last, offset
+        apart = 2 if self._exactly_once else 1
+        if before >= 0 and offset != before + apart and not is_first:
+            raise Doubt(
+                f"{self._shard}: the receipts {before + apart} to {offset - 1} are not of this owner: "
+                "does another group deliver from this topic?"
+            )
 
     def _check_places(self) -> None:
         if self._unplaced:

@@ -512,6 +512,36 @@ def leave_pending(town: Town, moving: int | None = None) -> None:
     connections.disconnect()
 
 
+REBINDS = "rebind after another group"
+
+
+def leave_receipts_of_another_group(town: Town) -> None:
+    town.create_all()
+    for receipt in (
+        Receipt(at_ms=1, barrier=True, group="another"),
+        Receipt(2, {f"{town.target}/0": [(0, 0)]}, letters={f"{town.letters}/0": [(1, 0)]}),
+    ):
+        town.kafka.send(town.receipts, encode(receipt))
+
+
+def test_with_its_rights_it_decides_between_groups(town: Town) -> None:
+    leave_receipts_of_another_group(town)
+    town.allow(kafka_rights("rebind", REBINDS))
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    assert "another group" in answer.out, answer
+
+
+@pytest.mark.parametrize(
+    "missing", [r for r in kafka_rights(REBINDS) if r.operation == "Write"], ids=str
+)
+def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -> None:
+    leave_receipts_of_another_group(town)
+    town.allow(without(missing, "rebind", REBINDS))
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    assert answer.code == 1
+    assert grants(town.own(missing))(answer.errors[0]), answer
+
+
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_what_was_pending_is_delivered_by_who_may_write_requests(
     town: Town, is_allowed: bool
@@ -669,6 +699,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", "rebind that delivers", "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", "rebind that delivers", REBINDS, "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -202,6 +203,58 @@ def test_a_group_that_was_changed_delivers_nothing_until_somebody_decides(
     other.wait_ready()
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
+
+
+@pytest.fixture
+def other_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    redis = EmbeddedRedis(tmp_path / "other-redis")
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_decides(
+    world: World, other_redis: EmbeddedRedis
+) -> None:
+    theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
+    first = world.start_service().wait_ready()
+    second = world.start_service(**theirs)
+    world.ask(200, from_s=3, within_s=6)
+
+    told = why_not_open(second)
+
+    assert f"belong to the group {world.name!r}, and BLACKBOX_GROUP_ID is '{world.name}.b'" in told
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    first.stop()
+    world.ask(100, within_s=0)
+    assert "another group; 0 asked for again, 0 dropped" in rebind(world, "deliver", **theirs)
+    second.wait_ready()
+    assert "it has no index, and needs no decision" not in rebind(world, "deliver", **theirs)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    assert f"group '{world.name}.b'" in why_not_open(world.start_service())
+
+
+def test_a_group_whose_shards_were_decided_to_be_anothers_gives_them_up_at_its_next_delivery(
+    world: World, other_redis: EmbeddedRedis
+) -> None:
+    theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
+    first = world.start_service().wait_ready()
+    world.ask(40, from_s=8, within_s=9)
+    rebind(world, "deliver", **theirs)
+    second = world.start_service(**theirs).wait_ready()
+
+    told = why_not_open(first)
+
+    assert f"group '{world.name}.b'" in told
+    assert "are not of this owner" in first.log.read_text()
+    world.ask(200, within_s=2)
+    until("all is delivered", lambda: set(world.asked) <= set(bodies(world)))
+    again = Counter(bodies(world))
+    before = [body for body, asked in world.asked.items() if asked.countdown_ms > 5000]
+    assert all(again[body] == 1 for body in world.asked.keys() - set(before))
+    assert second.get("/readyz")[0] == 200
 
 
 def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
+from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
+from blackbox.journal.writer import Writer
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
 from tests.world import World, until
@@ -40,6 +43,31 @@ def transactional(world: World, name: str) -> Producer:
     producer.init_transactions(30)
     producer.begin_transaction()
     return producer
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_an_owner_notices_that_another_group_wrote_receipts_between_its_own(
+    world: World, shard: Shard, exactly_once: bool
+) -> None:
+    owner, other = (
+        Writer(shard, KafkaAccess(world.kafka.bootstrap_servers, group), exactly_once=exactly_once)
+        for group in (f"{world.name}.a", f"{world.name}.b")
+    )
+    with closing(owner), closing(other):
+        owner.open()
+        other.open()
+        commit(owner, Receipt(1, barrier=True))
+        commit(owner, Receipt(2))
+        commit(owner, Receipt(3))
+        commit(other, Receipt(4, barrier=True))
+
+        with pytest.raises(Doubt, match="not of this owner: does another group deliver"):
+            commit(owner, Receipt(5))
+
+
+def commit(writer: Writer, receipt: Receipt) -> None:
+    writer.begin()
+    writer.commit(receipt)
 
 
 def write(producer: Producer, topic: str, source: str) -> int:

@@ -29,7 +29,7 @@ ANSWER_S = 10.0
 
 @pytest.fixture
 def low_water(index: ShardIndex, writer: FakeWriter) -> LowWater:
-    return LowWater(SHARD, index, writer, lambda: NOW_MS, "topic")
+    return LowWater(SHARD, index, writer, lambda: NOW_MS, "topic", "group")
 
 
 def ignoring(index: ShardIndex, count: int) -> None:
@@ -47,7 +47,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
 
     [receipt] = writer.receipts
     assert (receipt.mark, receipt.read, receipt.ignored) == (mark, 3, [1, 2])
-    assert receipt.topic_id == "topic"
+    assert (receipt.topic_id, receipt.group) == ("topic", "group")
     assert index.untold(10) == (3, [])
 
 

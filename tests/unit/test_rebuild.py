@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from blackbox.recovery import CLOCKS_APART_MS, Recovery
 from blackbox.request import Cancel, Headers, request_id
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
-from tests.unit.opening import Make, Written, counts, delivered, request
+from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 RECEIPT_MS = NOW_MS - 10 * CLOCKS_APART_MS
@@ -662,6 +663,66 @@ def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_o
         recovery.open()
 
     assert held(client).labels is None
+
+
+THEIRS = Receipt(1, barrier=True, topic_id="topic", group="theirs")
+OF_AN_OLDER_VERSION = Receipt(1, barrier=True, topic_id="topic")
+
+
+@pytest.mark.parametrize("newest", [THEIRS, replace(THEIRS, barrier=False, mark=Mark(0, 0))])
+def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, newest: Receipt
+) -> None:
+    asked(request(), request())
+    journal.append(newest)
+    journal.append(delivered(0))
+    before = list(journal.receipt_records)
+
+    with pytest.raises(ForeignIndex, match="group 'theirs', and BLACKBOX_GROUP_ID is 'blackbox'"):
+        recovery.open()
+
+    assert held(client).labels is None
+    assert journal.receipt_records == before
+
+
+def test_an_index_is_kept_closed_once_another_group_was_there_after_it(
+    recovery: Recovery, asked: Written, journal: FakeJournal
+) -> None:
+    asked(request())
+    recovery.open()
+    journal.append(THEIRS)
+
+    with pytest.raises(
+        ForeignIndex, match=r"of the other group and run blackbox rebind TB --pending"
+    ):
+        recovery.open()
+
+
+@pytest.mark.parametrize("last", [replace(THEIRS, group="blackbox"), OF_AN_OLDER_VERSION])
+def test_the_newest_opening_says_whose_the_receipts_are(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, last: Receipt
+) -> None:
+    asked(request(), request())
+    journal.append(THEIRS)
+    journal.append(delivered(0))
+    journal.append(last)
+
+    recovery.open()
+
+    assert held(client).offsets() == [1]
+
+
+def test_of_two_groups_that_open_a_shard_at_once_the_first_one_keeps_it(
+    make: Make, asked: Written, journal: FakeJournal
+) -> None:
+    asked(request())
+    journal.interlopers = [THEIRS]
+
+    for _ in range(2):
+        with pytest.raises(ForeignIndex, match="belong to the group 'theirs'"):
+            make().open()
+
+    assert [barrier.group for barrier in barriers(journal)] == ["theirs", "blackbox", "theirs"]
 
 
 def test_a_lost_index_is_not_begun_at_a_mark_beyond_the_end_of_the_requests(

@@ -34,7 +34,7 @@ def test_an_empty_shard_opens_with_a_barrier(
     recovery: Recovery, journal: FakeJournal, client: Any
 ) -> None:
     assert counts(recovery.open()) == (0, 0, 0)
-    assert barriers(journal) == [Receipt(NOW_MS, barrier=True, topic_id="topic")]
+    assert barriers(journal) == [Receipt(NOW_MS, barrier=True, topic_id="topic", group="blackbox")]
     assert held(client).labels == Labels(0, 1)
 
 
