@@ -33,9 +33,9 @@ class LowWater:
     writer: Writer
     now_ms: Callable[[], int]
     topic_id: str = ""
-    group: str = ""
     last: Mark | None = None
     walked: int = -1
+    group: str = ""
 
     def write(self, walked: Labels, lowest: int) -> Mark:
         """Say that requests below `lowest` have ended, as a walk found that began at `walked`.

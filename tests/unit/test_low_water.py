@@ -29,7 +29,7 @@ ANSWER_S = 10.0
 
 @pytest.fixture
 def low_water(index: ShardIndex, writer: FakeWriter) -> LowWater:
-    return LowWater(SHARD, index, writer, lambda: NOW_MS, "topic", "group")
+    return LowWater(SHARD, index, writer, lambda: NOW_MS, "topic", group="group")
 
 
 def ignoring(index: ShardIndex, count: int) -> None:
