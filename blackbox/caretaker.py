@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -20,7 +21,8 @@ from blackbox.owner import Owner
 logger = logging.getLogger("blackbox.low_water")
 
 FIRST_S = 60.0
-"""After a start: who is restarted often trims as well."""
+FIRST_SHARE = 0.1
+"""After a start it waits so long, or this share of the interval: who is restarted often trims as well."""
 
 BINDING_S = 1.0
 """What callers write within this time to a topic that was deleted and created again may go out twice."""
@@ -29,7 +31,8 @@ BINDING_S = 1.0
 class Caretaker:
     """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
 
-    Takes about half of `interval_s` for all shards together, so that nobody feels it.
+    Takes about half of `interval_s` for all shards together, so that nobody feels it. Who lives no longer
+    than that still ends a walk over each.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class Caretaker:
         self._stopping.set()
 
     def _run(self) -> None:
-        wait_s = min(FIRST_S, self._interval_s)
+        wait_s = min(FIRST_S, self._interval_s * FIRST_SHARE)
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
-            for owner in self._owners():
+            owners = self._owners()
+            for owner in random.sample(
+                owners, len(owners)
+            ):  # who is cut off begins with another next time
                 if self._stopping.is_set():
                     return
                 self._look_after(owner)
@@ -104,8 +110,7 @@ class Caretaker:
             self._metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)
         except Doubt as reason:
-            if not self._stopping.is_set():
-                logger.info("%s: no new low-water mark: %s", owner.shard, reason)
+            logger.info("%s: no new low-water mark: %s", owner.shard, reason)
         except Exception:
             logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
 

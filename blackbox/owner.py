@@ -134,7 +134,7 @@ class Owner:
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
         """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
 
-        None when the shard is not open, or `stopping` is set. Raises a Doubt when it has to be tried again.
+        None when the shard is not open. Raises a Doubt when it has to be tried again, also when `stopping` is set.
         """
         hold = self._hold
         if hold is None or not self._is_open:
@@ -144,7 +144,7 @@ class Owner:
             pause_s = walk_s / walk.slices()
             while walk.slice():
                 if stopping.wait(pause_s) or self._hold is not hold:
-                    return None
+                    raise Doubt("the walk was given up before its end, as the shard was")
         finally:
             walk.close()
         written: Future[Mark] = Future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,7 +43,8 @@ class Owners:
 
     `confirm(shard, label)` raises a Doubt unless the shard is still this process'. `opened(shard,
     label)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
-    `gather_s` is the shortest time between two transactions of a shard that were not full.
+    `gather_s` is the shortest time between two transactions of a shard that were not full, `lasts_s` how
+    long a shard is owned at most.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Owners:
         *,
         confirm: Callable[[Shard, int], None],
         gather_s: float = GATHER_S,
+        lasts_s: float = math.inf,
         opened: Callable[[Shard, int], None] = lambda shard, label: None,
         closed: Callable[[Shard], None] = lambda shard: None,
     ) -> None:
@@ -75,7 +78,7 @@ class Owners:
         self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             access, metrics, clock, self.all,
-            interval_s=settings.trim_interval_s, retention_s=settings.retention_s,
+            interval_s=min(settings.trim_interval_s, lasts_s), retention_s=settings.retention_s,
         )  # fmt: skip
         self._caretaker.start()
 

@@ -88,7 +88,8 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     1. decide for all indexes, before a request that is written again can move the end of any journal;
     2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
-    3. move its requests, and bind it to what is there.
+    3. move its requests, and bind it to what is there;
+    4. where the newest receipts are of another group, say in Kafka that they are ours from now on.
     """
     with ExitStack() as ending:
         run = _Run(settings, topic, pending, ending)
@@ -113,8 +114,8 @@ class _Run:
         self._topic = topic
         self._pending = pending
         self._contract = settings.topics[topic]
+        self._exactly_once = settings.delivery == "exactly-once"
         self._grace_s = settings.grace_s
-        self._is_once = settings.delivery == "exactly-once"
         self._connections = pool(settings.redis_url.get_secret_value())
         self._reader = ending.enter_context(closing(PartitionReader(access)))
         self._ending = ending
@@ -205,27 +206,26 @@ class _Run:
     def carry_out(self, decision: _Decision) -> Rebound:
         index, labels = decision.index, decision.labels
         done = Rebound(index.shard, decision.why)
-        if labels is not None:
-            if decision.is_begun:
-                done.cold = index.count_cold()
-            if decision.first is not None:
-                self._move(decision, decision.first, done)
-            if decision.is_begun:
-                index.begin(labels, binding=self._ours)
-            else:
-                index.rebind(labels, self._ours)
+        if decision.is_begun:
+            done.cold = index.count_cold()
+        if decision.first is not None:
+            self._move(decision, decision.first, done)
+        if labels is not None and decision.is_begun:
+            index.begin(labels, binding=self._ours)
+        elif labels is not None:
+            index.rebind(labels, self._ours)
         if index.shard.partition < min(self._count, self._receipts_count):
             self._take_over_receipts(index, done)
         return done
 
     def _take_over_receipts(self, index: ShardIndex, done: Rebound) -> None:
-        """Where the newest receipts are of another group, a barrier of ours behind them decides, whatever Redis has."""
+        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
         journal = self._journal(index.shard.partition)
         if not foreign_group(journal, self._ours.group, index.labels.receipts):
             return
         checked = journal.receipt_bounds().end
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
-        writer = Writer(index.shard, self._access, exactly_once=self._is_once)
+        writer = Writer(index.shard, self._access, exactly_once=self._exactly_once)
         with closing(writer):
             writer.open()
             commit_barrier(

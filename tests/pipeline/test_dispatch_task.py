@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -385,6 +385,29 @@ def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
         report = until("a report", driver.heard, ANSWER_S)
         assert report["open"] == report["owned"] == [list(shard)]
     assert task.is_alive()
+
+
+def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_low_water_marks(
+    world: World,
+) -> None:
+    prepare(world)
+    driver = Driver(world, trim_interval_s=86_400)
+    with closing(driver):
+        shards = driver.shards[:2]
+        driver.grant(*shards)
+        driver.start(*shards, length_s=10.0)
+        driver.wait_open(*shards)
+        for shard in shards:
+            driver.take_in(shard, 0.0)
+            driver.bus.send("soon", [*shard, 0])
+        driver.wait_received(2)
+
+        def marked(shard: Shard) -> bool:
+            with closing(ShardJournal(shard, driver.access)) as journal:
+                found = list(journal.receipts(*journal.receipt_bounds()))
+                return any(receipt.mark is not None for _, receipt in found)
+
+        until("each shard has a mark", lambda: all(map(marked, shards)), 5.0, every_s=0.2)
 
 
 def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:

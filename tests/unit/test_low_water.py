@@ -9,17 +9,19 @@ from typing import Any, cast
 
 import pytest
 
+from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.dispatch import Dispatched
 from blackbox.doubt import Doubt, Fenced
 from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.access import KafkaAccess
 from blackbox.low_water import PAIRS, LowWater, next_mark
 from blackbox.metrics import Metrics
 from blackbox.owner import Hold, Owner
 from blackbox.plan import Labels, Replacement
 from blackbox.receipt import Mark
 from blackbox.recovery import Recovered
-from blackbox.request import request_id
+from blackbox.request import Shard, request_id
 from tests.contract.held import NOW_MS, SHARD, entry, store
 from tests.fakes import FakeWriter
 from tests.world import until
@@ -182,6 +184,43 @@ def owner(part: Part) -> Iterator[Owner]:
     part.may_fail.set()
     owner.stop()
     assert owner.join(ANSWER_S)
+
+
+class Shards:
+    """Owners that note who is looked after first, and for how long."""
+
+    def __init__(self, name: int, firsts: list[int]) -> None:
+        self.shard = Shard("TB", name)
+        self.binding = None
+        self.firsts = firsts
+
+    def find_low_water(self, walk_s: float, stopping: Event) -> None:
+        self.firsts.append(self.shard.partition)
+        assert walk_s == pytest.approx(0.01 / 2 / 4)
+        stopping.set()
+
+
+def test_who_is_often_cut_off_begins_with_another_shard_each_time() -> None:
+    access = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
+    firsts: list[int] = []
+    owners = cast(Any, [Shards(name, firsts) for name in range(4)])
+    for _ in range(100):
+        if set(firsts) == set(range(4)):
+            break
+        caretaker = Caretaker(
+            access, Metrics(), Clock(), lambda: owners, interval_s=0.01, retention_s=0
+        )
+        caretaker._run()
+    assert set(firsts) == set(range(4))
+
+
+def test_a_walk_that_is_given_up_says_so(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walked, "slice", lambda _: True)
+    stopping = Event()
+    stopping.set()
+
+    with pytest.raises(Doubt, match="given up before its end"):
+        owner.find_low_water(0, stopping)
 
 
 def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: Owner, part: Part) -> None:

@@ -53,6 +53,8 @@ def report_of(run: str) -> str:
 class Window:
     """What a task is told: as which group, for how long at most, which shards at first.
 
+    A successor is there to take them over after about half of that time.
+
     `number` grows with every window of a driver: a task that hears of a later one for its group
     was given up for lost, and ends. Spark's own second attempt at a task ends at once, with an
     empty report: the driver gives it a number of its own.
@@ -102,6 +104,7 @@ class _Stay:
             self._clock,
             confirm=self._confirm,
             gather_s=GATHER_S,
+            lasts_s=window.length_s / 2,
         )
         self._mine: frozenset[Shard] = frozenset()
         self._heard_s = time.monotonic()
