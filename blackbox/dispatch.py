@@ -12,7 +12,7 @@ from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
-from blackbox.receipt import Places, Receipt
+from blackbox.receipt import Places, Receipt, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Shard
 from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
 
@@ -152,7 +152,8 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        label = self.writer.commit(_receipt(dead, places, letters, now_ms, self._known))
+        topics = self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})
+        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
@@ -232,7 +233,12 @@ class Dispatch:
 
 
 def _receipt(
-    dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int, read: int
+    dead: Mapping[int, Entry],
+    places: Places,
+    letters: Places,
+    topics: Mapping[str, str],
+    now_ms: int,
+    read: int,
 ) -> Receipt:
     undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
     expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
@@ -244,6 +250,7 @@ def _receipt(
         expired=expired,
         invalid=[offset for offset in dead if offset not in known],
         letters=letters,
+        topics=dict(topics),
         read=read,
     )
 

@@ -36,6 +36,7 @@ class Receipt:
 
     delivered  -- where each message went
     dead       -- undeliverable, expired, invalid: now dead letters, which `letters` locates
+    topics     -- how the ids of the topics of these places begin: one that is created again has another
     void       -- requests whose outcome in an earlier receipt did not come true: pending again
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
@@ -53,6 +54,7 @@ class Receipt:
     expired: list[int] = field(default_factory=list)
     invalid: list[int] = field(default_factory=list)
     letters: Places = field(default_factory=dict)
+    topics: dict[str, str] = field(default_factory=dict)
     void: list[int] = field(default_factory=list)
     barrier: bool = False
     gone: tuple[int, int] | None = None
@@ -95,7 +97,7 @@ def encode(receipt: Receipt) -> bytes:
 
 
 _PARTS = (
-    "delivered", "dead", "expired", "invalid", "letters", "void", "barrier", "gone", "read", "ignored",
+    "delivered", "dead", "expired", "invalid", "letters", "topics", "void", "barrier", "gone", "read", "ignored",
     "mark", "topic_id", "group",
 )  # fmt: skip
 
@@ -123,6 +125,11 @@ def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Rece
         if len(held) > DOUBTFUL:
             yield held.popleft()
     yield from held
+
+
+def topic_of(at: str) -> str:
+    """The topic of `topic/partition`."""
+    return at.rpartition("/")[0]
 
 
 def _places_without(places: Places, void: set[int]) -> Places:

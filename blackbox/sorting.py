@@ -37,10 +37,11 @@ PAUSED: Refusal = (
 
 
 class Targets(Protocol):
-    """Which of the topics asked for cannot take messages now, and what some of them refuse."""
+    """Which of the topics asked for cannot take messages now, what some of them refuse, and their ids."""
 
     def unavailable(self, topics: Iterable[str]) -> Mapping[str, Refusal]: ...
     def limits(self, topics: Iterable[str]) -> Mapping[str, Limits]: ...
+    def ids(self, topics: Iterable[str]) -> Mapping[str, str]: ...
 
 
 class Pace(Protocol):

@@ -209,5 +209,8 @@ class FakeTargets:
     def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
         return {topic: self.refusals[topic] for topic in topics if topic in self.refusals}
 
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        return {topic: f"id-{topic}" for topic in topics}
+
     def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
         return {topic: self.strict[topic] for topic in topics if topic in self.strict}

@@ -121,6 +121,12 @@ class PartitionReader:
             ) from error
         return max(0, int(found.offset))
 
+    def topic_id(self, topic: str) -> str:
+        try:
+            return topic_ids(self._clients_admin(), [topic])[topic]
+        except KafkaException as error:
+            raise self._doubt(error, topic, f"{topic}: cannot ask for its topic id") from error
+
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""
         at = TopicPartition(topic, partition, max(0, at_ms))

@@ -23,7 +23,7 @@ from blackbox.journal.partition_reader import (
 from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds
-from blackbox.receipt import Places, Receipt, decode
+from blackbox.receipt import Receipt, decode, topic_of
 from blackbox.request import Record, Shard
 
 
@@ -151,17 +151,21 @@ class ShardJournal:
     def missing(self, receipts: Sequence[Receipt]) -> list[int]:
         """The requests whose message or dead letter is not where these receipts say it is.
 
-        A place that retention removed since, or whose topic is gone, counts as filled. A place
+        A place that retention removed since, or whose topic is gone or was created again, counts as
+        filled. A place
         behind another producer's open transaction cannot be read yet: waits for its end, and
         raises JournalLost when that takes longer than 30 s.
         """
-        places: Places = {}
+        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for receipt in receipts:
             for part in (receipt.delivered, receipt.letters):
                 for at, pairs in part.items():
-                    places.setdefault(at, []).extend(pairs)
+                    topic_id = receipt.topics.get(topic_of(at), "")
+                    places.setdefault((at, topic_id), []).extend(pairs)
         return sorted(
-            offset for at, pairs in places.items() for offset in self._unfilled(at, pairs)
+            offset
+            for (at, topic_id), pairs in places.items()
+            for offset in self._unfilled(at, topic_id, pairs)
         )
 
     def close(self) -> None:
@@ -175,7 +179,7 @@ class ShardJournal:
         headers = read_headers([message])[0][0]
         return carried(headers) or cancels(headers) or replaces(headers)
 
-    def _unfilled(self, at: str, pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
+    def _unfilled(self, at: str, topic_id: str, pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")
         try:
             bounds = self._reader.stable_bounds(
@@ -189,7 +193,10 @@ class ShardJournal:
         seen: set[int] = set()
         for messages in self._read_at(topic, int(partition), wanted, bounds):
             seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}
-        yield from (offset for there, offset in wanted.items() if there not in seen)
+        missing = [offset for there, offset in wanted.items() if there not in seen]
+        if missing and topic_id and not self._reader.topic_id(topic).startswith(topic_id):
+            return
+        yield from missing
 
     def _read_at(
         self, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds

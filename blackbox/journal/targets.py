@@ -14,7 +14,7 @@ from confluent_kafka.admin import AclOperation, TopicDescription
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, is_not_allowed
-from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.journal.topics import Topics, TopicSettings, beginning_of
 from blackbox.limits import Limits
 from blackbox.outgoing import Refusal
 from blackbox.request import Reason
@@ -41,6 +41,7 @@ class Targets:
             access.settings.get(name, "none") != "none"
             for name in ("compression.type", "compression.codec")
         )
+        self._ids: dict[str, str] = {}
         self._refusals = Remembered(self._ask_availability)
         self._limits = Remembered(self._ask_limits)
 
@@ -63,6 +64,10 @@ class Targets:
         """
         return self._limits.of(topics)
 
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """How the ids of these topics begin, as `unavailable` was told last; without those it did not ask for."""
+        return {topic: self._ids[topic] for topic in topics if topic in self._ids}
+
     def _open(self) -> None:
         self._admin = self._access.admin()
         self._topics = Topics(self._admin)
@@ -75,6 +80,8 @@ class Targets:
         )
         for topic in topics:
             refusal = _refusal(topic, asked[topic])
+            if asked[topic].exception() is None:
+                self._ids[topic] = beginning_of(asked[topic].result().topic_id)
             yield topic, KNOWN_FOR_S if refusal is None else UNAVAILABLE_FOR_S, refusal
 
     def _ask_limits(self, topics: list[str]) -> Iterator[tuple[str, float, Limits | None]]:

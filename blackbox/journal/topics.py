@@ -49,6 +49,14 @@ def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: st
     )
 
 
+ID_LENGTH = 8
+"""Of the 22 characters of a topic id: enough to tell a topic from another of its name, and short."""
+
+
+def beginning_of(topic_id: object) -> str:
+    return str(topic_id)[:ID_LENGTH]
+
+
 def topic_ids(admin: AdminClient, names: Sequence[str]) -> dict[str, str]:
     """The ids of these topics, which change when one is deleted and created again (KIP-516).
 

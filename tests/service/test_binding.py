@@ -33,7 +33,7 @@ from blackbox.metrics import Metrics
 from blackbox.receipt import Mark
 from blackbox.request import Shard
 from tests.service.test_low_water import keep, starts
-from tests.world import AT_LENGTH, ServiceProcess, World, until
+from tests.world import AT_LENGTH, ServiceProcess, World, read_all, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -257,6 +257,46 @@ def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_on
     until("all is delivered", lambda: set(world.asked) <= set(bodies(world)))
     assert [n for body, n in Counter(bodies(world)).items() if body not in before] == [1] * 200
     assert second.get("/readyz")[0] == 200
+
+
+@pytest.mark.parametrize("by_others", [0, 500])
+def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
+    world: World, client: Any, by_others: int
+) -> None:
+    target = world.targets[0]
+    world.targets = [target]
+    service = world.start_service().wait_ready()
+    world.ask(200, within_s=0)
+
+    def delivered() -> int:
+        return sum(
+            "blackbox-source" in dict(message.headers() or [])
+            for message in read_all(world.kafka.bootstrap_servers, target)
+        )
+
+    until("all is delivered", lambda: delivered() == 200, every_s=0.5)
+    asked = admin(world)
+    for answer in asked.delete_topics([target]).values():
+        answer.result()
+
+    def made() -> bool:
+        new = NewTopic(target, world.partitions)
+        return all(answer.exception() is None for answer in asked.create_topics([new]).values())
+
+    until("the target is there again", made, every_s=0.2)
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for number in range(by_others * world.partitions):
+        producer.produce(target, b"x", partition=number % world.partitions)
+    producer.flush()
+    service.kill()
+    lose(world, client)
+
+    again = world.start_service().wait_ready()
+
+    world.ask(1, within_s=0)
+    until("what is new is delivered", lambda: delivered() > 0, every_s=0.5)
+    assert delivered() == 1
+    assert "that are not there" not in again.log.read_text()
 
 
 def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
