@@ -120,7 +120,7 @@ class Dispatch:
         if index is not None:
             index = self._terms.settled(index, seen, owner.batch, owner.end)
             index = index._replace(ignored=index.ignored & ~owner.telling)
-            mark = state.log[owner.end - 1].mark
+            mark = state.log[owner.end - 1].mark if owner.end <= len(state.log) else None
             state = state.with_index(index if mark is None else _without_old(index, mark))
         owner = owner._replace(
             is_connected=True, watched=None, requests=seen.requests, receipts=owner.end, telling=0

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
@@ -171,17 +171,26 @@ class Driver:
                     "topic": self.world.targets[0], "message": body, "countdown": countdown_s,
                 }  # fmt: skip
                 value = json.dumps(asked).encode()
-                self.world.send_raw(value, partition=shard.partition)
-                self.world.flush()
-                now_ms = Clock().latest_ms()
-                taken = intake.apply(
-                    Batch(offset, offset + 1, [Record(offset, now_ms, None, value, [])]), now_ms
-                )
+                written_ms = self._write(value, shard.partition)
+                record = Record(offset, written_ms, None, value, [])
+                taken = intake.apply(Batch(offset, offset + 1, [record]), Clock().latest_ms())
                 assert taken.first_due_ms is not None
                 due.append(taken.first_due_ms)
             return due
         finally:
             index.close()
+
+    def _write(self, value: bytes, partition: int) -> int:
+        """When Kafka got it."""
+        written: list[int] = []
+
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            written.append(message.timestamp()[1])
+
+        self.world.send_raw(value, [], partition, acknowledged)
+        self.world.flush()
+        return written[0]
 
     def received(self) -> list[Message]:
         """What was delivered since this driver began."""
