@@ -25,7 +25,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: install  ## All tests, on real servers that they start themselves (about 35 minutes)
+test: install  ## All tests, on real servers that they start themselves (about 30 minutes)
 	$(TESTS)
 
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
