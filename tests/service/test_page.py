@@ -183,7 +183,9 @@ def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
     ):
         search(page, **fields)
         expect(requests(page)).to_have_count(1)
-        expect(requests(page)).to_contain_text(re.compile(r"in (59 min|1 h).*pending.*sender.*order/17"))
+        expect(requests(page)).to_contain_text(
+            re.compile(r"in (59 min|1 h).*pending.*sender.*order/17")
+        )
     search(page, caller="nobody")
     expect(page.get_by_text("None pending.")).to_be_visible()
     search(page, id="nobody")
