@@ -19,8 +19,8 @@ from blackbox.index.keys import SENTINEL, Keys
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 
-SLICE = 500
-"""Requests a call: some 0.2 ms of Redis."""
+SLICE = 250
+"""Requests a call: some 0.1 ms of Redis."""
 
 
 class WalkVoid(Doubt):
