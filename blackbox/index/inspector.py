@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -176,7 +176,7 @@ class Inspector:
         """The labels, and the requests of the cold tier as they are then or a little later."""
         labels, keys = self.labels(shard), Keys(shard)
         (bitmaps,) = self._clients.together(("HGETALL", keys.cold))
-        return labels, Bits({int(segment): bitmap for segment, bitmap in pairs(bitmaps)})
+        return labels, Bits({int(segment): bitmap for segment, bitmap in bitmaps.items()})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
@@ -188,18 +188,10 @@ class Inspector:
         self._clients.close()
 
 
-def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
-    """Of a reply to HGETALL: flat as Redis sends it, a mapping as clients make it."""
-    return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-
-
 def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
-    """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
-    if ranged and isinstance(ranged[0], (tuple, list)):
-        return [(name, int(float(score))) for name, score in ranged]
-    return [
-        (name, int(float(score))) for name, score in zip(ranged[::2], ranged[1::2], strict=True)
-    ]
+    """Of a reply WITHSCORES, in which scores follow names."""
+    scores = (int(float(score)) for score in ranged[1::2])
+    return list(zip(ranged[::2], scores, strict=True))
 
 
 def _score(ranged: list[Any]) -> int | None:
