@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch, Bounds, Replacement
+from blackbox.plan import Batch, Bounds, Replacement, stretches
 from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.promotion")
@@ -138,8 +138,9 @@ class Promotion:
 
     def _cold_records(self, start: int) -> Iterator[Record]:
         """Only the stretches of the journal that have cold requests are read."""
-        for first, end in _stretches(self.cold, start, self.label):
-            for batch in self.journal.requests(first, end):
+        kept = (offset for offset in self.cold if start <= offset < self.label)
+        for stretch in stretches(kept, FAR_APART):
+            for batch in self.journal.requests(*stretch):
                 self.confirm()
                 for record in batch.records:
                     if record.offset in self.cold and record.offset not in self._carried:
@@ -213,19 +214,3 @@ class Promotion:
 
     def _is_ended(self, one: _Chosen) -> bool:
         return one.caller_id in self._ended or one.record.offset in self._cancelled
-
-
-def _stretches(offsets: Iterable[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """From the first of some offsets to behind the last, wherever they lie close together."""
-    first = last = -1
-    for offset in offsets:
-        if offset < start or offset >= end:
-            continue
-        if first < 0:
-            first = offset
-        elif offset - last > FAR_APART:
-            yield first, last + 1
-            first = offset
-        last = offset
-    if first >= 0:
-        yield first, last + 1

@@ -136,7 +136,7 @@ class PartitionReader:
                     if first is None:
                         raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = _sorted_out(polled, end)
+                    messages, reached = sorted_out(polled, end)
                     yield messages, reached
         finally:
             consumer.unassign()
@@ -168,8 +168,11 @@ class PartitionReader:
             raise doubt(error, what, needs) from error
 
 
-def _sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
-    """The messages below `end`, and the offset that they and the ends of the partition reach."""
+def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
+    """The messages below `end`, and the offset that they and the ends of the partition reach.
+
+    Raises KafkaException for what was polled in the place of a message.
+    """
     ends = [message for message in polled if message.error() is not None]
     for message in ends:
         if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]

@@ -39,11 +39,8 @@ class Seconds:
         """Fence every earlier writer, then read the last second written; None in an empty topic."""
         self._transactions.open()
         with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
-            start, end = journal.request_bounds()
-            first, tail = end, TAIL
-            while first > start:
-                last, first, tail = first, max(start, first - tail), tail * 10
-                records = (r for batch in journal.requests(first, last) for r in batch.records)
+            for stretch in journal.request_bounds().from_the_end(TAIL):
+                records = (r for batch in journal.requests(*stretch) for r in batch.records)
                 if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
                     return int(found[-1])
             return None
