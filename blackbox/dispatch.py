@@ -152,8 +152,7 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        topics = self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})
-        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))
+        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
@@ -162,6 +161,23 @@ class Dispatch:
         _count_put_off(did, batch.deferred)
         if failed:
             self._defer(self.sorting.put_off(sent, failed, now_ms), did, now_ms)
+
+    def _receipt(
+        self, dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int
+    ) -> Receipt:
+        undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
+        expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
+        known = {*undeliverable, *expired}
+        return Receipt(
+            at_ms=now_ms,
+            delivered=places,
+            dead=undeliverable,
+            expired=expired,
+            invalid=[offset for offset in dead if offset not in known],
+            letters=letters,
+            topics=dict(self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})),
+            read=self._known,
+        )
 
     def _depart(self, batch: Sorted) -> bool:
         """Leave out what was cancelled or replaced since it was read; whether there is something left."""
@@ -230,29 +246,6 @@ class Dispatch:
                 did.is_full = False
                 return
             _count_put_off(did, changes)
-
-
-def _receipt(
-    dead: Mapping[int, Entry],
-    places: Places,
-    letters: Places,
-    topics: Mapping[str, str],
-    now_ms: int,
-    read: int,
-) -> Receipt:
-    undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
-    expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
-    known = {*undeliverable, *expired}
-    return Receipt(
-        at_ms=now_ms,
-        delivered=places,
-        dead=undeliverable,
-        expired=expired,
-        invalid=[offset for offset in dead if offset not in known],
-        letters=letters,
-        topics=dict(topics),
-        read=read,
-    )
 
 
 def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:

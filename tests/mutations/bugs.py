@@ -36,10 +36,10 @@ BUGS = (
         (
             Change(
                 "dispatch.py",
-                "        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))\n",
+                "        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))\n",
                 "        gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
                 "        self.index.settle(gone, self.index.labels.receipts)\n"
-                "        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))\n",
+                "        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))\n",
             ),
         ),
         ("crash after D3", "reply to EndTxn lost"),
