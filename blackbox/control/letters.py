@@ -57,18 +57,6 @@ class PutAway:
     left: dict[str, str]
 
 
-def letters(
-    access: KafkaAccess, topic: str, *, reason: str | None = None, is_open: bool = True
-) -> list[Letter]:
-    """The newest letters first, of this reason (None: of any); those that are still open, or all."""
-    found = map(Letter.of, Letterbox(access, topic).lying())
-    return [
-        letter
-        for letter in found
-        if reason in (None, letter.reason) and not (is_open and letter.became)
-    ]
-
-
 def put_away(
     access: KafkaAccess,
     topic: str,
