@@ -8,16 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from blackbox.clock import Clock
+from blackbox.clock import MAX_SKEW_MS, Clock
 from blackbox.connect import kafka
 from blackbox.doubt import IndexLost
 from blackbox.index.server import NotTold, RedisServer, Server
-from blackbox.journal.topics import Described, Topics, TopicSettings, receipts_topic
+from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.settings import Settings
 
 MINIMUM_REDIS = (6, 2)
-MAX_SKEW_MS = 1000
-FOR_EVER = -1
 _DAY_MS = 86_400_000
 
 Severity = Literal["refuse", "warn"]

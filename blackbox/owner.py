@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
@@ -17,7 +17,7 @@ from blackbox.clock import Clock
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Opening, Parsed, Taken, Upcoming
+from blackbox.intake import Intake, Opening, Parsed, Taken
 from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
 from blackbox.plan import Batch, Binding, Labels
@@ -81,7 +81,7 @@ class Owner:
         self._doubted = doubted
         self._ended = ended
         self._hold: Hold | None = None
-        self._is_open = False
+        self.is_open = False
         self._doubt: Exception | None = None
         self._problem = ""
         self._recovered: Recovered | None = None
@@ -107,10 +107,6 @@ class Owner:
         return not self._thread.is_alive()
 
     @property
-    def is_open(self) -> bool:
-        return self._is_open
-
-    @property
     def is_stuck(self) -> bool:
         """Whether something has been due for long and nothing was delivered."""
         return time.monotonic() - self._progress > self._stuck_after_s
@@ -118,18 +114,18 @@ class Owner:
     @property
     def labels(self) -> Labels | None:
         hold = self._hold
-        return hold.index.labels if hold is not None and self._is_open else None
+        return hold.index.labels if hold is not None and self.is_open else None
 
     @property
     def binding(self) -> Binding | None:
         """What the index belongs to, while the shard is open."""
         recovered = self._recovered
-        return recovered.binding if recovered is not None and self._is_open else None
+        return recovered.binding if recovered is not None and self.is_open else None
 
     @property
     def why_not_open(self) -> str:
         """Why the last try to open it failed; empty while it is open, or opens for the first time."""
-        return "" if self._is_open else self._problem
+        return "" if self.is_open else self._problem
 
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
         """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
@@ -137,7 +133,7 @@ class Owner:
         None when the shard is not open. Raises a Doubt when it has to be tried again, also when `stopping` is set.
         """
         hold = self._hold
-        if hold is None or not self._is_open:
+        if hold is None or not self.is_open:
             return None
         walk = hold.index.walk()
         try:
@@ -185,7 +181,7 @@ class Owner:
         Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
         """
         hold = self._hold
-        if hold is None or not self._is_open or self._doubt is not None:
+        if hold is None or not self.is_open or self._doubt is not None:
             return False  # what was read is read again once the shard is opened anew
         label = hold.index.labels.requests
         if label < batch.start:
@@ -220,11 +216,6 @@ class Owner:
         taken = self._hold.intake.apply(batch, self._clock.latest_ms(), opening)
         self._account_for(self._hold, taken)
         return taken
-
-    def upcoming_while_opening(self, batch: Batch) -> Iterator[Upcoming]:
-        """What recovery calls for requests that the index has no room for."""
-        assert self._hold is not None
-        return self._hold.intake.upcoming(batch, self._clock.latest_ms())
 
     def _run(self) -> None:
         again = Retrying(
@@ -268,7 +259,7 @@ class Owner:
             self._explain(reason)
             self._let_go()
             raise
-        self._is_open = True
+        self.is_open = True
         self._recovered = recovered
         self._metrics.recovered(self.shard, recovered)
         self._opened(self, self._hold.index.labels.requests)
@@ -329,7 +320,7 @@ class Owner:
 
     def _let_go(self) -> None:
         hold, self._hold = self._hold, None
-        was_open, self._is_open = self._is_open, False
+        was_open, self.is_open = self.is_open, False
         walked, self._walked = self._walked, None
         if walked is not None:
             walked[3].cancel()  # who waits for its mark walks again later

@@ -203,7 +203,7 @@ class Owners:
             writer=writer,
             confirm=confirm,
             apply=owner.apply_while_opening,
-            ahead=owner.upcoming_while_opening,
+            ahead=lambda batch: intake.upcoming(batch, self._clock.latest_ms()),
             now_ms=self._clock.earliest_ms,
             has_room=self._has_room,
             progress=partial(self._metrics.rebuilding, shard),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from threading import Lock
 
-from blackbox.clock import Clock
+from blackbox.clock import MAX_SKEW_MS, Clock
 from blackbox.connect import rules
 from blackbox.doubt import Doubt
 from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
@@ -16,7 +16,6 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.watch")
 
 RESUME_AT = 0.75
-MAX_SKEW_MS = 1000
 
 
 class Watch:
