@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -309,7 +309,7 @@ def _about_journal(
     if _is_compacted(settings) and not may_be_compacted:
         yield COMPACTED.found(topic=topic, policy=settings.cleanup_policy)
     have_ms = settings.retention_ms
-    if _longer([have_ms, wanted_ms]) != have_ms:
+    if have_ms != FOR_EVER and (wanted_ms == FOR_EVER or have_ms < wanted_ms):
         yield too_short.found(
             topic=topic, have=_days(have_ms), wanted=_days(wanted_ms), wanted_ms=wanted_ms
         )
@@ -319,10 +319,6 @@ def _about_journal(
 
 def _is_compacted(settings: TopicSettings) -> bool:
     return "compact" in settings.cleanup_policy
-
-
-def _longer(durations_ms: Iterable[int]) -> int:
-    return max(durations_ms, key=lambda ms: float("inf") if ms == FOR_EVER else ms)
 
 
 def _days(duration_ms: int) -> str:

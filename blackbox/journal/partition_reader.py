@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 
 from confluent_kafka import (
     Consumer,
@@ -29,6 +30,7 @@ STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
 
 
+@dataclass(eq=False, repr=False)
 class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
@@ -37,18 +39,12 @@ class PartitionReader:
     time; not safe for use from two threads at once.
     """
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        *,
-        isolation: str = "read_committed",
-        ahead: int = FETCHED_AHEAD,
-    ) -> None:
-        self._access = access
-        self._isolation = isolation
-        self._ahead = ahead
-        self._consumer: Consumer | None = None
-        self._admin: AdminClient | None = None
+    access: KafkaAccess
+    _: KW_ONLY
+    isolation: str = "read_committed"
+    ahead: int = FETCHED_AHEAD
+    _consumer: Consumer | None = None
+    _admin: AdminClient | None = None
 
     def close(self) -> None:
         """Give the clients up; the next use makes new ones."""
@@ -142,17 +138,17 @@ class PartitionReader:
             consumer.unassign()
 
     def _clients_admin(self) -> AdminClient:
-        self._admin = self._admin or self._access.admin()
+        self._admin = self._admin or self.access.admin()
         return self._admin
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self._access.consumer(
+            self._consumer = self.access.consumer(
                 **{
-                    "isolation.level": self._isolation,
+                    "isolation.level": self.isolation,
                     "enable.partition.eof": True,
                     "fetch.wait.max.ms": 20,
-                    "queued.min.messages": self._ahead,
+                    "queued.min.messages": self.ahead,
                     "fetch.queue.backoff.ms": 1,
                 }
             )
@@ -164,7 +160,7 @@ class PartitionReader:
         try:
             yield
         except KafkaException as error:
-            needs = read_right(error.args[0], topic, self._access.group_id)
+            needs = read_right(error.args[0], topic, self.access.group_id)
             raise doubt(error, what, needs) from error
 
 
