@@ -15,11 +15,11 @@ from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
 from blackbox.control.fate import Registry
-from blackbox.control.letters import Letter, PutAway, put_away
+from blackbox.control.letters import PutAway, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
-from blackbox.journal.letterbox import Letterbox
+from blackbox.journal.letterbox import Letter, Letterbox
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
 from blackbox.request import (
@@ -306,7 +306,7 @@ class Control:
         box = Letterbox(self._registry().access, self._settings.dead_letter_topic)
         return [
             letter
-            for letter in map(Letter.of, box.lying())
+            for letter in box.letters()
             if reason in (None, letter.reason) and not (is_open and letter.became)
         ]
 
