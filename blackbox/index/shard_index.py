@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from secrets import token_hex
 from threading import RLock
@@ -73,6 +74,7 @@ _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
 
 
+@dataclass(eq=False, repr=False)
 class ShardIndex:
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
@@ -85,29 +87,23 @@ class ShardIndex:
     may be one that went back, or one of another topic.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        connections: Connections,
-        *,
-        grace_s: int,
-        is_behind: Callable[[int], bool] | None = None,
-        topic_id: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self.shard = shard
-        self._keys = Keys(shard)
+    shard: Shard
+    connections: Connections
+    _: KW_ONLY
+    grace_s: int
+    is_behind: Callable[[int], bool] | None = None
+    topic_id: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._keys = Keys(self.shard)
         self._set_ex = set_ex_template(self._keys)
-        self._grace_s = grace_s
-        self._connections = connections
-        self._session = Session(connections, self._keys.state)
+        self._session = Session(self.connections, self._keys.state)
         self._lock = RLock()
         self._token = token_hex(8).encode()
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
         self.labels = Labels(-1, -1)
         self.removed = 0
         self._settled = -1
-        self._is_behind = is_behind
-        self._topic_id = topic_id
 
     def load(self) -> Kept | None:
         """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
@@ -290,7 +286,7 @@ class ShardIndex:
 
     def walk(self) -> Walk:
         """A walk over all that is pending, over a connection of its own."""
-        return Walk(self.shard, self._connections, self._token)
+        return Walk(self.shard, self.connections, self._token)
 
     def store(
         self,
@@ -491,11 +487,9 @@ class ShardIndex:
             if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
             stored = self._mget([member(offset) for offset in offsets])
-        return {
-            offset: _caller_id(payload)
-            for offset, payload in zip(offsets, stored, strict=True)
-            if payload is not None
-        }
+        there = {o: held for o, held in zip(offsets, stored, strict=True) if held is not None}
+        found = {offset: as_entry(payload) for offset, payload in there.items()}
+        return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """By which other records those of these requests came into the index that promotion wrote again."""
@@ -537,9 +531,9 @@ class ShardIndex:
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
-        if self._is_behind is None or self._is_behind(receipts):
-            return self._is_behind is not None
-        self._is_behind = None
+        if self.is_behind is None or self.is_behind(receipts):
+            return self.is_behind is not None
+        self.is_behind = None
         return False
 
     def _is_leaving(self, offsets: Sequence[int]) -> bool:
@@ -566,7 +560,7 @@ class ShardIndex:
             raise Doubt(
                 f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
             )
-        now = self._topic_id()
+        now = self.topic_id()
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         if state[5] is not None:
@@ -754,7 +748,7 @@ class ShardIndex:
 
     def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
         left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
-        expires_s = b"%d" % (left_s + self._grace_s)
+        expires_s = b"%d" % (left_s + self.grace_s)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
 
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
@@ -904,11 +898,6 @@ def as_entry(stored: bytes | None) -> Entry | None:
         return entries.decode(stored or b"")
     except ValueError:
         return None
-
-
-def _caller_id(stored: bytes) -> str | None:
-    entry = as_entry(stored)
-    return None if entry is None else entry.caller_id
 
 
 def _zadd(

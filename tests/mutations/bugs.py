@@ -177,7 +177,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                'b"%d" % (left_s + self._grace_s)',
+                'b"%d" % (left_s + self.grace_s)',
                 'b"%d" % (left_s + 1)',
             ),
         ),
