@@ -253,12 +253,10 @@ class Owner:
         self._recovered = recovered
         self.metrics.recovered(self.shard, recovered)
         self.opened(self, self._hold.index.labels.requests)
-        self._log_opened(recovered, time.monotonic() - began, self._hold.index.labels)
-
-    def _log_opened(self, recovered: Recovered, took_s: float, labels: Labels) -> None:
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
-            self.shard, took_s, labels.requests, labels.receipts, recovered.outcomes, recovered.void,
+            self.shard, time.monotonic() - began, *self._hold.index.labels,
+            recovered.outcomes, recovered.void,
         )  # fmt: skip
 
     def _dispatch_until_doubt(self) -> None:
@@ -266,10 +264,8 @@ class Owner:
         assert hold is not None
         while not self._stopping.is_set():
             self._look.clear()
-            with self._lock:
-                self._next_due_ms = (
-                    None  # so that intake wakes this thread for what the tick misses
-                )
+            with self._lock:  # so that intake wakes this thread for what the tick misses
+                self._next_due_ms = None
             if self._doubt is not None:
                 raise self._doubt
             began = time.monotonic()

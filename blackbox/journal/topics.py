@@ -135,7 +135,8 @@ class Topics:
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """What the brokers tell of these topics, without those that do not exist."""
-        counts: dict[str, int | str] = {}
+        counts: dict[str, int] = {}
+        untold: dict[str, Described] = {}
         asked = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -144,15 +145,9 @@ class Topics:
                 counts[name] = len(answer.result().partitions)
             except KafkaException as error:
                 if error.args[0].code() not in _MISSING:
-                    counts[name] = _why_untold(error, name)
-        readable = [name for name, count in counts.items() if isinstance(count, int)]
-        settings = self.settings(readable) if readable else {}
-        return {
-            name: Described(None, count)
-            if isinstance(count, str)
-            else Described(count, settings[name])
-            for name, count in counts.items()
-        }
+                    untold[name] = Described(None, _why_untold(error, name))
+        settings = self.settings(list(counts)) if counts else {}
+        return untold | {name: Described(n, settings[name]) for name, n in counts.items()}
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
         """How these topics are configured, or why the brokers do not tell."""
