@@ -47,20 +47,16 @@ class Seconds:
 
     def write(self, seconds: Iterable[int]) -> None:
         """All of them, in this order, or none; each with itself as its timestamp."""
+        topic = self._shard.topic
         self._transactions.begin()
-        for second in seconds:
-            self._send(second)
+        try:
+            for second in seconds:
+                record, at_ms = (topic, VALUE, b"%d" % second, PARTITION), second * 1000
+                self._transactions.send(*record, timestamp_ms=at_ms, needs=self._needs)
+        except KafkaException as error:
+            raise doubt(error, f"{topic}: cannot produce") from None
         self._transactions.commit(self._needs)
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next writer to settle."""
         self._transactions.close()
-
-    def _send(self, second: int) -> None:
-        topic, key, at_ms = self._shard.topic, b"%d" % second, second * 1000
-        try:
-            self._transactions.send(
-                topic, VALUE, key, PARTITION, timestamp_ms=at_ms, needs=self._needs
-            )
-        except KafkaException as error:
-            raise doubt(error, f"{topic}: cannot produce") from None
