@@ -81,7 +81,7 @@ class Owner:
         self._look = Event()
         self._next_due_ms: int | None = None
         self._progress = time.monotonic()
-        self._thread = Thread(target=self._run, name=str(shard), daemon=True)
+        self._thread = Thread(target=self._run, name=str(self.shard), daemon=True)
 
     def start(self) -> None:
         self._thread.start()

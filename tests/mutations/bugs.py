@@ -405,9 +405,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "        while True:\n"
-                "            self._watch_loaded()\n"
-                '            first = "-inf"',
+                '        while True:\n            self._watch_loaded()\n            first = "-inf"',
                 '        while True:\n            first = "-inf"',
             ),
             Change(

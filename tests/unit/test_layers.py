@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 """The parts of blackbox that a part may use; parts that are not named here may use any but `cli`."""
 
-MAY_NAME = dict.fromkeys(VERBS, {"index", "journal"})
+MAY_NAME = {part: {"index", "journal"} for part in VERBS}
 """Parts whose types a part may name besides, of what it is given: there is one of each, in tests as well."""
 
 ONLY_IN = {
@@ -74,7 +74,7 @@ MODULES = sorted(
 class WithoutTypes(ast.NodeTransformer):
     """Leaves out what a type checker alone imports."""
 
-    def visit_If(self, node: ast.If) -> ast.AST | None:  # noqa: N802
+    def visit_If(self, node: ast.If) -> ast.AST | None:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         return None if is_for_types else self.generic_visit(node)
 
