@@ -33,9 +33,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     return intake_s, drain_s
 
 
-def _fill(
-    kafka: KafkaAccess, session: Session, puts: list[tuple[bytes, int]], ground: Ground
-) -> float:
+def _fill(kafka: KafkaAccess, session: Session, puts: list[list[bytes]], ground: Ground) -> float:
     consumer = kafka.consumer(
         **{"fetch.wait.max.ms": 20, "queued.min.messages": 20_000, "fetch.queue.backoff.ms": 1}
     )
@@ -51,10 +49,9 @@ def _fill(
                 [(m.offset(), m.timestamp(), m.key(), m.value(), m.headers()) for m in found]
             )
         while waiting and (len(puts) - len(waiting) + 1) * READ <= read:
-            packed, replies = waiting.pop()
-            session.run([packed], replies)
-    for packed, replies in reversed(waiting):
-        session.run([packed], replies)
+            session.run(waiting.pop())
+    for commands in reversed(waiting):
+        session.run(commands)
     seconds = watch.read_s()
     consumer.close()
     return seconds
@@ -64,7 +61,7 @@ def _drain(
     kafka: KafkaAccess,
     session: Session,
     keys: Keys,
-    removals: list[tuple[bytes, bytes, int]],
+    removals: list[tuple[bytes, list[bytes]]],
     batch: int,
     exactly_once: bool,
 ) -> float:
@@ -75,9 +72,9 @@ def _drain(
     far = time.time_ns() // 1_000_000 + 1_000_000
     look = pack("ZRANGE", keys.due, "-inf", far, "BYSCORE", "LIMIT", 0, batch)
     watch = Stopwatch()
-    for mget, removal, replies in removals:
-        session.run([look], 1)
-        session.run([mget], 1)
+    for mget, removal in removals:
+        session.run([look])
+        session.run([mget])
         if exactly_once:
             producer.begin_transaction()
         for _ in range(batch):
@@ -87,25 +84,24 @@ def _drain(
         producer.flush(30)
         if exactly_once:
             producer.commit_transaction(30)
-        session.run([removal], replies)
+        session.run(removal)
     return watch.read_s()
 
 
-def _put(keys: Keys, first: int, count: int) -> tuple[bytes, int]:
+def _put(keys: Keys, first: int, count: int) -> list[bytes]:
     headers: Any = HEADERS
     entry = encode(Entry(TARGET, BODY, 1_700_000_000_000, None, headers, "bench"))
     names = [member(offset) for offset in range(first, first + count)]
     commands = [pack("MULTI")]
     commands += [pack("SET", keys.message(name), entry, "EX", 604_800) for name in names]
     scored = [part for name in names for part in (1_700_000_000_000, name)]
-    commands += [pack("ZADD", keys.due, *scored), pack("EXEC")]
-    return b"".join(commands), len(commands)
+    return [*commands, pack("ZADD", keys.due, *scored), pack("EXEC")]
 
 
-def _removal(keys: Keys, first: int, count: int) -> tuple[bytes, bytes, int]:
+def _removal(keys: Keys, first: int, count: int) -> tuple[bytes, list[bytes]]:
     names = [member(offset) for offset in range(first, first + count)]
     messages = [keys.message(name) for name in names]
     commands = [
         pack("MULTI"), pack("ZREM", keys.due, *names), pack("UNLINK", *messages), pack("EXEC"),
     ]  # fmt: skip
-    return pack("MGET", *messages), b"".join(commands), len(commands)
+    return pack("MGET", *messages), commands

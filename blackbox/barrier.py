@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from blackbox.doubt import Doubt
 from blackbox.marks import other_group
-from blackbox.plan import Binding, Labels
+from blackbox.plan import Binding, Bounds, Labels
 from blackbox.ports import Journal, Writer
 from blackbox.receipt import DOUBTFUL, Receipt
 from blackbox.request import Shard
@@ -38,7 +38,7 @@ def commit_barrier(
     for attempt in range(ROUNDS):
         bounds = journal.receipt_bounds()
         end = bounds.end
-        tail = _tail(journal, max(start, bounds.start), end)
+        tail = _tail(journal, Bounds(max(start, bounds.start), end))
         newest = tail[-1:] if attempt == 0 else tail
         missing = journal.missing([r for _, r in newest if not r.barrier])
         if missing:
@@ -63,12 +63,9 @@ def commit_barrier(
     raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
 
 
-def _tail(journal: Journal, start: int, end: int) -> list[tuple[int, Receipt]]:
+def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
     """The last receipts; further back where there are none, as aborted ones leave only gaps."""
-    length = TAIL
-    while True:
-        first = max(start, end - length)
-        tail = list(journal.receipts(first, end))
-        if tail or first == start:
+    for stretch in bounds.from_the_end(TAIL):
+        if tail := list(journal.receipts(*stretch)):
             return tail
-        length *= 10
+    return []

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
 from threading import Event, Thread
 
 from blackbox.clock import Clock
@@ -28,6 +29,7 @@ BINDING_S = 1.0
 """What callers write within this time to a topic that was deleted and created again may go out twice."""
 
 
+@dataclass(eq=False, repr=False)
 class Caretaker:
     """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
 
@@ -35,23 +37,17 @@ class Caretaker:
     than that still ends a walk over each.
     """
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        metrics: Metrics,
-        clock: Clock,
-        owners: Callable[[], Sequence[Owner]],
-        *,
-        interval_s: float,
-        retention_s: float,
-    ) -> None:
-        self._access = access
-        self._metrics = metrics
-        self._clock = clock
-        self._owners = owners
-        self._interval_s = interval_s
-        self._trimmer = Trimmer(access, int(retention_s * 1000))
-        self._ids = TopicIds(access)
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    owners: Callable[[], Sequence[Owner]]
+    _: KW_ONLY
+    interval_s: float
+    retention_s: float
+
+    def __post_init__(self) -> None:
+        self._trimmer = Trimmer(self.access, int(self.retention_s * 1000))
+        self._ids = TopicIds(self.access)
         self._stopping = Event()
 
     def start(self) -> None:
@@ -63,17 +59,16 @@ class Caretaker:
         self._stopping.set()
 
     def _run(self) -> None:
-        wait_s = min(FIRST_S, self._interval_s * FIRST_SHARE)
+        wait_s = min(FIRST_S, self.interval_s * FIRST_SHARE)
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
-            owners = self._owners()
-            for owner in random.sample(
-                owners, len(owners)
-            ):  # who is cut off begins with another next time
+            owners = self.owners()
+            # who is cut off begins with another next time
+            for owner in random.sample(owners, len(owners)):
                 if self._stopping.is_set():
                     return
                 self._look_after(owner)
-            wait_s = max(1.0, began + self._interval_s - time.monotonic())
+            wait_s = max(1.0, began + self.interval_s - time.monotonic())
 
     def _watch_bindings(self) -> None:
         """In a thread of its own, as a walk takes minutes."""
@@ -85,7 +80,7 @@ class Caretaker:
 
     def _check_bindings(self) -> None:
         """A topic that is created again may have passed the position of its index before anybody reads it."""
-        bound = [(owner, owner.binding) for owner in self._owners()]
+        bound = [(owner, owner.binding) for owner in self.owners()]
         topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
         now = self._ids.of(topics)
         for owner, binding in bound:
@@ -99,15 +94,14 @@ class Caretaker:
             mark = owner.find_low_water(self._walked_for(), self._stopping)
             if mark is None or binding is None or self._stopping.is_set():
                 return
-            now_ms = self._clock.earliest_ms()
-            with closing(ShardJournal(owner.shard, self._access)) as journal:
-                if (
-                    journal.binding(binding.group) != binding
-                ):  # another's records are not ours to remove
+            now_ms = self.clock.earliest_ms()
+            with closing(ShardJournal(owner.shard, self.access)) as journal:
+                # another's records are not ours to remove
+                if journal.binding(binding.group) != binding:
                     owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
                     return
                 written_ms = journal.written_ms(mark.requests)
-            self._metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
+            self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)
         except Doubt as reason:
             logger.info("%s: no new low-water mark: %s", owner.shard, reason)
@@ -115,4 +109,4 @@ class Caretaker:
             logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
 
     def _walked_for(self) -> float:
-        return self._interval_s * 0.75 / max(1, len(self._owners()))
+        return self.interval_s * 0.75 / max(1, len(self.owners()))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from blackbox.clock import Clock
+from blackbox.clock import MAX_SKEW_MS, Clock
 from blackbox.connect import kafka
 from blackbox.doubt import IndexLost
 from blackbox.index.server import NotTold, RedisServer, Server
-from blackbox.journal.topics import Described, Topics, TopicSettings, receipts_topic
+from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.settings import Settings
 
 MINIMUM_REDIS = (6, 2)
-MAX_SKEW_MS = 1000
-FOR_EVER = -1
 _DAY_MS = 86_400_000
 
 Severity = Literal["refuse", "warn"]
@@ -31,87 +29,80 @@ class Finding:
     text: str
     remedy: str
 
-
-class Kind(NamedTuple):
-    """A finding before its values are known: what is in braces is filled in."""
-
-    severity: Severity
-    text: str
-    remedy: str
-
     def found(self, **values: object) -> Finding:
+        """The same with these values in the place of what is in braces."""
         return Finding(self.severity, self.text.format(**values), self.remedy.format(**values))
 
 
 _ALTER = "kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config "
 
-OLD_REDIS = Kind(
+OLD_REDIS = Finding(
     "refuse",
     "Redis is {version}, which lacks commands that blackbox uses",
     "run Redis 6.2 or newer",
 )
-EVICTION = Kind(
+EVICTION = Finding(
     "refuse",
     "Redis' maxmemory-policy is {policy}: once full, it throws pending messages away",
     "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
 )
-NO_AOF = Kind(
+NO_AOF = Finding(
     "warn",
     "Redis' append-only file is off: after a restart it is empty or old, and each shard delivers "
     "only when it is read again from Kafka",
     "CONFIG SET appendonly yes, and the same in redis.conf",
 )
-TORN_AOF = Kind(
+TORN_AOF = Finding(
     "warn",
     "Redis' aof-load-truncated is yes: a transaction that a crash cut off can come back at a later "
     "start of Redis, out of its place",
     "aof-load-truncated no in redis.conf, and redis-check-aof --fix before each start of Redis",
 )
-NO_LIMIT = Kind(
+NO_LIMIT = Finding(
     "warn",
     "Redis has no maxmemory: requests cannot be left in Kafka before its host is out of memory",
     "CONFIG SET maxmemory to about 70 % of the host's memory, and the same in redis.conf",
 )
-CLOCKS = Kind(
+CLOCKS = Finding(
     "warn",
     "the clocks of Redis and this host are {skew_ms} ms apart: the earlier one counts, so that "
     "messages come late by up to that",
     "synchronise both with NTP",
 )
-REDIS_SILENT = Kind(
+REDIS_SILENT = Finding(
     "warn",
     "not checked: {why}",
     "ask as a Redis user who may INFO and CONFIG GET, as blackbox-reader may, or look at {what} by hand",
 )
-ONE_NODE = Kind(
+ONE_NODE = Finding(
     "warn",
     "Redis is a node of a cluster: shards whose slot another node has do not open",
     "BLACKBOX_REDIS_URL=redis+cluster://host:port,host:port with some of its nodes",
 )
-NODE_SILENT = Kind(
+NODE_SILENT = Finding(
     "warn",
     "not checked: {why}; until it answers, or another node has its slots, their shards stay closed",
     "start the node again, or give its slots to others: redis-cli --cluster fix",
 )
-COMPACTED = Kind(
+COMPACTED = Finding(
     "refuse",
     "{topic}: cleanup.policy is {policy}: compaction removes records that are still needed",
     _ALTER + "cleanup.policy=delete",
 )
-COMPACTED_LETTERS = Kind(
+COMPACTED_LETTERS = Finding(
     "refuse",
     "{topic}: cleanup.policy is {policy}: Kafka refuses dead letters that have no key, and keeps "
     "one of each key",
     _ALTER + "cleanup.policy=delete",
 )
-ORPHANED = Kind(
+ORPHANED = Finding(
     "refuse",
     "{receipts} exists and {topic} does not: if {topic} was deleted, its old receipts would end new "
     "requests, which get the same offsets, without delivering them",
     "delete {receipts} and, in Redis, the keys that begin with blackbox:{{{topic}-, then start; or "
     "create {topic}, if it never existed",
 )
-FEWER_RECEIPTS = Kind(
+FEWER_RECEIPTS = Finding(
     "warn",
     "{receipts} has {have} partitions and {topic} {wanted}: the service adds the missing ones when "
     "it starts, and delivers from their shards once they are there. If {topic} has grown, a later "
@@ -119,13 +110,13 @@ FEWER_RECEIPTS = Kind(
     "nothing, if blackbox may Alter {receipts}; else kafka-topics.sh --alter --topic {receipts} "
     "--partitions {wanted}. Cancel what is pending under an id over HTTP, before it is asked for again",
 )
-MORE_RECEIPTS = Kind(
+MORE_RECEIPTS = Finding(
     "warn",
     "{receipts} has {have} partitions and {topic} only {wanted}: harmless, unless {topic} was "
     "deleted and made anew; then old receipts end new requests without delivering them",
     "nothing, if {topic} was never deleted; else stop blackbox and delete {receipts} as well",
 )
-SHORT_REQUESTS = Kind(
+SHORT_REQUESTS = Finding(
     "refuse",
     "{topic}: retention.ms is {have}, less than {wanted}: Kafka would remove requests that are still "
     "pending, and a lost Redis would lose them",
@@ -133,24 +124,24 @@ SHORT_REQUESTS = Kind(
     + "retention.ms=-1; blackbox then removes what has ended. Or set BLACKBOX_HOT_HORIZON_S to at "
     "most half of retention.ms",
 )
-SHORT_RECEIPTS = Kind(
+SHORT_RECEIPTS = Finding(
     "warn",
     "{topic}: retention.ms is {have}: Kafka may remove receipts that a rebuild needs. If Redis is then "
     "lost, requests that may have been delivered become dead letters (outcome-unknown)",
     _ALTER + "retention.ms=-1; blackbox then removes the receipts that are no longer needed",
 )
-LIMITED_BYTES = Kind(
+LIMITED_BYTES = Finding(
     "warn",
     "{topic}: retention.bytes is {limit}: beyond it Kafka removes the oldest records, however new",
     _ALTER + "retention.bytes=-1",
 )
-CREATE_TIME = Kind(
+CREATE_TIME = Finding(
     "warn",
     "{topic}: message.timestamp.type is {type}: a countdown starts at the sender's clock, and a slow "
     "one makes its messages early",
     _ALTER + "message.timestamp.type=LogAppendTime",
 )
-KAFKA_SILENT = Kind(
+KAFKA_SILENT = Finding(
     "warn",
     "not checked: the brokers do not tell {what} of {topic}: {why}",
     "grant Describe and DescribeConfigs on topic {topic}, or look by hand",
@@ -289,7 +280,7 @@ def about_journals(
     """
     requests, receipts = told.get(topic), told.get(receipts_topic(topic))
     # Schedules may be due at any time, so that no retention is long enough for sure.
-    too_short = SHORT_REQUESTS._replace(severity="warn") if is_schedule else SHORT_REQUESTS
+    too_short = replace(SHORT_REQUESTS, severity="warn") if is_schedule else SHORT_REQUESTS
     if requests is not None:
         yield from _about_journal(
             topic, requests, too_short, needed_ms, may_be_compacted=is_schedule
@@ -303,7 +294,7 @@ def about_journals(
 def _about_journal(
     topic: str,
     settings: TopicSettings,
-    too_short: Kind,
+    too_short: Finding,
     wanted_ms: int,
     *,
     may_be_compacted: bool = False,
@@ -311,7 +302,7 @@ def _about_journal(
     if _is_compacted(settings) and not may_be_compacted:
         yield COMPACTED.found(topic=topic, policy=settings.cleanup_policy)
     have_ms = settings.retention_ms
-    if _longer([have_ms, wanted_ms]) != have_ms:
+    if have_ms != FOR_EVER and (wanted_ms == FOR_EVER or have_ms < wanted_ms):
         yield too_short.found(
             topic=topic, have=_days(have_ms), wanted=_days(wanted_ms), wanted_ms=wanted_ms
         )
@@ -321,10 +312,6 @@ def _about_journal(
 
 def _is_compacted(settings: TopicSettings) -> bool:
     return "compact" in settings.cleanup_policy
-
-
-def _longer(durations_ms: Iterable[int]) -> int:
-    return max(durations_ms, key=lambda ms: float("inf") if ms == FOR_EVER else ms)
 
 
 def _days(duration_ms: int) -> str:

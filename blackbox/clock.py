@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from threading import Lock
 
+MAX_SKEW_MS = 1000
+"""Redis' clock and this host's may be apart by this much without a warning."""
+
 
 class Clock:
     """This host's clock and Redis', which `observe` keeps at hand between two looks.

@@ -6,15 +6,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from blackbox.doubt import Doubt, IndexFull, Refused
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
-from blackbox.ports import Index, Writer
+from blackbox.ports import Writer
 from blackbox.receipt import Places, Receipt, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Shard
 from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
+
+if TYPE_CHECKING:
+    from blackbox.index.shard_index import ShardIndex
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -46,7 +50,7 @@ class Dispatch:
     pending ones are counted.
     """
 
-    index: Index
+    index: ShardIndex
     writer: Writer
     sorting: Sorting
     batch_limit: int = 1000
@@ -152,8 +156,7 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        topics = self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})
-        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))
+        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
@@ -162,6 +165,23 @@ class Dispatch:
         _count_put_off(did, batch.deferred)
         if failed:
             self._defer(self.sorting.put_off(sent, failed, now_ms), did, now_ms)
+
+    def _receipt(
+        self, dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int
+    ) -> Receipt:
+        undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
+        expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
+        known = {*undeliverable, *expired}
+        return Receipt(
+            at_ms=now_ms,
+            delivered=places,
+            dead=undeliverable,
+            expired=expired,
+            invalid=[offset for offset in dead if offset not in known],
+            letters=letters,
+            topics=dict(self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})),
+            read=self._known,
+        )
 
     def _depart(self, batch: Sorted) -> bool:
         """Leave out what was cancelled or replaced since it was read; whether there is something left."""
@@ -230,29 +250,6 @@ class Dispatch:
                 did.is_full = False
                 return
             _count_put_off(did, changes)
-
-
-def _receipt(
-    dead: Mapping[int, Entry],
-    places: Places,
-    letters: Places,
-    topics: Mapping[str, str],
-    now_ms: int,
-    read: int,
-) -> Receipt:
-    undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
-    expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
-    known = {*undeliverable, *expired}
-    return Receipt(
-        at_ms=now_ms,
-        delivered=places,
-        dead=undeliverable,
-        expired=expired,
-        invalid=[offset for offset in dead if offset not in known],
-        letters=letters,
-        topics=dict(topics),
-        read=read,
-    )
 
 
 def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:

@@ -15,21 +15,16 @@ class Ended:
 
     def __init__(self) -> None:
         self._segments: dict[int, bytearray] = {}
-        self.end = 0
-        """One more than the highest offset in it."""
 
     def add(self, offsets: Iterable[int]) -> int:
         """How many these were. Forty million of them are read in a rebuild, so no call for each."""
-        segments, count, highest = self._segments, 0, self.end - 1
+        segments, count = self._segments, 0
         for offset in offsets:
             count += 1
-            if offset > highest:
-                highest = offset
             bits = segments.get(offset >> 16)
             if bits is None:
                 bits = segments[offset >> 16] = bytearray(_BYTES)
             bits[offset >> 3 & 0x1FFF] |= _BITS[offset & 7]
-        self.end = highest + 1
         return count
 
     def __contains__(self, offset: object) -> bool:

@@ -98,27 +98,27 @@ class LimitReached(Exception):
     """A look-up has read as much as it may."""
 
 
+@dataclass(eq=False, slots=True)
 class Limit:
     """How much of the journals one look-up may read: for so long, and so many records."""
 
-    def __init__(
-        self,
-        seconds: float = LOOK_UP_S,
-        records: float = LOOK_UP_RECORDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._seconds, self._records, self._clock = seconds, records, clock
-        self._began_s = clock()
-        self._read = 0
+    seconds: float = LOOK_UP_S
+    records: float = LOOK_UP_RECORDS
+    clock: Callable[[], float] = time.monotonic
+    _read: int = 0
+    _began_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
 
     def spend(self, records: int = 0) -> None:
         """Count records that were read. Raises LimitReached when it is enough."""
         self._read += records
-        if self._read > self._records or self._clock() - self._began_s > self._seconds:
+        if self._read > self.records or self.clock() - self._began_s > self.seconds:
             raise LimitReached
 
     def __str__(self) -> str:
-        return f"{self._read:,} records within {self._clock() - self._began_s:.1f} s"
+        return f"{self._read:,} records within {self.clock() - self._began_s:.1f} s"
 
 
 class Asked(NamedTuple):

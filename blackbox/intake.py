@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
@@ -27,7 +27,6 @@ from blackbox.plan import (
     View,
     resolve,
 )
-from blackbox.ports import Index
 from blackbox.recurrence import follows
 from blackbox.request import (
     NOT_ADMITTED,
@@ -37,19 +36,15 @@ from blackbox.request import (
     Reason,
     Record,
     Request,
-    Shard,
 )
+from blackbox.rules.admission import Admission
 from blackbox.rules.rules import Asked, Rules
+
+if TYPE_CHECKING:
+    from blackbox.index.shard_index import ShardIndex
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
-
-
-class Admission(Protocol):
-    """What intake needs to know of what callers are allowed."""
-
-    def rules(self) -> Rules: ...
-    def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +102,7 @@ class Parsed(NamedTuple):
     tail: Tail | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Intake:
     """Applies batches of one shard's request records to its index, in journal order.
 
@@ -114,17 +110,10 @@ class Intake:
     Without an `admission` callers may do what they like.
     """
 
-    def __init__(
-        self,
-        contract: Format,
-        index: Index,
-        horizon_ms: int | None,
-        admission: Admission | None = None,
-    ) -> None:
-        self._contract = contract
-        self._index = index
-        self._horizon_ms = horizon_ms
-        self._admission = admission
+    contract: Format
+    index: ShardIndex
+    horizon_ms: int | None
+    admission: Admission | None = None
 
     def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
         """Store one batch; the same batch again changes nothing.
@@ -138,8 +127,8 @@ class Intake:
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
         no room (nothing was stored), IndexLost when the outcome is unknown.
         """
-        rules = None if self._admission is None else self._admission.rules()
-        parsed = parse(self._contract, batch, latest_ms, self._horizon_ms, rules)
+        rules = None if self.admission is None else self.admission.rules()
+        parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
         if opening is not None and opening.unknown_before_ms is not None:
             changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             parsed = parsed._replace(changes=changes, refused={}, asked=())
@@ -170,27 +159,27 @@ class Intake:
             return plan
 
         touched = touched_by(parsed.changes)
-        plan = self._index.store(
+        plan = self.index.store(
             parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
         )
         return _taken(plan, rules)
 
     def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
-        if self._admission is None:
+        if self.admission is None:
             return {}
         new = [
             one
             for one in parsed.asked
             if one.record.offset >= view.judged and one.record.offset not in view.skipped
         ]
-        return self._admission.over_quota(self._index.shard, parsed.end, new) if new else {}
+        return self.admission.over_quota(self.index.shard, parsed.end, new) if new else {}
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored.
 
         In parts that end with a replacement by id: it counts only if what it names is pending then.
         """
-        changes = parse(self._contract, batch, latest_ms, self._horizon_ms).changes
+        changes = parse(self.contract, batch, latest_ms, self.horizon_ms).changes
         first = 0
         for at, (offset, change) in enumerate(changes):
             if type(change) is Replacement:
@@ -201,7 +190,7 @@ class Intake:
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
         one = Batch(record.offset, record.offset + 1, [record])
-        [(_, change)] = parse(self._contract, one, record.timestamp_ms, None).changes
+        [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
         if isinstance(change, Carried | Replacement):
             change = change.asked
         if isinstance(change, Request):

@@ -14,11 +14,9 @@ QUIET = {"log_level": "0"}
 
 def printable(text: str) -> str:
     """The same on one line, without what a terminal would obey."""
-    return text if text.isprintable() else "".join(map(_printable, text))
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else repr(character)[1:-1]
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 class IsoFormatter(logging.Formatter):

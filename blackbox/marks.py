@@ -117,9 +117,6 @@ def is_another(journal: Journal, tail: Tail | None) -> bool:
 
 def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:
     """Receipts that carry a mark or begin an opening, the newest first."""
-    length, end = TAIL, receipts.end
-    while end > receipts.start:
-        first = max(receipts.start, end - length)
-        found = [one for one in journal.receipts(first, end) if one[1].mark or one[1].barrier]
+    for stretch in receipts.from_the_end(TAIL):
+        found = [one for one in journal.receipts(*stretch) if one[1].mark or one[1].barrier]
         yield from reversed(found)
-        end, length = first, length * 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from threading import Event, Thread
 
 from blackbox.clock import Clock
@@ -30,6 +31,7 @@ def begun(last: int, now_ms: int) -> range:
     return range(last + 1, now_ms // 1000 + 1)[:BATCH]
 
 
+@dataclass(eq=False, repr=False)
 class Oscillator:
     """Writes every second once, from `start` to `stop`, while this process owns the first shard.
 
@@ -37,20 +39,15 @@ class Oscillator:
     nothing without a topic for it. `shards` are those that this process owns.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        access: KafkaAccess,
-        metrics: Metrics,
-        clock: Clock,
-        shards: Callable[[], Collection[Shard]],
-    ) -> None:
-        self._topic = settings.oscillator_topic
-        self._turn = Shard(min(settings.topics), 0)
-        self._access = access
-        self._metrics = metrics
-        self._clock = clock
-        self._shards = shards
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    shards: Callable[[], Collection[Shard]]
+
+    def __post_init__(self) -> None:
+        self._topic = self.settings.oscillator_topic
+        self._turn = Shard(min(self.settings.topics), 0)
         self._last: int | None = None
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="oscillator", daemon=True)
@@ -70,17 +67,17 @@ class Oscillator:
 
     def _lag_s(self) -> int:
         """How many seconds have begun and are not written."""
-        now = self._clock.earliest_ms() // 1000
+        now = self.clock.earliest_ms() // 1000
         return 0 if self._last is None else max(0, now - self._last)
 
     def _is_ours(self) -> bool:
-        return not self._stopping.is_set() and self._turn in self._shards()
+        return not self._stopping.is_set() and self._turn in self.shards()
 
     def _run(self) -> None:
         assert self._topic is not None
         while not self._stopping.is_set():
             if not self._is_ours():
-                self._metrics.oscillator_lag(self._topic, None)
+                self.metrics.oscillator_lag(self._topic, None)
                 self._last = None
                 self._stopping.wait(LOOK_S)
                 continue
@@ -98,20 +95,20 @@ class Oscillator:
 
         An empty topic begins with the second in which it was first to be written.
         """
-        seconds = Seconds(self._access, topic)
+        seconds = Seconds(self.access, topic)
         try:
             last = seconds.open()
             logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
             if last is None:
-                last = self._last or self._clock.earliest_ms() // 1000 - 1
+                last = self._last or self.clock.earliest_ms() // 1000 - 1
             self._last = last
-            self._metrics.oscillator_lag(topic, self._lag_s)
+            self.metrics.oscillator_lag(topic, self._lag_s)
             while self._is_ours():
-                now_ms = self._clock.earliest_ms()
+                now_ms = self.clock.earliest_ms()
                 if due := begun(self._last, now_ms):
                     seconds.write(due)
                     self._last = due[-1]
-                    self._metrics.oscillated(topic, len(due))
+                    self.metrics.oscillated(topic, len(due))
                 else:
                     self._stopping.wait(1 - now_ms % 1000 / 1000)
         finally:

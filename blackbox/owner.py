@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock, Thread
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from blackbox.clock import Clock
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Opening, Parsed, Taken, Upcoming
+from blackbox.intake import Intake, Opening, Parsed, Taken
 from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
 from blackbox.plan import Batch, Binding, Labels
@@ -53,35 +53,25 @@ class Hold:
     closing: tuple[Closable, ...]
 
 
+@dataclass(eq=False, repr=False)
 class Owner:
     """Owns one shard from `start` to `stop`, through any number of doubts."""
 
-    def __init__(
-        self,
-        shard: Shard,
-        take_hold: Callable[[Owner], Hold],
-        *,
-        clock: Clock,
-        metrics: Metrics,
-        wake_up: bool,
-        gather_s: float = GATHER_S,
-        stuck_after_s: float,
-        opened: Callable[[Owner, int], None],
-        doubted: Callable[[Owner], None],
-        ended: Callable[[Owner], None],
-    ) -> None:
-        self.shard = shard
-        self._take_hold = take_hold
-        self._clock = clock
-        self._metrics = metrics
-        self._wake_up = wake_up
-        self._gather_s = gather_s
-        self._stuck_after_s = stuck_after_s
-        self._opened = opened
-        self._doubted = doubted
-        self._ended = ended
+    shard: Shard
+    take_hold: Callable[[Owner], Hold]
+    _: KW_ONLY
+    clock: Clock
+    metrics: Metrics
+    wake_up: bool
+    stuck_after_s: float
+    opened: Callable[[Owner, int], None]
+    doubted: Callable[[Owner], None]
+    ended: Callable[[Owner], None]
+    gather_s: float = GATHER_S
+
+    def __post_init__(self) -> None:
         self._hold: Hold | None = None
-        self._is_open = False
+        self.is_open = False
         self._doubt: Exception | None = None
         self._problem = ""
         self._recovered: Recovered | None = None
@@ -91,7 +81,7 @@ class Owner:
         self._look = Event()
         self._next_due_ms: int | None = None
         self._progress = time.monotonic()
-        self._thread = Thread(target=self._run, name=str(shard), daemon=True)
+        self._thread = Thread(target=self._run, name=str(self.shard), daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -107,29 +97,25 @@ class Owner:
         return not self._thread.is_alive()
 
     @property
-    def is_open(self) -> bool:
-        return self._is_open
-
-    @property
     def is_stuck(self) -> bool:
         """Whether something has been due for long and nothing was delivered."""
-        return time.monotonic() - self._progress > self._stuck_after_s
+        return time.monotonic() - self._progress > self.stuck_after_s
 
     @property
     def labels(self) -> Labels | None:
         hold = self._hold
-        return hold.index.labels if hold is not None and self._is_open else None
+        return hold.index.labels if hold is not None and self.is_open else None
 
     @property
     def binding(self) -> Binding | None:
         """What the index belongs to, while the shard is open."""
         recovered = self._recovered
-        return recovered.binding if recovered is not None and self._is_open else None
+        return recovered.binding if recovered is not None and self.is_open else None
 
     @property
     def why_not_open(self) -> str:
         """Why the last try to open it failed; empty while it is open, or opens for the first time."""
-        return "" if self._is_open else self._problem
+        return "" if self.is_open else self._problem
 
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
         """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
@@ -137,7 +123,7 @@ class Owner:
         None when the shard is not open. Raises a Doubt when it has to be tried again, also when `stopping` is set.
         """
         hold = self._hold
-        if hold is None or not self._is_open:
+        if hold is None or not self.is_open:
             return None
         walk = hold.index.walk()
         try:
@@ -185,14 +171,14 @@ class Owner:
         Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
         """
         hold = self._hold
-        if hold is None or not self._is_open or self._doubt is not None:
+        if hold is None or not self.is_open or self._doubt is not None:
             return False  # what was read is read again once the shard is opened anew
         label = hold.index.labels.requests
         if label < batch.start:
-            self._opened(self, label)  # something before it was not stored: read from there again
+            self.opened(self, label)  # something before it was not stored: read from there again
             return False
         try:
-            taken = hold.intake.store(batch, self._clock.latest_ms(), meanwhile)
+            taken = hold.intake.store(batch, self.clock.latest_ms(), meanwhile)
             self._account_for(hold, taken)
         except Doubt as reason:
             if self._hold is hold:
@@ -201,14 +187,14 @@ class Owner:
         return True
 
     def _account_for(self, hold: Hold, taken: Taken) -> None:
-        self._metrics.taken(self.shard, taken)
-        self._metrics.positions(self.shard, hold.index.labels)
+        self.metrics.taken(self.shard, taken)
+        self.metrics.positions(self.shard, hold.index.labels)
         if taken.first_due_ms is not None:
             self.expect(taken.first_due_ms)
 
     def expect(self, due_ms: int) -> None:
         """Look at the index at this due time, if nothing is known to be due before it."""
-        if self._wake_up:
+        if self.wake_up:
             with self._lock:
                 if self._next_due_ms is None or due_ms < self._next_due_ms:
                     self._next_due_ms = due_ms
@@ -217,14 +203,9 @@ class Owner:
     def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
         """What recovery calls for the requests that the index does not know yet."""
         assert self._hold is not None
-        taken = self._hold.intake.apply(batch, self._clock.latest_ms(), opening)
+        taken = self._hold.intake.apply(batch, self.clock.latest_ms(), opening)
         self._account_for(self._hold, taken)
         return taken
-
-    def upcoming_while_opening(self, batch: Batch) -> Iterator[Upcoming]:
-        """What recovery calls for requests that the index has no room for."""
-        assert self._hold is not None
-        return self._hold.intake.upcoming(batch, self._clock.latest_ms())
 
     def _run(self) -> None:
         again = Retrying(
@@ -249,12 +230,12 @@ class Owner:
             is_short = time.monotonic() - began < SHORT_RUN_S and not gets_on
             short_runs = short_runs + 1 if is_short else 0
             self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
-        self._ended(self)
+        self.ended(self)
 
     def _open(self) -> None:
         began = time.monotonic()
         try:
-            self._hold = self._take_hold(self)
+            self._hold = self.take_hold(self)
             recovered = self._hold.recovery.open()
             self._hold.low_water.last = recovered.mark
             self._hold.low_water.topic_id = recovered.binding.topic_id
@@ -268,16 +249,14 @@ class Owner:
             self._explain(reason)
             self._let_go()
             raise
-        self._is_open = True
+        self.is_open = True
         self._recovered = recovered
-        self._metrics.recovered(self.shard, recovered)
-        self._opened(self, self._hold.index.labels.requests)
-        self._log_opened(recovered, time.monotonic() - began, self._hold.index.labels)
-
-    def _log_opened(self, recovered: Recovered, took_s: float, labels: Labels) -> None:
+        self.metrics.recovered(self.shard, recovered)
+        self.opened(self, self._hold.index.labels.requests)
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
-            self.shard, took_s, labels.requests, labels.receipts, recovered.outcomes, recovered.void,
+            self.shard, time.monotonic() - began, *self._hold.index.labels,
+            recovered.outcomes, recovered.void,
         )  # fmt: skip
 
     def _dispatch_until_doubt(self) -> None:
@@ -285,10 +264,8 @@ class Owner:
         assert hold is not None
         while not self._stopping.is_set():
             self._look.clear()
-            with self._lock:
-                self._next_due_ms = (
-                    None  # so that intake wakes this thread for what the tick misses
-                )
+            with self._lock:  # so that intake wakes this thread for what the tick misses
+                self._next_due_ms = None
             if self._doubt is not None:
                 raise self._doubt
             began = time.monotonic()
@@ -298,12 +275,12 @@ class Owner:
                 self._wait(did, began)
 
     def _tick(self, hold: Hold) -> Dispatched:
-        did = hold.dispatch.tick(self._clock.earliest_ms())
-        now_ms = self._clock.earliest_ms()
+        did = hold.dispatch.tick(self.clock.earliest_ms())
+        now_ms = self.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()
-        self._metrics.dispatched(self.shard, did, now_ms)
-        self._metrics.positions(self.shard, hold.index.labels)
+        self.metrics.dispatched(self.shard, did, now_ms)
+        self.metrics.positions(self.shard, hold.index.labels)
         return did
 
     def _wait(self, did: Dispatched, began: float) -> None:
@@ -311,11 +288,11 @@ class Owner:
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
-        self._stopping.wait(max(0.0, began + self._gather_s - time.monotonic()))
+        self._stopping.wait(max(0.0, began + self.gather_s - time.monotonic()))
         while not self._look.is_set():
             wait_s = None
-            if self._wake_up and self._next_due_ms is not None:
-                wait_s = (self._next_due_ms - self._clock.earliest_ms()) / 1000
+            if self.wake_up and self._next_due_ms is not None:
+                wait_s = (self._next_due_ms - self.clock.earliest_ms()) / 1000
                 if wait_s <= 0:
                     return
             self._look.wait(wait_s)
@@ -329,12 +306,12 @@ class Owner:
 
     def _let_go(self) -> None:
         hold, self._hold = self._hold, None
-        was_open, self._is_open = self._is_open, False
+        was_open, self.is_open = self.is_open, False
         walked, self._walked = self._walked, None
         if walked is not None:
             walked[3].cancel()  # who waits for its mark walks again later
         if was_open:
-            self._doubted(self)
+            self.doubted(self)
         if hold is not None:
             for part in hold.closing:
                 try:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from threading import Lock
 
@@ -38,6 +39,7 @@ STOP_S = 3.0
 STUCK_S = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class Owners:
     """An Owner for each shard, from `gain` to `lose`.
 
@@ -47,38 +49,30 @@ class Owners:
     long a shard is owned at most.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        access: KafkaAccess,
-        metrics: Metrics,
-        clock: Clock,
-        *,
-        confirm: Callable[[Shard, int], None],
-        gather_s: float = GATHER_S,
-        lasts_s: float = math.inf,
-        opened: Callable[[Shard, int], None] = lambda shard, label: None,
-        closed: Callable[[Shard], None] = lambda shard: None,
-    ) -> None:
-        self._settings = settings
-        self._access = access
-        self._metrics = metrics
-        self._clock = clock
-        self._confirm = confirm
-        self._gather_s = gather_s
-        self._tell_opened = opened
-        self._tell_closed = closed
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    _: KW_ONLY
+    confirm: Callable[[Shard, int], None]
+    gather_s: float = GATHER_S
+    lasts_s: float = math.inf
+    opened: Callable[[Shard, int], None] = lambda shard, label: None
+    closed: Callable[[Shard], None] = lambda shard: None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = Targets(access)
+        self._targets = Targets(self.access)
         self._formats = formats(settings)
-        self.admission = admission(settings, access)
+        self.admission = admission(settings, self.access)
         self._pace = pace(settings)
         self._owners: dict[Shard, Owner] = {}
         self._lock = Lock()
         self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
-            access, metrics, clock, self.all,
-            interval_s=min(settings.trim_interval_s, lasts_s), retention_s=settings.retention_s,
+            self.access, self.metrics, self.clock, self.all,
+            interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
         )  # fmt: skip
         self._caretaker.start()
 
@@ -87,11 +81,11 @@ class Owners:
         owner = Owner(
             shard,
             self._take_hold,
-            clock=self._clock,
-            metrics=self._metrics,
-            wake_up=self._settings.wake_up,
-            gather_s=self._gather_s,
-            stuck_after_s=STUCK_S + self._settings.poll_interval_ms / 1000,
+            clock=self.clock,
+            metrics=self.metrics,
+            wake_up=self.settings.wake_up,
+            gather_s=self.gather_s,
+            stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,
             doubted=self._doubted,
             ended=self._ended,
@@ -105,7 +99,7 @@ class Owners:
         with self._lock:
             owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
         for owner in owners:
-            self._tell_closed(owner.shard)
+            self.closed(owner.shard)
             owner.stop()
         deadline = time.monotonic() + STOP_S
         for owner in owners:
@@ -160,31 +154,31 @@ class Owners:
     def _opened(self, owner: Owner, offset: int) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
-                self._metrics.opened(owner.shard, True)
-                self._tell_opened(owner.shard, offset)
+                self.metrics.opened(owner.shard, True)
+                self.opened(owner.shard, offset)
 
     def _doubted(self, owner: Owner) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
-                self._metrics.opened(owner.shard, False)
-                self._tell_closed(owner.shard)
+                self.metrics.opened(owner.shard, False)
+                self.closed(owner.shard)
 
     def _ended(self, owner: Owner) -> None:
         with self._lock:
             if owner.shard not in self._owners:
-                self._metrics.given_up(owner.shard)
+                self.metrics.given_up(owner.shard)
 
     def _take_hold(self, owner: Owner) -> Hold:
-        settings, shard = self._settings, owner.shard
+        settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
-        writer = Writer(shard, self._access, exactly_once=settings.delivery == "exactly-once")
+        writer = Writer(shard, self.access, exactly_once=settings.delivery == "exactly-once")
         has_id = may_have_caller_id(settings.topics[shard.topic])
-        journal = ShardJournal(shard, self._access, may_have_caller_id=has_id)
-        originals = ShardJournal(shard, self._access, ahead=1)
+        journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
+        originals = ShardJournal(shard, self.access, ahead=1)
         contract = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(contract, index, horizon_ms, self.admission)
-        uncommitted = ShardJournal(shard, self._access, isolation="read_uncommitted")
+        uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
         history_topic = settings.history_topic if is_schedule else None
@@ -193,7 +187,7 @@ class Owners:
             kept = index.load()
             known = None if kept is None else kept.labels.requests
             # Not 0 for a lost index: what was read before tells whether receipts are missing.
-            self._confirm(shard, journal.committed(settings.group_id) if known is None else known)
+            self.confirm(shard, journal.committed(settings.group_id) if known is None else known)
 
         recovery = Recovery(
             shard=shard,
@@ -203,12 +197,12 @@ class Owners:
             writer=writer,
             confirm=confirm,
             apply=owner.apply_while_opening,
-            ahead=owner.upcoming_while_opening,
-            now_ms=self._clock.earliest_ms,
+            ahead=lambda batch: intake.upcoming(batch, self.clock.latest_ms()),
+            now_ms=self.clock.earliest_ms,
             has_room=self._has_room,
-            progress=partial(self._metrics.rebuilding, shard),
+            progress=partial(self.metrics.rebuilding, shard),
         )
-        low_water = LowWater(shard, index, writer, self._clock.earliest_ms)
+        low_water = LowWater(shard, index, writer, self.clock.earliest_ms)
         sorting = Sorting(
             shard=shard,
             targets=self._targets,

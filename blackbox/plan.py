@@ -5,7 +5,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -23,10 +23,32 @@ class Labels(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of a journal: the first offset kept, and the next offset to be committed."""
+    """Of a journal: the first offset kept, and the next offset to be committed; or of a stretch of it."""
 
     start: int
     end: int
+
+    def from_the_end(self, length: int) -> Iterator[Bounds]:
+        """Its stretches, the last one first, each ten times as long as the one before."""
+        end = self.end
+        while end > self.start:
+            first = max(self.start, end - length)
+            yield Bounds(first, end)
+            end, length = first, length * 10
+
+
+def stretches(offsets: Iterable[int], far_apart: int) -> Iterator[Bounds]:
+    """From the first of some sorted offsets to behind the last, wherever they are not far apart."""
+    first = last = -1
+    for offset in offsets:
+        if first >= 0 and offset - last > far_apart:
+            yield Bounds(first, last + 1)
+            first = -1
+        if first < 0:
+            first = offset
+        last = offset
+    if first >= 0:
+        yield Bounds(first, last + 1)
 
 
 class Binding(NamedTuple):

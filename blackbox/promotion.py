@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch, Bounds, Replacement
-from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
+from blackbox.plan import Batch, Replacement, stretches
+from blackbox.request import Cancel, Record, Request, Shard, offset_in
+
+if TYPE_CHECKING:
+    from blackbox.journal.carrier import Carrier
+    from blackbox.journal.shard_journal import ShardJournal
 
 logger = logging.getLogger("blackbox.promotion")
 
@@ -21,28 +25,6 @@ FAR_APART = 20_000
 """Offsets between two cold requests that are worth a new read."""
 
 BYTES_AT_ONCE = 8 << 20
-
-
-class Journal(Protocol):
-    """What promotion needs of the request topic."""
-
-    def settled_bounds(self) -> Bounds: ...
-    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
-    def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
-
-
-class Carrier(Protocol):
-    """The producer of a shard's carried records.
-
-    `flush` returns the next offset behind the last one, and why some were refused.
-    """
-
-    def open(self) -> None: ...
-    def begin(self) -> None: ...
-    def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None: ...
-    def flush(self) -> tuple[int, Mapping[int, str]]: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +61,7 @@ class Promotion:
     shard: Shard
     label: int
     cold: Set[int]
-    journal: Journal
+    journal: ShardJournal
     carrier: Carrier
     contract: Format
     lead_ms: int | None
@@ -138,8 +120,9 @@ class Promotion:
 
     def _cold_records(self, start: int) -> Iterator[Record]:
         """Only the stretches of the journal that have cold requests are read."""
-        for first, end in _stretches(self.cold, start, self.label):
-            for batch in self.journal.requests(first, end):
+        kept = (offset for offset in self.cold if start <= offset < self.label)
+        for stretch in stretches(kept, FAR_APART):
+            for batch in self.journal.requests(*stretch):
                 self.confirm()
                 for record in batch.records:
                     if record.offset in self.cold and record.offset not in self._carried:
@@ -213,19 +196,3 @@ class Promotion:
 
     def _is_ended(self, one: _Chosen) -> bool:
         return one.caller_id in self._ended or one.record.offset in self._cancelled
-
-
-def _stretches(offsets: Iterable[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """From the first of some offsets to behind the last, wherever they lie close together."""
-    first = last = -1
-    for offset in offsets:
-        if offset < start or offset >= end:
-            continue
-        if first < 0:
-            first = offset
-        elif offset - last > FAR_APART:
-            yield first, last + 1
-            first = offset
-        last = offset
-    if first >= 0:
-        yield first, last + 1

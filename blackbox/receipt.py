@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import orjson
@@ -96,10 +96,7 @@ def encode(receipt: Receipt) -> bytes:
     return orjson.dumps(value)
 
 
-_PARTS = (
-    "delivered", "dead", "expired", "invalid", "letters", "topics", "void", "barrier", "gone", "read", "ignored",
-    "mark", "topic_id", "group",
-)  # fmt: skip
+_PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
 
 def decode(value: bytes | None) -> Receipt:

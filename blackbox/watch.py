@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from threading import Lock
 
-from blackbox.clock import Clock
+from blackbox.clock import MAX_SKEW_MS, Clock
 from blackbox.connect import rules
 from blackbox.doubt import Doubt
 from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
@@ -16,40 +17,35 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.watch")
 
 RESUME_AT = 0.75
-MAX_SKEW_MS = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Watch:
     """Keeps the clock and tells when Redis has no room (`pause`) and has it again (`resume`)."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        clock: Clock,
-        *,
-        pause: Callable[[], None],
-        resume: Callable[[], None],
-    ) -> None:
-        self._rules = rules(settings)
-        self._redis = RedisServer(settings.redis_url.get_secret_value())
-        self._metrics = metrics
-        self._clock = clock
-        self._pause = pause
-        self._resume = resume
+    settings: Settings
+    metrics: Metrics
+    clock: Clock
+    _: KW_ONLY
+    pause: Callable[[], None]
+    resume: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._rules = rules(self.settings)
+        self._redis = RedisServer(self.settings.redis_url.get_secret_value())
         self._lock = Lock()
         self._is_full = False
         self._is_apart = False
 
     def observe_clock(self) -> None:
         """Read Redis' clock. Raises IndexLost when Redis does not answer."""
-        self._clock.observe(self._redis.now_ms())
+        self.clock.observe(self._redis.now_ms())
 
     def look(self) -> None:
         """One look; a Redis that does not answer is only logged."""
         if self._rules is not None:
             self._rules.rules()
-            self._metrics.rules_valid.set(self._rules.problem is None)
+            self.metrics.rules_valid.set(self._rules.problem is None)
         try:
             self.observe_clock()
             used = self._memory_used()
@@ -68,8 +64,8 @@ class Watch:
             if self._is_full:
                 return
             self._is_full = True
-            self._metrics.paused.set(1)
-            self._pause()
+            self.metrics.paused.set(1)
+            self.pause()
         logger.warning("%s", why)
 
     def _memory_used(self) -> float:
@@ -84,13 +80,13 @@ class Watch:
             if not self._is_full:
                 return
             self._is_full = False
-            self._metrics.paused.set(0)
-            self._resume()
+            self.metrics.paused.set(0)
+            self.resume()
         logger.info("Redis has room again; reading requests")
 
     def _compare_clocks(self) -> None:
-        skew_ms = self._clock.skew_ms()
-        self._metrics.skew.set(skew_ms / 1000)
+        skew_ms = self.clock.skew_ms()
+        self.metrics.skew.set(skew_ms / 1000)
         was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
         if self._is_apart and not was_apart:
             logger.error(

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from blackbox.control.control import Cancelled, Rescheduled
-from blackbox.control.letters import Letter
 from blackbox.control.pending import Found
 from blackbox.fate import Fate
+from blackbox.journal.letterbox import Letter
 from blackbox.request import request_id
 
 

@@ -14,7 +14,8 @@ from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import as_json, printable, quietly
 from blackbox.control.control import Control
-from blackbox.control.letters import Letter, PutAway
+from blackbox.control.letters import PutAway
+from blackbox.journal.letterbox import Letter
 
 Places = Annotated[
     list[str] | None, typer.Option(metavar="PLACE", help="Instead of a list; repeatable.")

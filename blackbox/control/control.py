@@ -15,10 +15,11 @@ from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
 from blackbox.control.fate import Registry
-from blackbox.control.letters import Letter, PutAway, letters, put_away
+from blackbox.control.letters import PutAway, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
+from blackbox.journal.letterbox import Letter, Letterbox
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
 from blackbox.request import (
@@ -301,13 +302,13 @@ class Control:
         return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
 
     def letters(self, reason: str | None = None, *, is_open: bool = True) -> list[Letter]:
-        """Dead letters as `control.letters.letters` has it."""
-        return letters(
-            self._registry().access,
-            self._settings.dead_letter_topic,
-            reason=reason,
-            is_open=is_open,
-        )
+        """The newest dead letters first, of this reason (None: of any); those that are still open, or all."""
+        box = Letterbox(self._registry().access, self._settings.dead_letter_topic)
+        return [
+            letter
+            for letter in box.letters()
+            if reason in (None, letter.reason) and not (is_open and letter.became)
+        ]
 
     def target_of(self, letter: Letter) -> str | None:
         """Where its message was to go; None when its request cannot be understood."""

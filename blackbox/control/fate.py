@@ -51,10 +51,6 @@ class Registry:
             )
             self._counted_s = time.monotonic()
 
-    def partitions(self, topic: str) -> int:
-        """Of one of blackbox's topics; 0 for one that is not there."""
-        return self._partitions.get(topic, 0)
-
     def shards(self) -> Iterator[Shard]:
         """Every shard there is."""
         for topic in self._settings.topics:

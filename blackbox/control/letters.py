@@ -5,48 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from blackbox.cancel import replaces
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.letterbox import Again, Letterbox, Lying
+from blackbox.journal.letterbox import Again, Letter, Letterbox
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.outgoing import LETTER_HEADERS
-from blackbox.request import Headers, Reason, Record, placed
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A dead letter. `became` is replayed, discarded, or None while nobody did anything about it."""
-
-    place: str
-    at_ms: int
-    reason: str
-    detail: str
-    source: str
-    caller: str | None
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    became: str | None
-
-    @classmethod
-    def of(cls, lying: Lying) -> Letter:
-        record = lying.record
-        about = {n: (v or b"").decode(errors="replace") for n, v in _of_blackbox(record)}
-        callers = [held for name, held in record.headers if name == "CALLER_SERVICE"]
-        return cls(
-            place=lying.place,
-            at_ms=record.timestamp_ms,
-            reason=about.get("blackbox-reason", ""),
-            detail=about.get("blackbox-detail", ""),
-            source=about.get("blackbox-source", ""),
-            caller=(callers[0] or b"").decode(errors="replace") if callers else None,
-            key=record.key,
-            value=record.value,
-            headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
-            became=lying.became,
-        )
+from blackbox.request import Headers, Reason, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +19,6 @@ class PutAway:
 
     done: list[str]
     left: dict[str, str]
-
-
-def letters(
-    access: KafkaAccess, topic: str, *, reason: str | None = None, is_open: bool = True
-) -> list[Letter]:
-    """The newest letters first, of this reason (None: of any); those that are still open, or all."""
-    found = map(Letter.of, Letterbox(access, topic).lying())
-    return [
-        letter
-        for letter in found
-        if reason in (None, letter.reason) and not (is_open and letter.became)
-    ]
 
 
 def put_away(
@@ -83,7 +35,7 @@ def put_away(
     begins anew, an instant that is past is at once.
     """
     box = Letterbox(access, topic)
-    known = {one.place: Letter.of(one) for one in box.lying()}
+    known = {letter.place: letter for letter in box.letters()}
     left: dict[str, str] = {}
     wanted: dict[str, Again | None] = {}
     for place in dict.fromkeys(places):
@@ -130,7 +82,3 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
 def _without_condition(headers: Headers) -> Headers:
     """Whatever it was to replace has ended by now."""
     return headers[:-1] if replaces(headers) else headers
-
-
-def _of_blackbox(record: Record) -> list[Any]:
-    return record.headers[-len(LETTER_HEADERS) :]

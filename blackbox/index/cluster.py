@@ -23,12 +23,8 @@ class Cluster:
         self._clients: dict[Place, redis.Redis] = {}
         self._lock = Lock()
 
-    def server_of(self, key: bytes) -> redis.ConnectionPool:
-        """The primary that has this key now. Raises redis.ConnectionError when nobody tells."""
-        return self.servers_of([key])[key]
-
     def servers_of(self, keys: Iterable[bytes]) -> dict[bytes, redis.ConnectionPool]:
-        """The same for many keys, asking once."""
+        """The primaries that have these keys now. Raises redis.ConnectionError when nobody tells."""
         _, slots = self._ask()
         return {key: self._server_of(key, slots) for key in keys}
 

@@ -49,16 +49,16 @@ MOST_CONNECTIONS = 1_000_000
 """One for each shard of a process; the client's own limit is 100."""
 
 
-def pool(url: str, *, timeout_s: float = TIMEOUT_S) -> Connections:
+def pool(url: str) -> Connections:
     """Connections for what `BLACKBOX_REDIS_URL` may be. Raises BadAddress; connects to nothing yet."""
     address = read(url)
     of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     options: dict[str, Any] = of_any | {
-        "socket_timeout": timeout_s,
+        "socket_timeout": TIMEOUT_S,
         "max_connections": MOST_CONNECTIONS,
     }
     if address.places:
-        options |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
+        options |= {"socket_connect_timeout": TIMEOUT_S, "socket_keepalive": True}
     options |= address.options
     if address.kind == "sentinel":
         return Primary(address, options, of_any)
@@ -78,15 +78,10 @@ def check(url: str) -> None:
         raise BadAddress("an option that the client does not have, or cannot use") from None
 
 
-def server_of(connections: Connections, key: bytes) -> redis.ConnectionPool:
-    """The server that has this key now. Raises redis.RedisError or OSError when nobody tells."""
-    return connections.server_of(key) if isinstance(connections, Cluster) else connections
-
-
 def servers_of(
     connections: Connections, keys: Iterable[bytes]
 ) -> dict[bytes, redis.ConnectionPool]:
-    """The servers that have these keys now, asked for at once. Raises as `server_of`."""
+    """The servers that have these keys now. Raises redis.RedisError or OSError when nobody tells."""
     if isinstance(connections, Cluster):
         return connections.servers_of(keys)
     return dict.fromkeys(keys, connections)
@@ -97,11 +92,6 @@ def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
     return connections.servers() if isinstance(connections, Cluster) else {"": connections}
 
 
-def any_server(connections: Connections) -> redis.ConnectionPool:
-    """A server that passes notes on to all."""
-    return connections.any_server() if isinstance(connections, Cluster) else connections
-
-
 class Clients:
     """redis-py's clients for what belongs to no owner; to make one costs more than to ask it."""
 
@@ -110,7 +100,7 @@ class Clients:
         self._made: dict[redis.ConnectionPool, redis.Redis] = {}
 
     def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
-        """For the servers that have these keys now. This and the others raise as `server_of`."""
+        """For the servers that have these keys now. This and the others raise as `servers_of`."""
         found = servers_of(self._connections, keys)
         return {key: self._client(server) for key, server in found.items()}
 
@@ -121,7 +111,8 @@ class Clients:
 
     def any(self) -> redis.Redis:
         """For a server that passes notes on to all."""
-        return self._client(any_server(self._connections))
+        known = self._connections
+        return self._client(known.any_server() if isinstance(known, Cluster) else known)
 
     def together(self, *commands: KeyedCommand) -> list[Any]:
         """The replies to these: one trip to each server. Raises IndexFull, IndexLost."""
@@ -173,34 +164,25 @@ class Session:
 
     def __init__(self, connections: Connections, key: bytes = b"") -> None:
         try:
-            self._pool = server_of(connections, key)
+            self._pool = servers_of(connections, [key])[key]
             self._connection: Any = self._pool.get_connection()
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"cannot connect to Redis: {error}") from error
         self._lost = False
 
-    def run(self, packed: Iterable[bytes], replies: int) -> list[Any]:
-        """Send packed commands in one go and return their `replies` replies.
+    def ask(self, *command: bytes | str | int) -> Any:
+        """The reply to one command. Raises as `run`."""
+        return self.run([pack(*command)])[0]
 
-        Raises IndexFull when Redis is out of memory, IndexLost for everything that leaves the
-        connection or its server in doubt, redis.ResponseError for a command that is wrong.
-        """
-        if self._lost:
-            raise IndexLost("the connection to Redis was lost before")
-        try:
-            self._connection.send_packed_command([b"".join(packed)])
-            return self._read(replies)
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            self.close()
-            raise IndexLost(f"the connection to Redis was lost: {error}") from error
-
-    def stream(
+    def run(
         self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Like `run`, one reply per command, sending while later commands are still being made.
+        """Send packed commands, while later ones are still being made; returns the reply to each.
 
         Redis works on the first ones already, and on the rest while `meanwhile` runs. An exception
-        from either ends the session.
+        from either ends the session. Raises IndexFull when Redis is out of memory, IndexLost for
+        everything that leaves the connection or its server in doubt, redis.ResponseError for a
+        command that is wrong.
         """
         if self._lost:
             raise IndexLost("the connection to Redis was lost before")

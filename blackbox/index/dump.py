@@ -76,7 +76,7 @@ class Dump:
         """The requests of the cold tier."""
         keys = Keys(shard)
         with closing(Session(self._connections, keys.state)) as session:
-            flat = session.run([pack("HGETALL", keys.cold)], 1)[0]
+            flat = session.ask("HGETALL", keys.cold)
         for segment, bitmap in zip(flat[::2], flat[1::2], strict=True):
             yield list(Bits({int(segment): bitmap}))
 
@@ -90,7 +90,7 @@ def _scanned(
     """Page by page."""
     cursor = None
     while cursor != b"0":
-        cursor, found = session.run([pack(*what, cursor or b"0", *how)], 1)[0]
+        cursor, found = session.ask(*what, cursor or b"0", *how)
         yield found
 
 
@@ -120,8 +120,7 @@ class _Look:
         """Entries without a payload: it is gone, the entry is there, and it is gone."""
         if not names:
             return set()
-        payloads = pack("EXISTS", *map(self._keys.message, names))
-        if self._session.run([payloads], 1)[0] == len(names):
+        if self._session.ask("EXISTS", *map(self._keys.message, names)) == len(names):
             return set()
         gone = self._with_payload(names, wanted=False)
         there = self._in_set(gone, wanted=True)
@@ -136,10 +135,9 @@ class _Look:
     def _in_set(self, names: Sequence[bytes], *, wanted: bool) -> list[bytes]:
         if not names:
             return []
-        scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+        scores = self._session.ask("ZMSCORE", self._keys.due, *names)
         return [n for n, score in zip(names, scores, strict=True) if (score is not None) == wanted]
 
     def _with_payload(self, names: Sequence[bytes], *, wanted: bool) -> list[bytes]:
-        commands = [pack("EXISTS", self._keys.message(name)) for name in names]
-        found = self._session.run(commands, len(commands)) if commands else []
+        found = self._session.run(pack("EXISTS", self._keys.message(name)) for name in names)
         return [name for name, count in zip(names, found, strict=True) if bool(count) == wanted]

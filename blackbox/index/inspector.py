@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blackbox import entry as entries
 from blackbox.entry import Entry
@@ -131,12 +131,11 @@ class Inspector:
         (found,) = self._clients.together(
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
-        found_at = _scored(found)
-        payloads = [("GET", keys.message(name)) for name, _ in found_at]
-        stored = self._clients.together(*payloads)
+        names, scores = found[::2], found[1::2]  # in turn, as Redis replies
+        stored = self._clients.together(*(("GET", keys.message(name)) for name in names))
         return [
-            (int(name, 16), Pending(at_ms, as_entry(payload)))
-            for (name, at_ms), payload in zip(found_at, stored, strict=True)
+            (int(name, 16), Pending(int(float(score)), as_entry(payload)))
+            for name, score, payload in zip(names, scores, stored, strict=True)
         ]
 
     def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
@@ -176,7 +175,7 @@ class Inspector:
         """The labels, and the requests of the cold tier as they are then or a little later."""
         labels, keys = self.labels(shard), Keys(shard)
         (bitmaps,) = self._clients.together(("HGETALL", keys.cold))
-        return labels, Bits({int(segment): bitmap for segment, bitmap in pairs(bitmaps)})
+        return labels, Bits({int(segment): bitmap for segment, bitmap in bitmaps.items()})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""
@@ -188,20 +187,6 @@ class Inspector:
         self._clients.close()
 
 
-def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:
-    """Of a reply to HGETALL: flat as Redis sends it, a mapping as clients make it."""
-    return found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-
-
-def _scored(ranged: list[Any]) -> list[tuple[bytes, int]]:
-    """Of a reply WITHSCORES: flat as Redis sends it, pairs as clients make it."""
-    if ranged and isinstance(ranged[0], (tuple, list)):
-        return [(name, int(float(score))) for name, score in ranged]
-    return [
-        (name, int(float(score))) for name, score in zip(ranged[::2], ranged[1::2], strict=True)
-    ]
-
-
-def _score(ranged: list[Any]) -> int | None:
-    found = _scored(ranged)
-    return found[0][1] if found else None
+def _score(ranged: list[bytes]) -> int | None:
+    """Of the one that is found, if there is one."""
+    return int(float(ranged[1])) if ranged else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
@@ -109,18 +110,18 @@ class RedisServer:
         return answers
 
 
+@dataclass
 class Room:
     """Whether Redis has room for more requests; asked at most twice a second."""
 
-    def __init__(self, redis: RedisServer) -> None:
-        self._redis = redis
-        self._looked_s = float("-inf")
-        self._has_room = True
+    redis: RedisServer
+    _looked_s: float = float("-inf")
+    _has_room: bool = True
 
     def __call__(self) -> bool:
         if time.monotonic() - self._looked_s > LOOK_S:
             try:
-                self._has_room = self._redis.memory_used() < PAUSE_AT
+                self._has_room = self.redis.memory_used() < PAUSE_AT
             except IndexLost:  # a store that Redis refuses tells as well
                 self._has_room = True
             self._looked_s = time.monotonic()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from secrets import token_hex
 from threading import RLock
@@ -73,6 +74,7 @@ _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
 
 
+@dataclass(eq=False, repr=False)
 class ShardIndex:
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
@@ -85,29 +87,23 @@ class ShardIndex:
     may be one that went back, or one of another topic.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        connections: Connections,
-        *,
-        grace_s: int,
-        is_behind: Callable[[int], bool] | None = None,
-        topic_id: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self.shard = shard
-        self._keys = Keys(shard)
+    shard: Shard
+    connections: Connections
+    _: KW_ONLY
+    grace_s: int
+    is_behind: Callable[[int], bool] | None = None
+    topic_id: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._keys = Keys(self.shard)
         self._set_ex = set_ex_template(self._keys)
-        self._grace_s = grace_s
-        self._connections = connections
-        self._session = Session(connections, self._keys.state)
+        self._session = Session(self.connections, self._keys.state)
         self._lock = RLock()
         self._token = token_hex(8).encode()
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
         self.labels = Labels(-1, -1)
         self.removed = 0
         self._settled = -1
-        self._is_behind = is_behind
-        self._topic_id = topic_id
 
     def load(self) -> Kept | None:
         """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
@@ -128,7 +124,7 @@ class ShardIndex:
         )
         look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
-            state, receipts, last, *there = self._session.run([*look, *self._look_apart()], 5)
+            state, receipts, last, *there = self._session.run([*look, *self._look_apart()])
             found = labels_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
@@ -168,8 +164,7 @@ class ShardIndex:
             about += (b"judged", judged)
             if mark is not None:
                 about += (b"mark", orjson.dumps(tuple(mark)))
-            look = pack("ZRANGE", self._keys.callers, 0, -1)
-            callers = self._session.run([look], 1)[0]
+            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
             first = [
                 self._empty(callers),
                 pack("ZADD", self._keys.due, "+inf", SENTINEL),
@@ -212,7 +207,7 @@ class ShardIndex:
                 pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE"),
                 pack("HGET", keys.state, "known_from"),
             ]
-            flat, ignored, known_from = self._session.run(look, 3)
+            flat, ignored, known_from = self._session.run(look)
             cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
             gone = {offset for offset in cold if offset >= first}
             changes = [
@@ -256,8 +251,8 @@ class ShardIndex:
         count, first = 0, 0
         while True:
             with self._lock:
-                look = pack("ZRANGE", self._keys.due, first, first + _CHUNK - 1, "WITHSCORES")
-                flat = self._session.run([look], 1)[0]
+                upto = first + _CHUNK - 1
+                flat = self._session.ask("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 scores.pop(SENTINEL, None)
                 names = list(scores)
@@ -280,18 +275,18 @@ class ShardIndex:
         with self._lock:
             while True:
                 read = self._read_labels()
-                state, receipts = self._session.run(read, 2)
+                state, receipts = self._session.run(read)
                 label = self._check(state, receipts).requests
                 look = pack(
                     "ZRANGE", self._keys.ignored, "-inf", f"({label}", "BYSCORE", "LIMIT", 0, most
                 )
-                names, state, receipts = self._session.run([look, *read], 3)
+                names, state, receipts = self._session.run([look, *read])
                 if self._check(state, receipts).requests == label:
                     return label, [int(name, 16) for name in names]
 
     def walk(self) -> Walk:
         """A walk over all that is pending, over a connection of its own."""
-        return Walk(self.shard, self._connections, self._token)
+        return Walk(self.shard, self.connections, self._token)
 
     def store(
         self,
@@ -411,13 +406,13 @@ class ShardIndex:
         say = pack("SET", key, b"".join(names)) if names else pack("UNLINK", key)
         with self._lock:
             try:
-                told = self._session.run([say, *self._read_labels()], 3)[1:]
+                told = self._session.run([say, *self._read_labels()])[1:]
                 self._check(*told)
             except IndexFull:
                 self._say_even_if_full(say)
             if self.removed == removed or not names:
                 return set()
-            scores = self._session.run([pack("ZMSCORE", self._keys.due, *names)], 1)[0]
+            scores = self._session.ask("ZMSCORE", self._keys.due, *names)
         return {o for o, score in zip(offsets, scores, strict=True) if score is None}
 
     def settle(
@@ -450,14 +445,14 @@ class ShardIndex:
                 if removals and max(removals) >= found.requests:
                     found = self._watch_labels(self._keys.state, self._keys.skip)
                     ahead = [offset for offset in removals if offset >= found.requests]
-                holders = self._holders(freed)
+                holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 commands += self._skip(ahead)
                 commands += self._told(told, mark)
                 commands += self._mark(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
-                    commands += self._count(self._keys.of(caller), (), offsets)
+                    commands += _zrem(self._keys.of(caller), offsets)
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
                     self._settled = receipts
@@ -478,43 +473,56 @@ class ShardIndex:
     def count_cold(self) -> int:
         """How many requests wait in Kafka alone."""
         with self._lock:
-            return int(self._session.run([pack("HGET", self._keys.state, "cold")], 1)[0] or 0)
+            return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
 
     def pending(self, rank: int, limit: int) -> list[int]:
         """The entries from this rank on, by due time."""
         with self._lock:
-            look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
-            names = self._session.run([look], 1)[0]
+            names = self._session.ask("ZRANGE", self._keys.due, rank, rank + limit - 1)
         return [int(name, 16) for name in names if name != SENTINEL]
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
         """The caller id of each of these requests that is pending, without the others."""
         with self._lock:
-            if not offsets or not self._session.run([pack("EXISTS", self._keys.ids)], 1)[0]:
+            if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
             stored = self._mget([member(offset) for offset in offsets])
-        return {
-            offset: _caller_id(payload)
-            for offset, payload in zip(offsets, stored, strict=True)
-            if payload is not None
-        }
+        there = {o: held for o, held in zip(offsets, stored, strict=True) if held is not None}
+        found = {offset: as_entry(payload) for offset, payload in there.items()}
+        return {o: None if entry is None else entry.caller_id for o, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """By which other records those of these requests came into the index that promotion wrote again."""
         with self._lock:
-            if not offsets or not self._session.run([pack("EXISTS", self._keys.moved)], 1)[0]:
+            if not offsets or not self._session.ask("EXISTS", self._keys.moved):
                 return {}
             return self._scores(self._keys.moved, offsets)
 
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
         """The request that holds each of these caller ids, without those that nobody holds."""
         with self._lock:
-            return self._holders(caller_ids)
+            names = self._ask_about(caller_ids, "HMGET", self._keys.ids)
+        return {c: int(name, 16) for c, name in zip(caller_ids, names, strict=True) if name}
 
     def named(self, ids: Sequence[str]) -> dict[str, Named]:
         """The requests of these ids that are of this shard."""
+        offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
+        if not offsets:
+            return {}
         with self._lock:
-            return self._named(ids)
+            moved = self._scores(self._keys.moved, list(offsets.values()))
+            places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
+            there = self._scores(self._keys.due, list(places.values()))
+            stored = self._mget([member(offset) for offset in places.values()])
+        return {
+            id: Named(
+                offset,
+                offset in there and (entry is None or entry.reason is None),
+                None if entry is None else entry.caller_id,
+                offsets[id] if offset != offsets[id] else None,
+            )
+            for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
+        }
 
     def close(self) -> None:
         """Give the connection up; safe to call twice."""
@@ -523,15 +531,15 @@ class ShardIndex:
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
-        if self._is_behind is None or self._is_behind(receipts):
-            return self._is_behind is not None
-        self._is_behind = None
+        if self.is_behind is None or self.is_behind(receipts):
+            return self.is_behind is not None
+        self.is_behind = None
         return False
 
     def _is_leaving(self, offsets: Sequence[int]) -> bool:
         """Whether one of these requests is being delivered, from now on watched as well."""
         watch = pack("WATCH", self._keys.leaving)
-        _, names = self._session.run([watch, pack("GET", self._keys.leaving)], 2)
+        _, names = self._session.run([watch, pack("GET", self._keys.leaving)])
         return not set(map(member, offsets)).isdisjoint(leaving(names))
 
     def _look(
@@ -544,7 +552,7 @@ class ShardIndex:
             b"known_from", b"cold", b"largest", b"judged", b"told",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
-        _, state, receipts, bitmaps = self._session.run(commands, len(commands))
+        _, state, receipts, bitmaps = self._session.run(commands)
         labels = labels_of(self.shard, state, receipts)
         if labels is None:
             raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
@@ -552,7 +560,7 @@ class ShardIndex:
             raise Doubt(
                 f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
             )
-        now = self._topic_id()
+        now = self.topic_id()
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         if state[5] is not None:
@@ -561,9 +569,9 @@ class ShardIndex:
             )
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         known_from, cold, largest, judged, told = (int(number or 0) for number in state[6:])
-        named = self._named(touched.ids) if touched.ids else {}
+        named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
-        holders = self._holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
+        holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
         may_be_cold = list(touched.cold)
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
@@ -573,41 +581,17 @@ class ShardIndex:
             labels, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, told,
-            self._marked(self._keys.ignored, touched.conditional if known_from else ()), gap,
-            self._marked(self._keys.early, touched.conditional if touched.replaced else ()),
+            frozenset(self._scores(self._keys.ignored, touched.conditional if known_from else ())),
+            gap,
+            frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold),
         )  # fmt: skip
         return view, largest
 
-    def _marked(self, key: bytes, offsets: Sequence[int]) -> frozenset[int]:
-        return frozenset(self._scores(key, offsets))
-
     def _scores(self, key: bytes, offsets: Sequence[int]) -> dict[int, int]:
         """What a sorted set says of these offsets, without those that are not in it."""
-        found: dict[int, int] = {}
-        for chunk in _chunks(offsets):
-            scores = self._session.run([pack("ZMSCORE", key, *map(member, chunk))], 1)[0]
-            found |= {o: int(float(s)) for o, s in zip(chunk, scores, strict=True) if s is not None}
-        return found
-
-    def _named(self, ids: Iterable[str]) -> dict[str, Named]:
-        """The requests of these ids that are of this shard."""
-        offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
-        if not offsets:
-            return {}
-        moved = self._scores(self._keys.moved, list(offsets.values()))
-        places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
-        there = self._scores(self._keys.due, list(places.values()))
-        stored = self._mget([member(offset) for offset in places.values()])
-        return {
-            id: Named(
-                offset,
-                offset in there and (entry is None or entry.reason is None),
-                None if entry is None else entry.caller_id,
-                offsets[id] if offset != offsets[id] else None,
-            )
-            for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
-        }
+        scores = self._ask_about([member(offset) for offset in offsets], "ZMSCORE", key)
+        return {o: int(float(s)) for o, s in zip(offsets, scores, strict=True) if s is not None}
 
     def _intake_commands(
         self, plan: Plan, view: View, end: int, largest: int, now_ms: int
@@ -618,23 +602,22 @@ class ShardIndex:
             if len(stored) > largest:
                 largest = len(stored)
             yield put(offset, stored, entry.due_ms, now_ms)
-        yield from self._zadd([(entry.due_ms, offset) for offset, entry in plan.puts.items()])
+        due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
+        yield from _zadd(self._keys.due, due)
         yield from self._remove(plan.removals)
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
         yield from self._hold(moved)
         yield from self._freeze(plan, view)
         for caller, scored in plan.counted.items():
-            yield from self._count(self._keys.of(caller), scored, plan.removals)
+            yield from _zadd(self._keys.of(caller), scored)
+            yield from _zrem(self._keys.of(caller), plan.removals)
             if scored:
                 yield pack("ZADD", self._keys.callers, 0, caller)
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
-        for chunk in _chunks(sorted(view.early)):
-            yield pack("ZREM", self._keys.early, *map(member, chunk))
-        for chunk in _chunks([(by, asked) for asked, by in plan.ended.items()]):
-            yield zadd(self._keys.ended, chunk)
+        yield from _zrem(self._keys.early, sorted(view.early))
+        yield from _zadd(self._keys.ended, [(by, asked) for asked, by in plan.ended.items()])
         hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
-        for chunk in _chunks(hot):
-            yield zadd(self._keys.moved, chunk)
+        yield from _zadd(self._keys.moved, hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
         yield self._write_requests(end, b"largest", largest, *names, *tail)
@@ -643,17 +626,8 @@ class ShardIndex:
             for segments in _chunks(list(used)):
                 yield pack("HDEL", self._keys.skip, *segments)
 
-    def _count(
-        self, key: bytes, scored: Sequence[tuple[int, int]], ended: Sequence[int]
-    ) -> Iterator[bytes]:
-        for chunk in _chunks(scored):
-            yield zadd(key, chunk)
-        for offsets in _chunks(ended):
-            yield pack("ZREM", key, *map(member, offsets))
-
     def _mark(self, key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
-        for chunk in _chunks(offsets):
-            yield zadd(key, [(offset, offset) for offset in chunk])
+        return _zadd(key, [(offset, offset) for offset in offsets])
 
     def _bound(self, binding: Binding | None) -> tuple[bytes | str, ...]:
         about: list[bytes | str] = [b"token", self._token]
@@ -668,8 +642,8 @@ class ShardIndex:
         """
         while True:
             self._watch_loaded()
-            look = pack("ZRANGE", self._keys.due, "-inf", "(+inf", "BYSCORE", "LIMIT", 0, _CHUNK)
-            names = self._session.run([look], 1)[0]
+            first = "-inf", "(+inf", "BYSCORE", "LIMIT", 0, _CHUNK
+            names = self._session.ask("ZRANGE", self._keys.due, *first)
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
@@ -678,7 +652,7 @@ class ShardIndex:
     def _watch_loaded(self) -> None:
         """Raises LabelsMoved when the index is not the one that `load` found."""
         watch = pack("WATCH", self._keys.state, self._keys.receipts)
-        _, state, receipts = self._session.run([watch, *self._read_labels(b"token")], 3)
+        _, state, receipts = self._session.run([watch, *self._read_labels(b"token")])
         if (*state, receipts) != self._loaded:
             raise LabelsMoved(f"{self.shard}: expected {self._loaded}, found {(*state, receipts)}")
 
@@ -713,14 +687,11 @@ class ShardIndex:
             yield pack("HSET", self._keys.skip, segment, bitmap)
 
     def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
-        for chunk in _chunks(told):
-            yield pack("ZREM", self._keys.ignored, *map(member, chunk))
+        yield from _zrem(self._keys.ignored, told)
         if mark is not None:
             yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
-            for key in (
-                self._keys.moved,
-                self._keys.ended,
-            ):  # what was asked before has ended, or moved since
+            # what was asked before has ended, or moved since
+            for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
 
     def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
@@ -730,7 +701,7 @@ class ShardIndex:
             if entry is not None
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
-        return [*commands, *self._zadd(scored, only_there=True)]
+        return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in _chunks(offsets):
@@ -738,21 +709,11 @@ class ShardIndex:
             yield pack("ZREM", self._keys.due, *names)
             yield pack("UNLINK", *(self._keys.message(name) for name in names))
 
-    def _holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
-        held: dict[str, int] = {}
-        for chunk in _chunks(caller_ids):
-            names = self._session.run([pack("HMGET", self._keys.ids, *chunk)], 1)[0]
-            held |= {c: int(name, 16) for c, name in zip(chunk, names, strict=True) if name}
-        return held
-
     def _bits(self, key: bytes, offsets: Iterable[int]) -> Bits:
         """What the bitmaps under this key say, as far as these offsets go."""
         segments = sorted({offset // SEGMENT for offset in offsets})
-        bitmaps: dict[int, bytes] = {}
-        for chunk in _chunks(segments):
-            found = self._session.run([pack("HMGET", key, *chunk)], 1)[0]
-            bitmaps |= {s: bitmap for s, bitmap in zip(chunk, found, strict=True) if bitmap}
-        return Bits(bitmaps)
+        found = self._ask_about(segments, "HMGET", key)
+        return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
 
     def _payloads(self, names: list[bytes], largest: int) -> list[tuple[bytes, bytes | None]]:
         if len(names) * largest > MAX_BATCH_BYTES:
@@ -762,17 +723,18 @@ class ShardIndex:
     def _fitting(self, names: list[bytes]) -> int:
         lengths = [pack("STRLEN", self._keys.message(name)) for name in names]
         total = 0
-        for count, length in enumerate(self._session.run(lengths, len(lengths))):
+        for count, length in enumerate(self._session.run(lengths)):
             total += length
             if total > MAX_BATCH_BYTES:
                 return max(1, count)
         return len(names)
 
     def _mget(self, names: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for chunk in _chunks(names):
-            found += self._session.run([pack("MGET", *map(self._keys.message, chunk))], 1)[0]
-        return found
+        return self._ask_about([self._keys.message(name) for name in names], "MGET")
+
+    def _ask_about(self, many: Sequence[Any], *command: bytes | str) -> list[Any]:
+        """What a command says about each of these, asked about a thousand at once."""
+        return [one for chunk in _chunks(many) for one in self._session.ask(*command, *chunk)]
 
     def _still_there(
         self, stored: list[tuple[bytes, bytes | None]]
@@ -780,20 +742,14 @@ class ShardIndex:
         lost = [name for name, payload in stored if payload is None]
         if not lost:
             return stored
-        scores = self._session.run([pack("ZMSCORE", self._keys.due, *lost)], 1)[0]
+        scores = self._session.ask("ZMSCORE", self._keys.due, *lost)
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         return [(name, payload) for name, payload in stored if name not in ended]
 
     def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
         left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
-        expires_s = b"%d" % (left_s + self._grace_s)
+        expires_s = b"%d" % (left_s + self.grace_s)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
-
-    def _zadd(
-        self, scored: Sequence[tuple[int, int]], *, only_there: bool = False
-    ) -> Iterator[bytes]:
-        for chunk in _chunks(scored):
-            yield zadd(self._keys.due, chunk, only_there=only_there)
 
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
@@ -843,8 +799,11 @@ class ShardIndex:
         return pack("SET", self._keys.receipts, label)
 
     def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
-        replies = self._session.stream(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
-        return replies is not None and _checked(replies) is not None
+        replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
+        for reply in replies or ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies is not None
 
     def _watch_pending(
         self, changes: Mapping[int, PutOff], *keys: bytes
@@ -854,7 +813,7 @@ class ShardIndex:
             return self._watch_labels(*keys), {}
         names = [member(offset) for offset in changes]
         look = pack("ZMSCORE", self._keys.due, *names)
-        _, *labels, here = self._session.run([pack("WATCH", *keys), *self._read_labels(), look], 4)
+        _, *labels, here = self._session.run([pack("WATCH", *keys), *self._read_labels(), look])
         pending = {
             offset: change
             for (offset, change), score in zip(changes.items(), here, strict=True)
@@ -864,7 +823,7 @@ class ShardIndex:
 
     def _watch_labels(self, *keys: bytes) -> Labels:
         commands = [pack("WATCH", *keys), *self._read_labels()]
-        return self._check(*self._session.run(commands, 3)[1:])
+        return self._check(*self._session.run(commands)[1:])
 
     def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Labels:
         found, seen = labels_of(self.shard, state, receipts), self.labels
@@ -883,7 +842,7 @@ class ShardIndex:
         labels = self._read_labels(b"largest", *_KEPT_APART)
         while True:
             state, label, *replies, state_after, label_after = self._session.run(
-                [*labels, *commands, *labels], len(commands) + 4
+                [*labels, *commands, *labels]
             )
             self._check(state, label)
             if (state, label) == (state_after, label_after):
@@ -891,8 +850,8 @@ class ShardIndex:
 
     def _say_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
-            found = self._check(*self._session.run(self._read_labels(), 2))
-            if self._session.run([in_one_script(self._keys, found, [command])], 1)[0]:
+            found = self._check(*self._session.run(self._read_labels()))
+            if self._session.run([in_one_script(self._keys, found, [command])])[0]:
                 return
         raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while departing")
 
@@ -909,7 +868,7 @@ class ShardIndex:
             return self._exec(commands)
         except IndexFull:
             script = in_one_script(self._keys, seen, commands)
-            return bool(self._session.run([script], 1)[0])
+            return bool(self._session.run([script])[0])
 
 
 def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | None) -> Labels | None:
@@ -941,16 +900,16 @@ def as_entry(stored: bytes | None) -> Entry | None:
         return None
 
 
-def _caller_id(stored: bytes) -> str | None:
-    entry = as_entry(stored)
-    return None if entry is None else entry.caller_id
+def _zadd(
+    key: bytes, scored: Sequence[tuple[int, int]], *, only_there: bool = False
+) -> Iterator[bytes]:
+    for chunk in _chunks(scored):
+        yield zadd(key, chunk, only_there=only_there)
 
 
-def _checked(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
+def _zrem(key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
+    for chunk in _chunks(offsets):
+        yield pack("ZREM", key, *map(member, chunk))
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
-from blackbox.index.inspector import pairs
 from blackbox.index.keys import PREFIX, Keys
 from blackbox.plan import Second
 from blackbox.request import Shard
@@ -67,7 +66,7 @@ class Shared:
         """The targets that get nothing now from some of these, and since when, epoch ms."""
         found: dict[str, int] = {}
         for held in self._clients.together(*(("HGETALL", Keys(shard).paused) for shard in shards)):
-            for topic, since_ms in pairs(held):
+            for topic, since_ms in held.items():
                 name = topic.decode()
                 found[name] = min(int(since_ms), found.get(name, int(since_ms)))
         return found
@@ -113,5 +112,5 @@ class Shared:
 
     def _forget(self, key: bytes) -> None:
         (held,) = self._clients.together(("HGETALL", key))
-        seconds = sorted((int(second) for second, _ in pairs(held)), reverse=True)
+        seconds = sorted(map(int, held), reverse=True)
         self._clients.together(("HDEL", key, *seconds[KEPT:]))

@@ -56,7 +56,7 @@ class Walk:
         if not asked:
             return False
         look = pack("ZMSCORE", self._keys.due, *map(member, asked))
-        scores, *about = self._session.run([look, *self._about()], 4)
+        scores, *about = self._session.run([look, *self._about()])
         self._check(*about)
         pending = (o for o, score in zip(asked, scores, strict=True) if score is not None)
         self._lowest = next(pending, self._lowest)
@@ -65,7 +65,7 @@ class Walk:
 
     def slices(self) -> int:
         """How many slices there are at most: not more have ended before the first that is pending than in all."""
-        pending = int(self._session.run([pack("ZCARD", self._keys.due)], 1)[0]) - 1
+        pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
         ended = min(self.lowest - self._at, self.labels.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
 
@@ -81,7 +81,7 @@ class Walk:
             pack("ZRANGE", keys.early, -1, -1),
         ]
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
-        found, skipped, state, early, *about, segments = self._session.run(look, 7)
+        found, skipped, state, early, *about, segments = self._session.run(look)
         *told, mark, known_from, cold = state
         self.labels = self._check(found, *about)
         self._check_known(skipped, told, early)
@@ -90,7 +90,7 @@ class Walk:
             raise WalkVoid(f"{self._shard}: Redis lost the key {keys.cold.decode()} alone")
         if segments:
             first = min(map(int, segments))
-            bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()], 4)
+            bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()])
             self._check(*about)
             lowest = next(iter(Bits({first: bitmap or b""})), None)
             if lowest is None:  # thawed between the two reads

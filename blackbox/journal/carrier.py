@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -13,24 +14,24 @@ from blackbox.journal.writer import REASONS
 from blackbox.request import Headers, Record, Shard
 
 
+@dataclass(eq=False, repr=False)
 class Carrier:
     """The producer of a shard's carried records, in transactions under an id of its own.
 
     Not safe for use from two threads at once.
     """
 
-    def __init__(self, shard: Shard, access: KafkaAccess) -> None:
-        self._shard = shard
-        self._access = access
-        self._open: Transactions | None = None
-        self._failed: dict[int, KafkaError] = {}
-        self._end = 0
+    shard: Shard
+    access: KafkaAccess
+    _open: Transactions | None = None
+    _failed: dict[int, KafkaError] = field(default_factory=dict)
+    _end: int = 0
 
     def open(self) -> None:
         """Fence every earlier one, and settle what it left open; also after a refusal, of this one."""
         self.close()
-        name = self._access.transactional_id(f"{self._shard}/promotion")
-        self._open = Transactions(self._access, name, f"{self._shard}: promotion")
+        name = self.access.transactional_id(f"{self.shard}/promotion")
+        self._open = Transactions(self.access, name, f"{self.shard}: promotion")
         self._open.open()
 
     def begin(self) -> None:
@@ -56,7 +57,7 @@ class Carrier:
 
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
         """Queue this record's key and value under these headers."""
-        topic, partition = self._shard
+        topic, partition = self.shard
         report = partial(self._report, record.offset)
         producer = self._transactions.producer
         try:
@@ -72,15 +73,15 @@ class Carrier:
         Returns the next offset behind the last one, and why some were refused: abort, and open it anew.
         """
         left = self._transactions.flush()
-        needs = f"Write on topic {self._shard.topic}"
+        needs = f"Write on topic {self.shard.topic}"
         refused = {o: explained(e, needs) for o, e in self._failed.items() if e.code() in REASONS}
         if self._failed and not refused:
             error = next(iter(self._failed.values()))
             if error.code() == KafkaError._PURGE_QUEUE:  # the transaction failed, and knows why
                 self._transactions.commit(needs)
-            raise doubt(KafkaException(error), f"{self._shard}: a record cannot be carried on")
+            raise doubt(KafkaException(error), f"{self.shard}: a record cannot be carried on")
         if left:
-            raise JournalLost(f"{self._shard}: {left} carried records unacknowledged")
+            raise JournalLost(f"{self.shard}: {left} carried records unacknowledged")
         return self._end, refused  # what failed beside them failed because of them
 
     def _report(self, offset: int, error: KafkaError | None, message: Message) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,6 +18,7 @@ from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
+from blackbox.outgoing import LETTER_HEADERS
 from blackbox.request import Headers, Record, Shard, placed
 
 HEADER = "blackbox-letter"
@@ -27,16 +29,38 @@ Fate = Literal["replayed", "discarded"]
 FATES: tuple[Fate, ...] = ("replayed", "discarded")
 
 
-class Lying(NamedTuple):
-    """A record of the dead-letter topic; `became` is None while nobody did anything about it."""
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter. `became` is None while nobody did anything about it."""
 
-    shard: Shard
-    record: Record
+    place: str
+    at_ms: int
+    reason: str
+    detail: str
+    source: str
+    caller: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
     became: Fate | None
 
-    @property
-    def place(self) -> str:
-        return self.shard.source(self.record.offset)
+    @classmethod
+    def of(cls, record: Record, place: str, became: Fate | None) -> Letter:
+        ours = record.headers[-len(LETTER_HEADERS) :]
+        about = {name: (held or b"").decode(errors="replace") for name, held in ours}
+        callers = [held for name, held in record.headers if name == "CALLER_SERVICE"]
+        return cls(
+            place=place,
+            at_ms=record.timestamp_ms,
+            reason=about.get("blackbox-reason", ""),
+            detail=about.get("blackbox-detail", ""),
+            source=about.get("blackbox-source", ""),
+            caller=(callers[0] or b"").decode(errors="replace") if callers else None,
+            key=record.key,
+            value=record.value,
+            headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
+            became=became,
+        )
 
 
 class Again(NamedTuple):
@@ -59,25 +83,22 @@ class Letterbox:
         self._topic = topic
         self._admin = access.admin()
 
-    def lying(self) -> list[Lying]:
+    def letters(self) -> list[Letter]:
         """The letters among the last ten thousand records of each partition, the newest first."""
         count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
-        found: list[Lying] = []
+        found: list[Letter] = []
         for partition in range(count):
-            found += self._lying(Shard(self._topic, partition))
-        return sorted(found, key=lambda one: one.record.timestamp_ms, reverse=True)
+            found += self._letters(Shard(self._topic, partition))
+        return sorted(found, key=lambda letter: letter.at_ms, reverse=True)
 
-    def _lying(self, shard: Shard) -> list[Lying]:
+    def _letters(self, shard: Shard) -> list[Letter]:
         with closing(ShardJournal(shard, self._access)) as journal:
             start, end = journal.request_bounds()
             batches = journal.requests(max(start, end - TAIL), end)
             records = [record for batch in batches for record in batch.records]
         became = {named: fate for record in records for named, fate in _mark(record)}
-        return [
-            Lying(shard, record, became.get(shard.source(record.offset)))
-            for record in records
-            if not _mark(record)
-        ]
+        lying = {shard.source(record.offset): record for record in records if not _mark(record)}
+        return [Letter.of(record, place, became.get(place)) for place, record in lying.items()]
 
     def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
         """Mark these letters, and write again what is to be; which of them were open till then.
@@ -88,7 +109,7 @@ class Letterbox:
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             transactions.open()
-            open_now = {one.place for one in self.lying() if one.became is None}
+            open_now = {one.place for one in self.letters() if one.became is None}
             chosen = [place for place in places if place in open_now]
             if chosen:
                 transactions.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
@@ -28,6 +29,7 @@ class _Question:
         self.is_revoked = False
 
 
+@dataclass(eq=False, repr=False)
 class Membership:
     """Joins the group for the request topics and reports the shards it gets and loses.
 
@@ -38,26 +40,20 @@ class Membership:
     shard is given up, and only then does the group give it to another member.
     """
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        topics: Sequence[str],
-        *,
-        gained: Callable[[Shard], None],
-        lost: Callable[[Sequence[Shard]], None],
-    ) -> None:
-        self._gained = gained
-        self._lost = lost
+    access: KafkaAccess
+    topics: list[str]
+    _: KW_ONLY
+    gained: Callable[[Shard], None]
+    lost: Callable[[Sequence[Shard]], None]
+
+    def __post_init__(self) -> None:
         self._owned: set[Shard] = set()
         self._lock = Lock()
         self._stopping = Event()
         self._joined = Event()
-        self._topics = list(topics)
-        self._group = access.group_id
         self._new: list[Shard] = []
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._questions: dict[Shard, _Question] = {}
-        self._access = access
         self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
@@ -106,7 +102,7 @@ class Membership:
         self._consumer.close()
 
     def _open(self) -> None:
-        self._consumer, self._sight = self._access.watched_consumer(
+        self._consumer, self._sight = self.access.watched_consumer(
             PATIENCE_S,
             **{
                 "partition.assignment.strategy": "cooperative-sticky",
@@ -119,7 +115,7 @@ class Membership:
 
     def _join(self) -> None:
         self._consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
+            self.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
         )
 
     def _join_again(self) -> None:
@@ -148,12 +144,13 @@ class Membership:
         message = self._consumer.poll(POLL_S)
         self._commit_what_was_asked()
         while self._new:
-            self._gained(self._new[-1])
+            self.gained(self._new[-1])
             self._new.pop()
         failure = message.error() if message is not None else None
         if failure is not None:
             is_topics = failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-            right = f"topic {', '.join(self._topics)}" if is_topics else f"group {self._group}"
+            topics, group = ", ".join(self.topics), self.access.group_id
+            right = f"topic {topics}" if is_topics else f"group {group}"
             logger.warning("membership: %s; trying again", explained(failure, f"Read on {right}"))
 
     def _commit_what_was_asked(self) -> None:
@@ -186,7 +183,7 @@ class Membership:
                 question.is_revoked = True
                 question.answered.set()
         self._new = [shard for shard in self._new if shard not in shards]
-        self._lost(shards)
+        self.lost(shards)
         consumer.incremental_unassign(partitions)
 
     def _expelled(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 
 from confluent_kafka import (
     Consumer,
@@ -16,7 +18,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.doubt import Doubt, JournalLost
+from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
@@ -28,6 +30,7 @@ STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
 
 
+@dataclass(eq=False, repr=False)
 class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
@@ -36,18 +39,12 @@ class PartitionReader:
     time; not safe for use from two threads at once.
     """
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        *,
-        isolation: str = "read_committed",
-        ahead: int = FETCHED_AHEAD,
-    ) -> None:
-        self._access = access
-        self._isolation = isolation
-        self._ahead = ahead
-        self._consumer: Consumer | None = None
-        self._admin: AdminClient | None = None
+    access: KafkaAccess
+    _: KW_ONLY
+    isolation: str = "read_committed"
+    ahead: int = FETCHED_AHEAD
+    _consumer: Consumer | None = None
+    _admin: AdminClient | None = None
 
     def close(self) -> None:
         """Give the clients up; the next use makes new ones."""
@@ -59,12 +56,8 @@ class PartitionReader:
     def bounds(self, topic: str, partition: int) -> Bounds:
         """How far it can be read now."""
         at = TopicPartition(topic, partition)
-        try:
+        with self._asking(topic, f"{topic}/{partition}: cannot ask for its offsets"):
             found = self._open().get_watermark_offsets(at, timeout=REQUEST_TIMEOUT_S)
-        except KafkaException as error:
-            raise self._doubt(
-                error, topic, f"{topic}/{partition}: cannot ask for its offsets"
-            ) from error
         if found is None:
             raise JournalLost(f"{topic}/{partition}: no offsets within {REQUEST_TIMEOUT_S} s")
         return Bounds(*found)
@@ -91,53 +84,36 @@ class PartitionReader:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=REQUEST_TIMEOUT_S,
         )
-        try:
+        with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
             return int(asked[at].result().offset)
-        except KafkaException as error:
-            raise self._doubt(
-                error, topic, f"{topic}/{partition}: cannot ask for its end"
-            ) from error
 
     def binding(self, topic: str, receipts: str, group: str) -> Binding:
         """What an index of this topic belongs to now."""
-        asked, ids = topic, dict[str, str]()
-        try:
+        with self._asking(topic, f"{topic}: cannot ask for its topic id"):
             cluster = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).cluster_id
-            for asked in (topic, receipts):
-                ids |= topic_ids(self._clients_admin(), [asked])
-        except KafkaException as error:
-            raise self._doubt(error, asked, f"{asked}: cannot ask for its topic id") from error
-        return Binding(cluster or "", ids[topic], ids[receipts], group)
+        return Binding(cluster or "", self.topic_id(topic), self.topic_id(receipts), group)
 
     def committed(self, topic: str, partition: int, group: str) -> int:
         """The offset that a consumer group has committed, 0 if there is none."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-        try:
+        with self._asking(
+            topic, f"{topic}/{partition}: cannot ask what the group {group} has read"
+        ):
             answers = self._clients_admin().list_consumer_group_offsets([asked])
             [found] = answers[group].result(REQUEST_TIMEOUT_S).topic_partitions
-        except KafkaException as error:
-            raise self._doubt(
-                error, topic, f"{topic}/{partition}: cannot ask what the group {group} has read"
-            ) from error
         return max(0, int(found.offset))
 
     def topic_id(self, topic: str) -> str:
-        try:
+        with self._asking(topic, f"{topic}: cannot ask for its topic id"):
             return topic_ids(self._clients_admin(), [topic])[topic]
-        except KafkaException as error:
-            raise self._doubt(error, topic, f"{topic}: cannot ask for its topic id") from error
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""
         at = TopicPartition(topic, partition, max(0, at_ms))
-        try:
+        with self._asking(topic, f"{topic}/{partition}: cannot ask for the offset of a time"):
             [found] = self._open().offsets_for_times([at], timeout=REQUEST_TIMEOUT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
-        except KafkaException as error:
-            raise self._doubt(
-                error, topic, f"{topic}/{partition}: cannot ask for the offset of a time"
-            ) from error
         return found.offset if found.offset >= 0 else None
 
     def read(
@@ -148,45 +124,51 @@ class PartitionReader:
             return
         consumer = self._open()
         try:
-            consumer.assign([TopicPartition(topic, partition, start)])
-            reached = start
-            while reached < end:
-                first = consumer.poll(SILENCE_S)
-                if first is None:
-                    raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
-                polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                messages, reached = _sorted_out(polled, end)
-                yield messages, reached
-        except KafkaException as error:
-            raise self._doubt(
-                error, topic, f"{topic}/{partition}: cannot read from {start}"
-            ) from error
+            with self._asking(topic, f"{topic}/{partition}: cannot read from {start}"):
+                consumer.assign([TopicPartition(topic, partition, start)])
+                reached = start
+                while reached < end:
+                    first = consumer.poll(SILENCE_S)
+                    if first is None:
+                        raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
+                    polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
+                    messages, reached = sorted_out(polled, end)
+                    yield messages, reached
         finally:
             consumer.unassign()
 
     def _clients_admin(self) -> AdminClient:
-        self._admin = self._admin or self._access.admin()
+        self._admin = self._admin or self.access.admin()
         return self._admin
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self._access.consumer(
+            self._consumer = self.access.consumer(
                 **{
-                    "isolation.level": self._isolation,
+                    "isolation.level": self.isolation,
                     "enable.partition.eof": True,
                     "fetch.wait.max.ms": 20,
-                    "queued.min.messages": self._ahead,
+                    "queued.min.messages": self.ahead,
                     "fetch.queue.backoff.ms": 1,
                 }
             )
         return self._consumer
 
-    def _doubt(self, error: KafkaException, topic: str, what: str) -> Doubt:
-        return doubt(error, what, read_right(error.args[0], topic, self._access.group_id))
+    @contextmanager
+    def _asking(self, topic: str, what: str) -> Iterator[None]:
+        """Raises the doubt that a failed call leaves, which says `what` was tried."""
+        try:
+            yield
+        except KafkaException as error:
+            needs = read_right(error.args[0], topic, self.access.group_id)
+            raise doubt(error, what, needs) from error
 
 
-def _sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
-    """The messages below `end`, and the offset that they and the ends of the partition reach."""
+def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
+    """The messages below `end`, and the offset that they and the ends of the partition reach.
+
+    Raises KafkaException for what was polled in the place of a message.
+    """
     ends = [message for message in polled if message.error() is not None]
     for message in ends:
         if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]

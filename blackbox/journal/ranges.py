@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, read_right
-from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of
+from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of, sorted_out
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -259,37 +259,20 @@ def _read_on(
     if reached >= wanted.end:
         return [], wanted.end
     at = f"{wanted.topic}/{wanted.partition}"
+    polled: list[Message] = []
     try:
         first = consumer.poll(SILENCE_S)
         if first is None:
             raise JournalLost(f"{at}: nothing read at {reached} for {SILENCE_S} s; try again")
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
+        messages, there = sorted_out(polled, wanted.end)
     except KafkaException as error:
-        raise doubt(error, f"{at}: cannot read on from {reached}") from error
-    if not any(map(Message.error, polled)):
-        return _below(wanted.end, polled)
-    messages: list[Message] = []
-    for message in polled:
-        problem = message.error()
-        if problem is None:
-            messages.append(message)
-        elif problem.code() == KafkaError._PARTITION_EOF:
-            reached = max(reached, offset_of(message))
-        elif problem.code() in _OUT_OF_RANGE:
-            raise _out_of_range(consumer, wanted, max([reached, *map(_next, messages[-1:])]))
-        else:
-            needs = read_right(problem, wanted.topic, group)
-            raise doubt(KafkaException(problem), f"{at}: cannot read on from {reached}", needs)
-    messages, there = _below(wanted.end, messages)
-    return messages, min(max(reached, there), wanted.end)
-
-
-def _below(end: int, messages: list[Message]) -> tuple[list[Message], int]:
-    """The messages below `end`, and the offset that all of them reach."""
-    reached = _next(messages[-1]) if messages else 0
-    if reached <= end:
-        return messages, reached
-    return [message for message in messages if offset_of(message) < end], end
+        if error.args[0].code() in _OUT_OF_RANGE:
+            read = [offset_of(message) + 1 for message in polled if message.error() is None]
+            raise _out_of_range(consumer, wanted, max([reached, *read])) from None
+        needs = read_right(error.args[0], wanted.topic, group)
+        raise doubt(error, f"{at}: cannot read on from {reached}", needs) from error
+    return messages, max(reached, there)
 
 
 def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLost:
@@ -311,7 +294,3 @@ def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLo
         f"retention or DeleteRecords removed what is before it: give {topic} a longer retention.ms "
         "(and retention.bytes), and start at an offset that is kept"
     )
-
-
-def _next(message: Message) -> int:
-    return offset_of(message) + 1

@@ -39,31 +39,24 @@ class Seconds:
         """Fence every earlier writer, then read the last second written; None in an empty topic."""
         self._transactions.open()
         with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
-            start, end = journal.request_bounds()
-            first, tail = end, TAIL
-            while first > start:
-                last, first, tail = first, max(start, first - tail), tail * 10
-                records = (r for batch in journal.requests(first, last) for r in batch.records)
+            for stretch in journal.request_bounds().from_the_end(TAIL):
+                records = (r for batch in journal.requests(*stretch) for r in batch.records)
                 if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
                     return int(found[-1])
             return None
 
     def write(self, seconds: Iterable[int]) -> None:
         """All of them, in this order, or none; each with itself as its timestamp."""
+        topic = self._shard.topic
         self._transactions.begin()
-        for second in seconds:
-            self._send(second)
+        try:
+            for second in seconds:
+                record, at_ms = (topic, VALUE, b"%d" % second, PARTITION), second * 1000
+                self._transactions.send(*record, timestamp_ms=at_ms, needs=self._needs)
+        except KafkaException as error:
+            raise doubt(error, f"{topic}: cannot produce") from None
         self._transactions.commit(self._needs)
 
     def close(self) -> None:
         """Drop what is queued; an open transaction stays for the next writer to settle."""
         self._transactions.close()
-
-    def _send(self, second: int) -> None:
-        topic, key, at_ms = self._shard.topic, b"%d" % second, second * 1000
-        try:
-            self._transactions.send(
-                topic, VALUE, key, PARTITION, timestamp_ms=at_ms, needs=self._needs
-            )
-        except KafkaException as error:
-            raise doubt(error, f"{topic}: cannot produce") from None

@@ -22,7 +22,7 @@ from blackbox.journal.partition_reader import (
 )
 from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
-from blackbox.plan import Batch, Binding, Bounds
+from blackbox.plan import Batch, Binding, Bounds, stretches
 from blackbox.receipt import Receipt, decode, topic_of
 from blackbox.request import Record, Shard
 
@@ -141,9 +141,7 @@ class ShardJournal:
             if is_gone(error):
                 return None
             raise
-        if not bounds.start <= offset < bounds.end:
-            return None
-        for messages, _ in self._reader.read(topic, partition, offset, offset + 1):
+        for messages in self._read_at(topic, partition, [offset], bounds):
             for record in read_records(messages):
                 return record
         return None
@@ -203,8 +201,8 @@ class ShardJournal:
     ) -> Iterator[list[Message]]:
         """What lies at those of these offsets that are kept, and between some of them."""
         kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
-        for first, last in _runs(kept):
-            for messages, _ in self._reader.read(topic, partition, first, last + 1):
+        for stretch in stretches(kept, READ_RECORDS):
+            for messages, _ in self._reader.read(topic, partition, *stretch):
                 yield messages
 
     def _is_ours(self, message: Message, wanted: dict[int, int]) -> bool:
@@ -213,17 +211,3 @@ class ShardJournal:
             return False
         source = self._shard.source(wanted[there]).encode()
         return ("blackbox-source", source) in (message.headers() or [])
-
-
-def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Group sorted offsets into (first, last) runs that are worth one read each."""
-    first = last = -1
-    for offset in offsets:
-        if first >= 0 and offset - last <= READ_RECORDS:
-            last = offset
-            continue
-        if first >= 0:
-            yield first, last
-        first = last = offset
-    if first >= 0:
-        yield first, last

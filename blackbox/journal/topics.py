@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -134,7 +135,8 @@ class Topics:
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """What the brokers tell of these topics, without those that do not exist."""
-        counts: dict[str, int | str] = {}
+        counts: dict[str, int] = {}
+        untold: dict[str, Described] = {}
         asked = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -143,15 +145,9 @@ class Topics:
                 counts[name] = len(answer.result().partitions)
             except KafkaException as error:
                 if error.args[0].code() not in _MISSING:
-                    counts[name] = _why_untold(error, name)
-        readable = [name for name, count in counts.items() if isinstance(count, int)]
-        settings = self.settings(readable) if readable else {}
-        return {
-            name: Described(None, count)
-            if isinstance(count, str)
-            else Described(count, settings[name])
-            for name, count in counts.items()
-        }
+                    untold[name] = Described(None, _why_untold(error, name))
+        settings = self.settings(list(counts)) if counts else {}
+        return untold | {name: Described(n, settings[name]) for name, n in counts.items()}
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
         """How these topics are configured, or why the brokers do not tell."""
@@ -172,26 +168,19 @@ KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
 KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
 
 
+@dataclass(eq=False, repr=False)
 class OwnTopics:
     """The topics of one deployment: makes what is missing, and grows receipts with their requests."""
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        request_topics: Sequence[str],
-        dead_letter_topic: str,
-        output_topics: Sequence[str] = (),
-        oscillator_topic: str | None = None,
-        *,
-        compacted: Collection[str] = (),
-    ) -> None:
-        self._access = access
+    access: KafkaAccess
+    request_topics: Sequence[str]
+    dead_letter_topic: str
+    output_topics: Sequence[str] = ()
+    oscillator_topic: str | None = None
+    compacted: Collection[str] = ()
+
+    def __post_init__(self) -> None:
         self._open()
-        self._request_topics = request_topics
-        self._dead_letter_topic = dead_letter_topic
-        self._output_topics = output_topics
-        self._oscillator_topics = [] if oscillator_topic is None else [oscillator_topic]
-        self._compacted = compacted
 
     def ensure(self, partitions: int = 4) -> None:
         """Create what is missing, and grow receipts. Raises JournalLost when that cannot be done.
@@ -206,34 +195,35 @@ class OwnTopics:
             raise
 
     def _ensure(self, partitions: int) -> None:
-        counts = self._topics.partitions(self._request_topics, to="Read")
-        counts |= self._topics.partitions([self._dead_letter_topic], to="Read and Write")
-        counts |= self._topics.partitions(self._output_topics, to="Write")
-        counts |= self._topics.partitions(self._oscillator_topics, to="Read and Write")
+        seconds = [] if self.oscillator_topic is None else [self.oscillator_topic]
+        counts = self._topics.partitions(self.request_topics, to="Read")
+        counts |= self._topics.partitions([self.dead_letter_topic], to="Read and Write")
+        counts |= self._topics.partitions(self.output_topics, to="Write")
+        counts |= self._topics.partitions(seconds, to="Read and Write")
         wanted: dict[str, tuple[int, dict[str, str]]] = {}
-        for topic in self._request_topics:
-            kept = KEPT_COMPACTED if topic in self._compacted else KEPT
+        for topic in self.request_topics:
+            kept = KEPT_COMPACTED if topic in self.compacted else KEPT
             wanted[topic] = partitions, kept | {"message.timestamp.type": "LogAppendTime"}
-        wanted[self._dead_letter_topic] = 1, KEPT
-        wanted |= dict.fromkeys(self._output_topics, (partitions, {}))
-        wanted |= dict.fromkeys(self._oscillator_topics, (1, {}))
+        wanted[self.dead_letter_topic] = 1, KEPT
+        wanted |= dict.fromkeys(self.output_topics, (partitions, {}))
+        wanted |= dict.fromkeys(seconds, (1, {}))
         for topic, how in wanted.items():
             if topic not in counts:
                 self._create(topic, *how)
-        for topic in self._request_topics:
+        for topic in self.request_topics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 
     def grow_receipts(self) -> None:
         """Give the receipts as many partitions as their request topics have by now."""
         try:
-            for topic, count in self._topics.partitions(self._request_topics).items():
+            for topic, count in self._topics.partitions(self.request_topics).items():
                 self._ensure_receipts(topic, count)
         except JournalLost as reason:
             logger.warning("%s; trying again in %d s", reason, GROW_S)
             self._open()
 
     def _open(self) -> None:
-        self._admin = self._access.admin()
+        self._admin = self.access.admin()
         self._topics = Topics(self._admin)
 
     def _ensure_receipts(self, topic: str, wanted: int) -> None:

@@ -144,15 +144,11 @@ class Writer:
             self._transactions.close()
 
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
+        value, key, partition = encode(receipt), str(self._shard), self._shard.partition
+        report = partial(self._report, _RECEIPT, places)
         try:
-            self._producer.produce(
-                self._receipts,
-                encode(receipt),
-                str(self._shard),
-                partition=self._shard.partition,
-                on_delivery=partial(self._report, _RECEIPT, places),
-            )
-        except (KafkaException, BufferError) as error:
+            produce(self._producer, self._receipts, value, key, partition, report)
+        except KafkaException as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
 
     def _check_alone(self, offset: int, *, is_first: bool) -> None:

@@ -280,7 +280,7 @@ def test_a_login_is_that_of_every_node_and_never_shows(tmp_path: Path) -> None:
         connections = pool(url.replace("://", "://:hunter2@"))
         for shard in range(9):
             key = Keys(Shard("TB", shard)).state
-            assert Session(connections, key).run([pack("PING")], 1) == PONG
+            assert Session(connections, key).run([pack("PING")]) == PONG
         assert "hunter2" not in repr(connections)
         for wrong in (url, url.replace("://", "://:hunter3@")):
             with pytest.raises(IndexLost, match="refuses: ") as refused:

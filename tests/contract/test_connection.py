@@ -15,4 +15,4 @@ def test_a_process_may_own_more_than_a_hundred_shards(real_backend: Backend) -> 
     sessions = [Session(connections) for _ in range(MANY)]
     for session in sessions:
         with closing(session):
-            assert session.run([pack("PING")], 1) == [b"PONG"]
+            assert session.run([pack("PING")]) == [b"PONG"]

@@ -155,7 +155,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
             client.config_set("maxmemory", "1mb")
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 client.set("more", "x")
-            inspector = Inspector(client.connection_pool)
+            inspector = Inspector.of(server.url)
             assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
             assert inspector.labels(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)

@@ -101,7 +101,7 @@ def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
 
 def test_a_sentinel_that_is_gone_is_passed_over(sentinels: SentinelServers) -> None:
     url = sentinels.url.replace("://", f"://{HOST}:{free_port()},")
-    assert Session(pool(url)).run(PING, 1) == [b"PONG"]
+    assert Session(pool(url)).run(PING) == [b"PONG"]
 
 
 def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
@@ -146,7 +146,7 @@ def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> N
 def test_a_sentinel_with_a_password(tmp_path: Path) -> None:
     with SentinelServers(tmp_path, sentinel_password="hunter2") as servers:
         connections = pool(servers.url)
-        assert Session(connections).run(PING, 1) == [b"PONG"]
+        assert Session(connections).run(PING) == [b"PONG"]
         assert "hunter2" not in repr(connections)
         with pytest.raises(IndexLost, match=r"wants a password: add \?sentinel_password="):
             Session(pool(servers.url_of("shop")))

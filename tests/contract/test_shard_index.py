@@ -788,10 +788,10 @@ def test_a_look_during_a_change_is_taken_again(
     store(index, 0, 1, {0: entry()})
     run, looks = index._session.run, 0
 
-    def changed_in_between(packed: Any, replies: int) -> Any:
+    def changed_in_between(commands: Any) -> Any:
         nonlocal looks
-        answers = run(packed, replies)
-        if replies > 1:
+        answers = run(commands)
+        if len(answers) > 1:
             looks += 1
             if looks == 1:
                 answers[-1] = b"9"

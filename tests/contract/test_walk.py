@@ -170,10 +170,12 @@ def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
     class Interrupted(Session):
         """Others have their turn between any two commands."""
 
-        def run(self, packed: Iterable[bytes], replies: int) -> list[Any]:
+        def run(
+            self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None
+        ) -> list[Any]:
             found: list[Any] = []
-            for command in packed:
-                found += super().run([command], 1)
+            for command in commands:
+                found += super().run([command], meanwhile)
                 at = index.labels.requests
                 store(index, at, at + 1, {at: entry()})
                 index.settle({at: None}, at + 1)

@@ -36,10 +36,10 @@ BUGS = (
         (
             Change(
                 "dispatch.py",
-                "        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))\n",
+                "        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))\n",
                 "        gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
                 "        self.index.settle(gone, self.index.labels.receipts)\n"
-                "        label = self.writer.commit(_receipt(dead, places, letters, topics, now_ms, self._known))\n",
+                "        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))\n",
             ),
         ),
         ("crash after D3", "reply to EndTxn lost"),
@@ -110,8 +110,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "        return self._check(*self._session.run(commands, 3)[1:])\n",
-                "        return labels_of(self.shard, *self._session.run(commands, 3)[1:]) or self.labels\n",
+                "        return self._check(*self._session.run(commands)[1:])\n",
+                "        return labels_of(self.shard, *self._session.run(commands)[1:]) or self.labels\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),
@@ -153,16 +153,19 @@ BUGS = (
         (
             Change(
                 "index/connection.py",
-                '            self._connection.send_packed_command([b"".join(packed)])\n'
-                "            return self._read(replies)\n",
-                '            packed = [b"".join(packed)]\n'
-                "            try:\n"
-                "                self._connection.send_packed_command(packed)\n"
-                "                return self._read(replies)\n"
-                "            except (redis.ConnectionError, OSError):\n"
-                "                self._connection.disconnect()\n"
-                "                self._connection.send_packed_command(packed)\n"
-                "                return self._read(replies)\n",
+                "            while block := list(islice(coming, STREAM_COMMANDS)):\n",
+                "            commands = list(coming)\n"
+                '            if commands[:1] != [pack("MULTI")]:\n'
+                '                packed = [b"".join(commands)]\n'
+                "                try:\n"
+                "                    self._connection.send_packed_command(packed)\n"
+                "                    return self._read(len(commands))\n"
+                "                except (redis.ConnectionError, OSError):\n"
+                "                    self._connection.disconnect()\n"
+                "                    self._connection.send_packed_command(packed)\n"
+                "                    return self._read(len(commands))\n"
+                "            coming = iter(commands)\n"
+                "            while block := list(islice(coming, STREAM_COMMANDS)):\n",
             ),
         ),
         ("Redis started with its last writes lost", "Redis put back to an earlier state"),
@@ -174,7 +177,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                'b"%d" % (left_s + self._grace_s)',
+                'b"%d" % (left_s + self.grace_s)',
                 'b"%d" % (left_s + 1)',
             ),
         ),
@@ -234,12 +237,12 @@ BUGS = (
             ),
             Change(
                 "index/walk.py",
-                "        scores, *about = self._session.run([look, *self._about()], 4)\n",
+                "        scores, *about = self._session.run([look, *self._about()])\n",
                 "        try:\n"
-                "            scores, *about = self._session.run([look, *self._about()], 4)\n"
+                "            scores, *about = self._session.run([look, *self._about()])\n"
                 "        except Doubt:\n"
                 "            self._session = Session(self._connections, self._keys.state)\n"
-                "            scores, *about = self._session.run([look, *self._about()], 4)\n",
+                "            scores, *about = self._session.run([look, *self._about()])\n",
             ),
         ),
         ("Redis put back to before a trim",),
@@ -402,10 +405,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "        while True:\n"
-                "            self._watch_loaded()\n"
-                '            look = pack("ZRANGE", self._keys.due, "-inf"',
-                '        while True:\n            look = pack("ZRANGE", self._keys.due, "-inf"',
+                '        while True:\n            self._watch_loaded()\n            first = "-inf"',
+                '        while True:\n            first = "-inf"',
             ),
             Change(
                 "index/shard_index.py",

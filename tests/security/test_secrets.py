@@ -17,7 +17,7 @@ from blackbox.client.asking import Asker
 from blackbox.connect import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index.bus import Bus
-from blackbox.index.connection import Session, pool, server_of
+from blackbox.index.connection import Session, pool, servers_of
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.metrics import Metrics
@@ -180,7 +180,7 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
     settings = vault.settings()
     access = kafka(settings)
     url = settings.redis_url.get_secret_value()
-    connections = server_of(pool(url), b"")
+    connections = servers_of(pool(url), [b""])[b""]
     redis = RedisServer(url)
     objects: list[object] = [
         settings, settings.redis_url, settings.model_dump(), access, connections,

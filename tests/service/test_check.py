@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from blackbox import check
-from blackbox.check import Finding, Kind, findings
+from blackbox.check import Finding, findings
 from blackbox.connect import kafka, own_topics
 from blackbox.doubt import IndexLost, JournalLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
@@ -230,7 +230,7 @@ def test_a_topic_that_believes_the_senders_clock_is_found(settings: Settings) ->
     ("partitions", "kind"), [(2, check.FEWER_RECEIPTS), (8, check.MORE_RECEIPTS)]
 )
 def test_receipts_with_other_partitions_than_their_requests_are_found(
-    settings: Settings, partitions: int, kind: Kind
+    settings: Settings, partitions: int, kind: Finding
 ) -> None:
     topic = request_topic(settings)
     receipts = receipts_topic(topic)
@@ -412,7 +412,7 @@ def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> No
 
 def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
     rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("operations"), re.MULTILINE)
-    kinds = [value for value in vars(check).values() if isinstance(value, Kind)]
+    kinds = [value for value in vars(check).values() if isinstance(value, Finding)]
     assert rows == [(kind.severity, capital(kind.text), capital(kind.remedy)) for kind in kinds]
 
 

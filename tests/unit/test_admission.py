@@ -67,7 +67,7 @@ def open_shard(
 
     def opened(rules: str, **given: Any) -> None:
         intake = make_intake(rules)
-        index = intake._index
+        index = intake.index
         assert isinstance(index, ShardIndex)
         recovery = Recovery(
             shard=SHARD,
@@ -155,7 +155,7 @@ def test_a_request_that_recurs_for_long_leaves_nothing_behind(
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
     intake = make_intake(FEW)
-    index = intake._index
+    index = intake.index
     assert isinstance(index, ShardIndex)
     for offset in range(300):
         due_ms = NOW_MS + 1000 * offset
@@ -191,7 +191,7 @@ def test_what_is_put_off_counts_as_pending(
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
     intake = make_intake(FEW)
-    index = intake._index
+    index = intake.index
     assert isinstance(index, ShardIndex)
     long_ago_ms = 1_000_000
     value = b'{"topic": "orders", "message": "m", "countdown": 0}'
@@ -211,7 +211,7 @@ def test_behind_many_that_are_late_those_that_ended_are_found_too(
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
     intake = make_intake("[callers.shop]\nmost_pending = 10000")
-    index = intake._index
+    index = intake.index
     assert isinstance(index, ShardIndex)
     value = b'{"topic": "orders", "message": "m", "countdown": 0}'
     records = [

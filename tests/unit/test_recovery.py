@@ -67,12 +67,13 @@ def test_earlier_owners_are_fenced_before_any_receipt_is_read(
     recovery: Recovery, writer: FakeWriter, journal: FakeJournal
 ) -> None:
     journal.calls = writer.calls
+    journal.receipt_records.append(encode(Receipt(at_ms=0)))
 
     recovery.open()
 
     assert writer.calls[:2] == ["confirm", "open"]
-    assert writer.calls.index("open") < writer.calls.index("receipts 0 to 0")
-    assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 1")
+    assert writer.calls.index("open") < writer.calls.index("receipts 0 to 1")
+    assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 2")
 
 
 def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Written,
