@@ -6,19 +6,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from blackbox.doubt import Doubt, IndexFull, Refused
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
-from blackbox.ports import Writer
+from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Shard
 from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
-
-if TYPE_CHECKING:
-    from blackbox.index.shard_index import ShardIndex
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -50,7 +46,7 @@ class Dispatch:
     pending ones are counted.
     """
 
-    index: ShardIndex
+    index: Index
     writer: Writer
     sorting: Sorting
     batch_limit: int = 1000

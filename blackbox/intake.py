@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.cold import as_asked, carried, carry_of
@@ -27,6 +27,7 @@ from blackbox.plan import (
     View,
     resolve,
 )
+from blackbox.ports import Index
 from blackbox.recurrence import follows
 from blackbox.request import (
     NOT_ADMITTED,
@@ -39,9 +40,6 @@ from blackbox.request import (
 )
 from blackbox.rules.admission import Admission
 from blackbox.rules.rules import Asked, Rules
-
-if TYPE_CHECKING:
-    from blackbox.index.shard_index import ShardIndex
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
@@ -111,7 +109,7 @@ class Intake:
     """
 
     contract: Format
-    index: ShardIndex
+    index: Index
     horizon_ms: int | None
     admission: Admission | None = None
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from blackbox.plan import Labels
-from blackbox.ports import Writer
+from blackbox.ports import Index, Writer
 from blackbox.receipt import Mark, Receipt
 from blackbox.request import Shard
-
-if TYPE_CHECKING:
-    from blackbox.index.shard_index import ShardIndex
 
 logger = logging.getLogger("blackbox.low_water")
 
@@ -33,7 +29,7 @@ class LowWater:
     """The marks of one shard, from one opening to the next doubt; `last` is the newest one."""
 
     shard: Shard
-    index: ShardIndex
+    index: Index
     writer: Writer
     now_ms: Callable[[], int]
     topic_id: str = ""

@@ -1,15 +1,85 @@
-"""What the verbs know of a shard's journals, and of its producer."""
+"""What the verbs know of a shard's index, of its journals, and of its producer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from blackbox.ended import Ended
 from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch, Binding, Bounds
-from blackbox.receipt import Places, Receipt
-from blackbox.request import Record
+from blackbox.plan import (
+    Batch,
+    Binding,
+    Bounds,
+    Due,
+    Kept,
+    Labels,
+    Named,
+    Plan,
+    PutOff,
+    Touched,
+    View,
+)
+from blackbox.receipt import Mark, Places, Receipt
+from blackbox.request import Record, Shard
+
+
+class Index(Protocol):
+    """What is pending, as `ShardIndex` has it."""
+
+    @property
+    def shard(self) -> Shard: ...
+    @property
+    def labels(self) -> Labels: ...
+    @property
+    def removed(self) -> int: ...
+    def load(self) -> Kept | None: ...
+    def begin(
+        self,
+        labels: Labels,
+        *,
+        binding: Binding | None = None,
+        mark: Mark | None = None,
+        told: int = 0,
+        judged: int = 0,
+        is_rebuild: bool = False,
+    ) -> None: ...
+    def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None: ...
+    def ignore(self, offsets: Sequence[int]) -> None: ...
+    def finish(self, receipts: int, ended: Ended) -> None: ...
+    def judged_before(self, judged: int) -> None: ...
+    def lost_before(self, first: int, told: int) -> None: ...
+    def store(
+        self,
+        start: int,
+        end: int,
+        touched: Touched,
+        make_plan: Callable[[View], Plan],
+        now_ms: int,
+        meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
+    ) -> Plan: ...
+    def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due: ...
+    def depart(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
+    def settle(
+        self,
+        removals: Mapping[int, str | None],
+        receipts: int,
+        put_off: Mapping[int, PutOff] = ...,
+        now_ms: int = 0,
+        counted: Mapping[str, Sequence[int]] = ...,
+        told: Sequence[int] = (),
+        mark: Mark | None = None,
+        early: Sequence[int] = (),
+    ) -> None: ...
+    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
+    def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
+    def untold(self, most: int) -> tuple[int, list[int]]: ...
+    def pending(self, rank: int, limit: int) -> list[int]: ...
+    def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]: ...
+    def moved(self, offsets: Sequence[int]) -> dict[int, int]: ...
+    def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
+    def named(self, ids: Sequence[str]) -> dict[str, Named]: ...
 
 
 class Journal(Protocol):

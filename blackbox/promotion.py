@@ -6,17 +6,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from blackbox.cold import as_asked, carried, carry_of, carry_on
 from blackbox.formats import Format
 from blackbox.intake import parse
-from blackbox.plan import Batch, Replacement, stretches
-from blackbox.request import Cancel, Record, Request, Shard, offset_in
-
-if TYPE_CHECKING:
-    from blackbox.journal.carrier import Carrier
-    from blackbox.journal.shard_journal import ShardJournal
+from blackbox.plan import Batch, Bounds, Replacement, stretches
+from blackbox.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.promotion")
 
@@ -25,6 +21,28 @@ FAR_APART = 20_000
 """Offsets between two cold requests that are worth a new read."""
 
 BYTES_AT_ONCE = 8 << 20
+
+
+class Journal(Protocol):
+    """What promotion needs of the request topic."""
+
+    def settled_bounds(self) -> Bounds: ...
+    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+    def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
+
+
+class Carrier(Protocol):
+    """The producer of a shard's carried records.
+
+    `flush` returns the next offset behind the last one, and why some were refused.
+    """
+
+    def open(self) -> None: ...
+    def begin(self) -> None: ...
+    def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None: ...
+    def flush(self) -> tuple[int, Mapping[int, str]]: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +79,7 @@ class Promotion:
     shard: Shard
     label: int
     cold: Set[int]
-    journal: ShardJournal
+    journal: Journal
     carrier: Carrier
     contract: Format
     lead_ms: int | None

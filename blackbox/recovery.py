@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from blackbox.barrier import commit_barrier
 from blackbox.doubt import Doubt, ForeignIndex, IndexFull
@@ -24,12 +24,9 @@ from blackbox.marks import (
     shortened,
 )
 from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
-from blackbox.ports import Journal, Writer
+from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Shard
-
-if TYPE_CHECKING:
-    from blackbox.index.shard_index import ShardIndex
 
 logger = logging.getLogger("blackbox.recovery")
 
@@ -81,7 +78,7 @@ class Recovery:
 
     shard: Shard
     group: str
-    index: ShardIndex
+    index: Index
     journal: Journal
     writer: Writer
     confirm: Callable[[], None]

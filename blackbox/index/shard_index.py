@@ -489,7 +489,7 @@ class ShardIndex:
             stored = self._mget([member(offset) for offset in offsets])
         there = {o: held for o, held in zip(offsets, stored, strict=True) if held is not None}
         found = {offset: as_entry(payload) for offset, payload in there.items()}
-        return {o: None if entry is None else entry.caller_id for o, entry in found.items()}
+        return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """By which other records those of these requests came into the index that promotion wrote again."""

@@ -41,9 +41,6 @@ MAY_IMPORT = {
 }
 """The parts of blackbox that a part may use; parts that are not named here may use any but `cli`."""
 
-MAY_NAME = {part: {"index", "journal"} for part in VERBS}
-"""Parts whose types a part may name besides, of what it is given: there is one of each, in tests as well."""
-
 ONLY_IN = {
     "redis": {"index"},
     "hiredis": {"index"},
@@ -71,18 +68,9 @@ MODULES = sorted(
 )
 
 
-class WithoutTypes(ast.NodeTransformer):
-    """Leaves out what a type checker alone imports."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        return None if is_for_types else self.generic_visit(node)
-
-
-def imported(source: str, *, with_types: bool = True) -> Iterator[str]:
+def imported(source: str) -> Iterator[str]:
     """Every module that the source imports, also inside functions."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree if with_types else WithoutTypes().visit(tree)):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,15 +79,14 @@ def imported(source: str, *, with_types: bool = True) -> Iterator[str]:
             yield from names if node.module == "blackbox" else [str(node.module)]
 
 
-def imports_of(module: str, *, with_types: bool = True) -> set[str]:
+def imports_of(module: str) -> set[str]:
     path = ROOT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return set(imported(source.read_text(), with_types=with_types))
+    return set(imported(source.read_text()))
 
 
-def own_imports(module: str, *, with_types: bool = True) -> set[str]:
-    found = imports_of(module, with_types=with_types)
-    return {name for name in found if name.startswith("blackbox.")}
+def own_imports(module: str) -> set[str]:
+    return {name for name in imports_of(module) if name.startswith("blackbox.")}
 
 
 def part_of(module: str) -> str:
@@ -113,10 +100,7 @@ def is_within(module: str, places: set[str]) -> bool:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if part_of(m) in MAY_IMPORT])
 def test_a_module_uses_only_the_layers_below_it(module: str) -> None:
-    allowed = MAY_IMPORT[part_of(module)]
-    named = allowed | MAY_NAME.get(part_of(module), set())
-    assert {part_of(name) for name in own_imports(module, with_types=False)} <= allowed
-    assert {part_of(name) for name in own_imports(module)} <= named
+    assert {part_of(name) for name in own_imports(module)} <= MAY_IMPORT[part_of(module)]
 
 
 def test_of_the_index_what_is_pure_uses_only_its_bits() -> None:
