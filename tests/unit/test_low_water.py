@@ -196,7 +196,7 @@ class Shards:
 
     def find_low_water(self, walk_s: float, stopping: Event) -> None:
         self.firsts.append(self.shard.partition)
-        assert walk_s == pytest.approx(0.01 / 2 / 4)
+        assert walk_s == pytest.approx(0.01 * 0.75 / 4)
         stopping.set()
 
 
