@@ -21,7 +21,8 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.source import FORMAT, kafka_source, spelled
-from blackbox.pipeline.tasks.intake import SCHEMA, IntakeTask, Stored
+from blackbox.pipeline.tasks.intake import IntakeTask, Stored
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -178,7 +179,7 @@ class IntakeStream:
             .load()
         )
         return (
-            records.mapInArrow(self._task, SCHEMA)
+            records.mapInArrow(self._task, REPORT)
             .writeStream.foreachBatch(self._run_batch)
             .option("checkpointLocation", self._checkpoint.as_uri())
             .trigger(processingTime="0 seconds")
@@ -195,7 +196,7 @@ class IntakeStream:
                 if self._is_ending:
                     return
                 began = time.monotonic()
-                done = [Stored.of(row) for row in batch.collect()]
+                done: list[Stored] = reports(batch.collect())
                 self._account_for(done, time.monotonic() - began)
             if not any(stored.problem for stored in done):
                 self._reads()

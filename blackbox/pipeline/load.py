@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Mark, Marks, piece_name
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.session import numbered
-from blackbox.pipeline.tasks.load import MOST_SHOWN, REPORTS, Checked, CheckTask, SendTask, Sent
+from blackbox.pipeline.tasks.load import MOST_SHOWN, Checked, CheckTask, SendTask, Sent
 from blackbox.pipeline.tasks.pieces import KINDS, Piece, UnusableFile, cut
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.settings import Settings
 
 LANE_ROWS_PER_S = 20_000
@@ -191,8 +193,8 @@ class Load:
         rows = {name: mark.total for name, mark in self.marks.items()}
         first: list[BadRow] = []
         bad = 0
-        for number, report in _reports(numbered(session, len(pieces)).mapInArrow(task, REPORTS)):
-            found = Checked(**report)
+        found: Checked
+        for number, found in _reports(numbered(session, len(pieces)).mapInArrow(task, REPORT)):
             if found.problem is not None:
                 raise UnusableFile(found.problem)
             rows[names[number]] = found.rows
@@ -253,8 +255,7 @@ class Load:
             tuple(tuple(range(lane, len(names), count)) for lane in range(count)),
             None if rate is None else rate / count,
         )
-        sent = numbered(session, count).mapInArrow(task, REPORTS)
-        return [Sent(**report) for _, report in _reports(sent)]
+        return [sent for _, sent in _reports(numbered(session, count).mapInArrow(task, REPORT))]
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
         """Another run has some of the pieces: until all is in, or for 25 s nothing more comes."""
@@ -266,9 +267,9 @@ class Load:
                 deadline = time.monotonic() + SILENCE_S
 
 
-def _reports(frame: DataFrame) -> list[tuple[int, dict[str, Any]]]:
+def _reports(frame: DataFrame) -> list[tuple[int, Any]]:
+    """By the number of their piece, in order."""
     try:
-        found = [(row["piece"], orjson.loads(row["report"])) for row in frame.collect()]
+        return sorted(reports(frame.collect()), key=itemgetter(0))
     except (PySparkException, Py4JError) as failure:
         raise NotLoaded(in_one_line(failure)) from None
-    return sorted(found, key=lambda one: one[0])

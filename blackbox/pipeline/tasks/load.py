@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from blackbox import interpreter, logs
+from blackbox import logs
 from blackbox.connect import formats
 from blackbox.doubt import Doubt, Fenced
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import PieceWriter, record_bytes
 from blackbox.pipeline.tasks.pieces import Piece, UnusableFile, check_unchanged
 from blackbox.pipeline.tasks.rows import OWN_COLUMNS, Bad, Written, columns, records
-from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
+from blackbox.pipeline.tasks.tables import as_reports, numbers
 from blackbox.request import Invalid, Reason, Record
 from blackbox.settings import Settings
 
@@ -27,9 +26,6 @@ TRANSACTION_ROWS = 20_000
 TRANSACTION_BYTES = 32 << 20
 TRANSACTION_S = 1.0
 """A slower load commits at least so often, and waits between its transactions, not in them."""
-
-REPORTS = "piece int, report string"
-_REPORTS = arrow_schema(REPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +61,10 @@ class CheckTask:
     pieces: tuple[Piece, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _set_up_once()
-        for number in numbers(batches):
-            yield _report(number, self.check(self.pieces[number]))
+        logs.silent()
+        return as_reports(
+            (number, self.check(self.pieces[number])) for number in numbers(batches)
+        )
 
     def check(self, piece: Piece) -> Checked:
         try:
@@ -126,11 +123,13 @@ class SendTask:
     rate: float | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _set_up_once()
+        logs.silent()
         pace = Pace(self.rate)
-        for lane in numbers(batches):
-            for number in self.lanes[lane]:
-                yield _report(number, self.send(number, pace))
+        return as_reports(
+            (number, self.send(number, pace))
+            for lane in numbers(batches)
+            for number in self.lanes[lane]
+        )
 
     def send(self, number: int, pace: Pace) -> Sent:
         writer = PieceWriter(self.access, self.topic, self.names[number], self.totals[number])
@@ -207,14 +206,3 @@ def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str
                 continue
             if isinstance(asked, Invalid) and asked.reason is Reason.UNKNOWN_FIELD:
                 yield 1, str(asked.reason), asked.detail
-
-
-def _report(number: int, report: Checked | Sent) -> pa.RecordBatch:
-    text = orjson.dumps(asdict(report)).decode()
-    return batch([[number], [text]], _REPORTS)
-
-
-@cache
-def _set_up_once() -> None:
-    logs.silent()
-    interpreter.tune()
