@@ -112,7 +112,7 @@ def _as_json(done: Done) -> dict[str, Any]:
 
 
 def _print_tables(done: Done) -> None:
-    from blackbox.pipeline.ledger.manifest import Journal
+    from blackbox.pipeline.journals import Journal
 
     tables = table()
     for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):

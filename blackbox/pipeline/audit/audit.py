@@ -33,7 +33,7 @@ from pyspark.sql.functions import min as smallest
 from blackbox.connect import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ranges import Ends, Range
-from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.journal.topics import Topics
 from blackbox.logs import QUIET
 from blackbox.pipeline.audit.fates import (
     ASKED,
@@ -47,7 +47,17 @@ from blackbox.pipeline.audit.fates import (
     lateness,
     requests,
 )
-from blackbox.pipeline.journals import SHARD, Journals, Reach, Span, pieces, reach
+from blackbox.pipeline.journals import (
+    SHARD,
+    TABLES,
+    Journal,
+    Journals,
+    Reach,
+    Span,
+    of_table,
+    pieces,
+    reach,
+)
 from blackbox.pipeline.ledger.ledger import Ledger
 from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.index import HELD, HeldRows
@@ -198,7 +208,7 @@ class _Look:
         seen_ms, began = _now_ms(), time.monotonic()
         first = reach(self._settings, self._access)  # 1
         self._suit(first)
-        shards = tuple(first.requests)
+        shards = tuple(of_table(first, "requests"))
         before = self._labels(shards)  # 2
         held = self._held(shards)
         after = self._labels(shards)
@@ -239,7 +249,7 @@ class _Look:
 
     def _suit(self, there: Reach) -> None:
         """Joins in as many parts as suit the journals; no large side is sent to every task."""
-        rows = sum(span.end - span.start for spans in there for span in spans.values())
+        rows = sum(span.end - span.start for span in there.values())
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
         chosen = {
             "spark.sql.shuffle.partitions": str(parts),
@@ -287,14 +297,15 @@ class _Look:
         told_from = _told_from(self._cuts(told), outcomes)
         rows = []
         for shard in shards:
-            span = journals.reach.requests[shard]
-            gaps = journals.gaps.get(shard, [])
-            start = Labels(span.start, told.reach.receipts[shard].start)
+            requests, receipts = (Journal(table, shard) for table in TABLES)
+            span = journals.reach[requests]
+            gaps = journals.gaps.get(requests, [])
+            start = Labels(span.start, told.reach[receipts].start)
             pair = [before[shard] or start, after[shard] or start]
             low, high = Labels(*map(min, *pair)), Labels(*map(max, *pair))
             rows.append(
                 (
-                    *shard, id_prefix(shard), *span, told.reach.requests[shard].end, gaps,
+                    *shard, id_prefix(shard), *span, told.reach[requests].end, gaps,
                     _whole_from(span, gaps),
                     low.requests, high.requests, low.receipts, high.receipts,
                     before[shard] is not None and pair[0] == low, told_from.get(shard),
@@ -305,10 +316,8 @@ class _Look:
     def _cuts(self, told: Journals) -> dict[Shard, int]:
         """From where on all receipts are kept, of the shards that do not keep the first ones."""
         cuts = {
-            shard: _whole_from(
-                span, told.gaps.get(Shard(receipts_topic(shard.topic), shard.partition), [])
-            )
-            for shard, span in told.reach.receipts.items()
+            shard: _whole_from(span, told.gaps.get(Journal("outcomes", shard), []))
+            for shard, span in of_table(told.reach, "outcomes").items()
         }
         return {shard: cut for shard, cut in cuts.items() if cut > 0}
 
@@ -316,9 +325,8 @@ class _Look:
         """Between which offsets lies what was in the journals at the first look and not applied."""
         rows = []
         for shard in shards:
-            ends = first.requests[shard].end, first.receipts[shard].end
-            labels = before[shard] or (first.requests[shard].start, first.receipts[shard].start)
-            rows.append((*shard, *labels, *ends))
+            starts, ends = zip(*(first[Journal(table, shard)] for table in TABLES), strict=True)
+            rows.append((*shard, *(before[shard] or starts), *ends))
         return self._session.createDataFrame(rows, _WAITING)
 
     def _found(self, asked: DataFrame) -> tuple[dict[tuple[str, int], tuple[int, int]], DataFrame]:
@@ -359,8 +367,8 @@ def _now_ms() -> int:
 
 def _ahead(labels: Seen, there: Reach) -> Iterator[Finding]:
     for shard, seen in labels.items():
-        ends = there.requests[shard].end, there.receipts[shard].end
-        for label, end, journal in zip(seen or (), ends, ("requests", "receipts"), strict=False):
+        ends = (there[Journal(table, shard)].end for table in TABLES)
+        for label, end, journal in zip(seen or (), ends, Labels._fields, strict=False):
             if label > end:
                 detail = f"the label {journal} is {label}, but that journal ends at {end}"
                 yield Finding("labels-ahead", *shard, label, None, None, detail)

@@ -18,11 +18,11 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.pipeline.failures import LedgerError, in_one_line
-from blackbox.pipeline.journals import PLACE, Reach, Span
+from blackbox.pipeline.journals import PLACE, TABLES, Journal, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files, FilesError, Found
-from blackbox.pipeline.ledger.fit import misfits, topic_of
-from blackbox.pipeline.ledger.manifest import TABLES, File, Last, Manifest
+from blackbox.pipeline.ledger.fit import misfits
+from blackbox.pipeline.ledger.manifest import File, Last, Manifest
 from blackbox.pipeline.tasks.journals import OUTCOMES, RECORDS
 from blackbox.request import Shard
 
@@ -87,13 +87,10 @@ class Ledger:
         return cls(session, files, manifest)
 
     @property
-    def gaps(self) -> dict[Shard, tuple[Span, ...]]:
-        """By journal topic and partition, offsets within the reach that were removed before they were read."""
-        return {
-            Shard(topic_of(journal), journal.shard.partition): covered.gaps
-            for journal, covered in self.manifest.journals.items()
-            if covered.gaps
-        }
+    def gaps(self) -> dict[Journal, tuple[Span, ...]]:
+        """Offsets within the reach that were removed before they were read."""
+        journals = self.manifest.journals
+        return {journal: held.gaps for journal, held in journals.items() if held.gaps}
 
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
         """Raises LedgerError unless the journals that are there are those that it keeps."""
@@ -175,9 +172,8 @@ class Ledger:
             yield f"{self._files.uri(table)}: {number} rows are there twice, the first of {place}"
 
     def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
-        spans: dict[Shard, Span] = getattr(self.reach, _SPANS[table])
         for shard, (first, last) in _merged(measured).items():
-            span = spans.get(shard)
+            span = self.reach.get(Journal(table, shard))
             if span is None or first < span.start or last >= span.end:
                 yield (
                     f"{self._files.uri(table)}: rows of {shard} reach from {first} to {last}, "
@@ -214,9 +210,6 @@ class Measured(NamedTuple):
     checksum: str
     first: dict[Shard, int]
     last: dict[Shard, Last]
-
-
-_SPANS = {"requests": "requests", "outcomes": "receipts"}
 
 
 def newest(files: Files) -> Manifest:

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from blackbox.pipeline.failures import LedgerError
-from blackbox.pipeline.journals import Reach, Span
+from blackbox.pipeline.journals import Journal, Reach, Span
 from blackbox.pipeline.ledger.files import Files
 from blackbox.request import Shard
 
 FORMAT = 1
 FOLDER = "manifest"
-TABLES = ("requests", "outcomes")
 
 
 class Last(NamedTuple):
@@ -45,22 +44,6 @@ class Covered:
     def beyond_gap(self, start: int) -> Covered:
         """Goes on at `start`, with what was before it as a gap."""
         return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
-
-
-class Journal(NamedTuple):
-    """One of the two journals of a shard, by the table that its records go to."""
-
-    table: str
-    shard: Shard
-
-
-def by_journal(there: Reach) -> dict[Journal, Span]:
-    """The same spans, by the journals that they are of."""
-    return {
-        Journal(table, shard): span
-        for table, spans in zip(TABLES, there, strict=True)
-        for shard, span in spans.items()
-    }
 
 
 class File(NamedTuple):
@@ -94,13 +77,8 @@ class Manifest:
 
     @property
     def reach(self) -> Reach:
-        return Reach(*(self._spans(table) for table in TABLES))
-
-    def _spans(self, table: str) -> dict[Shard, Span]:
         return {
-            journal.shard: Span(covered.start, covered.end)
-            for journal, covered in self.journals.items()
-            if journal.table == table
+            journal: Span(covered.start, covered.end) for journal, covered in self.journals.items()
         }
 
     def of(self, table: str) -> list[File]:
