@@ -174,10 +174,6 @@ class Load:
         """Whether every piece was sent to its end before."""
         return all(self._is_finished(name) for name in self._of)
 
-    @property
-    def pieces(self) -> int:
-        return len(self._of)
-
     def _is_finished(self, name: str) -> bool:
         mark = self.marks.get(name)
         return mark is not None and mark.rows == mark.total
