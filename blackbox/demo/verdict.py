@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,12 +81,9 @@ class Tally:
     about either in its own headers is not believed, only checked.
     """
 
-    def __init__(
-        self, script: Sequence[Line], request_topic: str, targets: Collection[str] = TARGETS
-    ) -> None:
+    def __init__(self, script: Sequence[Line], request_topic: str) -> None:
         self._script = script
         self._request_topic = request_topic
-        self._targets = targets
         self._by_value = {line.value: line for line in script}
         self._by_message = {line.message: line for line in script if line.fate is Fate.DELIVERED}
         self._requests: dict[bytes, Seen] = {}
@@ -120,7 +117,7 @@ class Tally:
             line = self._by_value.get(value)
             if line is not None and line.message in self._messages:
                 self._time(line, self._messages[line.message])
-        elif seen.topic in self._targets:
+        elif seen.topic in TARGETS:
             self._take_message(value, seen)
         elif self._by_value.get(value, _NOBODY).fate is not Fate.DEAD:
             self._strays.append(_show(seen))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import orjson
 
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.request import Reason
 
 SHOWN_CHARS = 80
 
@@ -18,21 +16,6 @@ class RefusedError(Exception):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
-
-
-class Contract(ABC):
-    """A format that says of what it cannot understand why."""
-
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
-        """Read one record; never raises. A time that is past means at once."""
-        try:
-            return self._read(record, latest_ms)
-        except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
-
-    @abstractmethod
-    def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
-        """Raises RefusedError."""
 
 
 def shown(held: object) -> str:
