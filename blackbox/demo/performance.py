@@ -14,7 +14,7 @@ from typing import Any
 from blackbox.client.asking import Asker
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
-from blackbox.demo.service import DemoAudit, DemoService
+from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
 from blackbox.demo.verdict import Tally, Verdict, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
@@ -78,7 +78,7 @@ class Demo:
     ) -> DemoService:
         with display.step("starting blackbox") as say:
             service = DemoService(stack, engine=self.engine)
-            ending.callback(service.stop)
+            ending.callback(service.stop, STOP_GRACE_S)
             service.wait_ready()
             say(f"blackbox on {self.engine} at {service.http}, all shards open")
         return service
@@ -93,8 +93,8 @@ class Demo:
         page = self.report.absolute()
         with display.step("auditing: requests, receipts, Redis and targets, on Spark") as say:
             audit = DemoAudit(stack, page)
-            ending.callback(audit.stop)
-            found = audit.wait()
+            ending.callback(audit.kill)
+            found = audit.verdict()
             say(f"audit: {_judged(found)}")
         display.page(page)
         return not found["by_kind"]

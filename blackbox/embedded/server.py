@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import ClassVar
 
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.ports import free_port, says_port_taken
-from blackbox.embedded.process import GuardedProcess, ServerDiedError
+from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 10.0
@@ -64,6 +65,22 @@ class EmbeddedServer(ABC):
     def _is_running(self) -> bool:
         return self._process is not None and self._process.is_running
 
+    def start(self) -> None:
+        """Return when it answers (Kafka 2-3 s; 4 s after a kill); does nothing if it runs.
+
+        EmbeddedError: its program is missing or too old, the folder is in use or was written by a
+        newer Redis, or the server ended or is silent.
+        """
+        if self._is_running:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(self.folder)
+        try:
+            self._prepare()
+            self._start_on_a_free_port(lock)
+        finally:
+            os.close(lock)
+
     def stop(self) -> None:
         """Graceful, killed after 10 s; does nothing if it does not run."""
         if self._process is not None:
@@ -75,6 +92,10 @@ class EmbeddedServer(ABC):
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Find the program, and make the folder ready for it, which is locked."""
 
     @abstractmethod
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
