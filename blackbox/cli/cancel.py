@@ -27,9 +27,7 @@ def cancel(
     with closing(Control(settings)) as control:
         done = control.cancel(id)
     if json:
-        request = None if done.request is None else asdict(done.request)
-        others = [asdict(other) for other in done.others]
-        typer.echo(as_json({"outcome": done.outcome, "request": request, "others": others}))
+        typer.echo(as_json(asdict(done)))
     else:
         what = id if done.request is None else done.request.source
         state = "" if done.request is None else done.request.state

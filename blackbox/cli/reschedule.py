@@ -34,8 +34,7 @@ def reschedule(
     except ValueError as error:
         raise BadUsage(str(error)) from None
     if json:
-        request = None if done.request is None else asdict(done.request)
-        typer.echo(as_json({"outcome": done.outcome, "request": request}))
+        typer.echo(as_json(asdict(done)))
     else:
         told = {"unknown": f"{id}: no request of this id, and none pending under it"}
         if done.request is not None:

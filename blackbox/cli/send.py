@@ -19,11 +19,6 @@ from blackbox.formats import make_format
 from blackbox.request import Invalid, Record
 from blackbox.settings import Settings, load
 
-RequestTopic = Annotated[
-    str | None, typer.Option(help="The request topic; else the first of the format countdown.")
-]
-CallerName = Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")]
-
 
 def send(
     topic: Annotated[str, typer.Option(help="Where the message goes.")],
@@ -48,8 +43,12 @@ def send(
     timezone: Annotated[
         str | None, typer.Option(help="Of --cron: a name such as Europe/Berlin; else UTC.")
     ] = None,
-    caller: CallerName = None,
-    request_topic: RequestTopic = None,
+    caller: Annotated[
+        str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")
+    ] = None,
+    request_topic: Annotated[
+        str | None, typer.Option(help="The request topic; else the first of the format countdown.")
+    ] = None,
 ) -> None:
     """Ask for a message to be delivered later; prints the request's id once Kafka has it."""
     settings = load()

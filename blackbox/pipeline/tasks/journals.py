@@ -104,15 +104,13 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
         asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
     elif carried(record.headers):
         asked, carries = _carried(read, record, latest_ms)
-    elif cancels(record.headers):
-        asked = cancel_of(record)
-        if isinstance(asked, Cancel):
-            carries = (offset_in(shard, asked.id or ""), None)
-    elif replaces(record.headers):
-        ended = cancel_of(record)
-        asked = ended if isinstance(ended, Invalid) else read(as_request(record), latest_ms)
-        if isinstance(ended, Cancel) and isinstance(asked, Request):
-            carries = (offset_in(shard, ended.id or ""), None)
+    elif cancels(record.headers) or replaces(record.headers):
+        asked = ended = cancel_of(record)
+        if isinstance(ended, Cancel):
+            if replaces(record.headers):
+                asked = read(as_request(record), latest_ms)
+            if asked is ended or isinstance(asked, Request):
+                carries = (offset_in(shard, ended.id or ""), None)
     else:
         asked = read(record, latest_ms)
     if asked is None:
