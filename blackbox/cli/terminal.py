@@ -35,8 +35,11 @@ def printable(text: str) -> str:
 
 
 def as_json(held: Any, option: int = 0) -> str:
-    """JSON on one line, in which everything that is not printable is escaped."""
-    text = orjson.dumps(held, option=option).decode()
+    """JSON on one line, in which everything that is not printable is escaped.
+
+    Tuples with names for their parts become objects.
+    """
+    text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 

@@ -88,6 +88,8 @@ class EmbeddedKafka(EmbeddedServer):
         super().__init__(
             folder, port=port, settings=settings, disposable=disposable, progress=progress
         )
+        self._properties = self.folder / "server.properties"
+        self._data = self.folder / "data"
         self._cluster_id = cluster_id
         self._users = dict(users or {})
         self._client = dict(client or {})
@@ -115,14 +117,6 @@ class EmbeddedKafka(EmbeddedServer):
             *(java, *JVM_FLAGS, f"-Dlog4j2.configurationFile={logging}"),
             *(f"-Djava.io.tmpdir={temporary}", "-cp", f"{jars}/*"),
         ]
-
-    @property
-    def _properties(self) -> Path:
-        return self.folder / "server.properties"
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
 
     def _write_configuration(self, port: int) -> None:
         controller = free_port()

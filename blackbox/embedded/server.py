@@ -37,15 +37,12 @@ class EmbeddedServer(ABC):
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = folder.resolve()
+        self.log = self.folder / f"{self.NAME.lower()}.log"
         self._port = port
         self._settings = dict(settings or {})
         self._disposable = disposable
         self._progress = progress or (lambda _: None)
         self._process: GuardedProcess | None = None
-
-    @property
-    def log(self) -> Path:
-        return self.folder / f"{self.NAME.lower()}.log"
 
     @property
     def port(self) -> int:

@@ -187,10 +187,11 @@ class DispatchWindows:
         self._listener.close()
 
     def _shards_of(self, group: int) -> frozenset[Shard]:
-        return frozenset(shard for shard in self._shards if self._place(shard) == group)
-
-    def _place(self, shard: Shard) -> int:
-        return (self._topics.index(shard.topic) + shard.partition) % max(1, self._count)
+        return frozenset(
+            shard
+            for shard in self._shards
+            if (self._topics.index(shard.topic) + shard.partition) % max(1, self._count) == group
+        )
 
     def _fresh(self) -> list[_Passing]:
         oldest_s = time.monotonic() - FRESH_S

@@ -215,13 +215,11 @@ class _Look:
         ahead = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_dated(journals.requests().select(ASKED)))
-        spans, found = self._found(asked) if targets else ({}, None)  # 4
+        read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
         told = self._journals()  # 5
         outcomes = self._keep(told.outcomes())
         marks = self._marks(shards, journals, told, outcomes, before, after)
-        judged = self._keep(
-            fates(asked, outcomes, held, marks, found, self._spans(spans) if targets else None)
-        )
+        judged = self._keep(fates(asked, outcomes, held, marks, found, spans))
         counts = _by_shard(judged, self._waiting(shards, first, before))
         stuck = _behind(counts, before, self._labels(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
@@ -240,7 +238,7 @@ class _Look:
             by_kind=by_kind,
             exceptions=named,
             **_series(rows, counts),
-            read_targets=sorted({topic for topic, _ in spans}),
+            read_targets=sorted(set(read)),
         )
         labels = self._session.createDataFrame(
             [one for one in named if one.kind.startswith("labels-")], _EXCEPTIONS
@@ -329,21 +327,19 @@ class _Look:
             rows.append((*shard, *(before[shard] or starts), *ends))
         return self._session.createDataFrame(rows, _WAITING)
 
-    def _found(self, asked: DataFrame) -> tuple[dict[tuple[str, int], tuple[int, int]], DataFrame]:
-        """What the targets of these requests hold, and from where to where that was read."""
+    def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
+        """The targets of these requests, from where to where they were read, and what they hold."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
         with closing(Ends(self._access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
-        spans = {at: (begins[at], lasts[at]) for at in there}
-        ranges = tuple(pieces(Range(*at, *span) for at, span in spans.items()))
+        whole = [Range(*at, begins[at], lasts[at]) for at in there]
+        ranges = tuple(pieces(whole))
         task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
-        return spans, numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
-
-    def _spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
-        rows = [(*at, *span) for at, span in spans.items()]
-        return self._session.createDataFrame(rows, SPANS)
+        found = numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
+        topics = [one.topic for one in whole]
+        return topics, self._session.createDataFrame(whole, SPANS), found
 
 
 _EXCEPTIONS = (

@@ -291,7 +291,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
     untold = col("due_ms") < col("told_from_ms")
     unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
-    in_doubt = ~_in_index() & _any(untold, unended)
+    in_doubt = ~_any(col("entry"), col("cold")) & _any(untold, unended)
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
@@ -430,10 +430,6 @@ def _why_orphan() -> Column:
         )
         .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
     )
-
-
-def _in_index() -> Column:
-    return _is(col("entry")) | _is(col("cold"))
 
 
 def _is(condition: Column) -> Column:

@@ -260,13 +260,12 @@ class _Run:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
 
     def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
-        offsets = sum(span.end - span.start for span in spans.values())
-        return self._read(table, spans).coalesce(-(-offsets // PIECE))
-
-    def _read(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
         if table == "requests":
-            return read_requests(self._session, self._settings, self._access, spans, whole=True)
-        return read_outcomes(self._session, self._access, spans)
+            frame = read_requests(self._session, self._settings, self._access, spans, whole=True)
+        else:
+            frame = read_outcomes(self._session, self._access, spans)
+        offsets = sum(span.end - span.start for span in spans.values())
+        return frame.coalesce(-(-offsets // PIECE))
 
     def _write(self, table: str, frame: DataFrame) -> tuple[list[File], dict[Shard, Last]]:
         """Write rows by day into files of the next manifest; they count once that is published."""

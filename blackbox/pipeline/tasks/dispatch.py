@@ -124,7 +124,9 @@ class _Stay:
                 if is_news or now - reported >= REPORT_S:
                     reported = now
                     self._observe()
-                    self._send_report()
+                    report = self._report()
+                    with suppress(IndexLost):
+                        self._bus.send(report_of(self._window.run), report)
                 self._is_over |= now - self._heard_s > ABANDONED_S
         finally:
             self._owners.close()
@@ -167,11 +169,6 @@ class _Stay:
     def _observe(self) -> None:
         with suppress(IndexLost):
             self._clock.observe(self._redis.now_ms())
-
-    def _send_report(self) -> None:
-        report = self._report()
-        with suppress(IndexLost):
-            self._bus.send(report_of(self._window.run), report)
 
     def _report(self) -> dict[str, Any]:
         is_open = self._owners.open_shards()

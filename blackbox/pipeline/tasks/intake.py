@@ -122,7 +122,8 @@ class _Intakes:
         self._bus.close()
 
     def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed]]:
-        for chunk in read_ranges(self._access, _ranges(rows)):
+        ranges = [Range(**row) for some in rows for row in some.to_pylist()]
+        for chunk in read_ranges(self._access, ranges):
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
@@ -228,10 +229,6 @@ def _intakes(task: IntakeTask) -> _Intakes:
             _kept.close()
         _kept = _Intakes(task)
     return _kept
-
-
-def _ranges(rows: Iterator[pa.RecordBatch]) -> list[Range]:
-    return [Range(**row) for some in rows for row in some.to_pylist()]
 
 
 def _sum(one: Taken, other: Taken) -> Taken:
