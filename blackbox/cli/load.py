@@ -13,8 +13,7 @@ from rich.console import Console
 from blackbox import logs
 from blackbox.cli.batch import Bar, need_spark, started, tasks_of
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
-from blackbox.cli.request_topic import chosen
-from blackbox.cli.terminal import as_json, printable, quietly, table
+from blackbox.cli.terminal import as_json, chosen_topic, printable, quietly, table
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
@@ -131,7 +130,7 @@ def _topic(asked: str | None, settings: Settings) -> str:
         raise BadUsage(
             f"--request-topic {asked!r}: BLACKBOX_REQUEST_TOPICS has {', '.join(settings.topics)}"
         )
-    return chosen(asked, settings)
+    return chosen_topic(asked, settings)
 
 
 def _kind(asked: str | None) -> str | None:

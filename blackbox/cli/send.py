@@ -9,8 +9,7 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
-from blackbox.cli.request_topic import chosen
-from blackbox.cli.terminal import typed_instant
+from blackbox.cli.terminal import chosen_topic, typed_instant
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.connect import kafka
@@ -81,7 +80,7 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
     client = Asker(
         access.bootstrap_servers,
         caller=caller,
-        request_topic=chosen(request_topic, settings),
+        request_topic=chosen_topic(request_topic, settings),
         kafka_settings=access.settings,
     )
     client.reach()

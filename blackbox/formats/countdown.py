@@ -344,21 +344,17 @@ def _headers(headers: Any) -> Headers:
     if type(headers) is not dict:
         detail = f"headers is {shown(headers)}; give an object of strings"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return [(_header_name(name), _header_value(name, held)) for name, held in headers.items()]
+    return [_header(name, held) for name, held in headers.items()]
 
 
-def _header_name(name: str) -> str:
+def _header(name: str, held: Any) -> tuple[str, bytes]:
     if not name or not name.isprintable() or name.startswith("blackbox-"):
         detail = f"header name {shown(name)}; give printable characters, not starting blackbox-"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return name
-
-
-def _header_value(name: str, held: Any) -> bytes:
     if type(held) is not str:
         detail = f"header {shown(name)} is {shown(held)}; give a string"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return held.encode()
+    return name, held.encode()
 
 
 def _recurs(asked: dict[str, Any], message: bytes | None, longest_s: int) -> str | None:

@@ -218,9 +218,9 @@ class _Look:
         read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
         told = self._journals()  # 5
         outcomes = self._keep(told.outcomes())
-        marks = self._marks(shards, journals, told, outcomes, before, after)
+        marks = self._marks(first, journals, told, outcomes, before, after)
         judged = self._keep(fates(asked, outcomes, held, marks, found, spans))
-        counts = _by_shard(judged, self._waiting(shards, first, before))
+        counts = _by_shard(judged)
         stuck = _behind(counts, before, self._labels(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
         wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
@@ -285,7 +285,7 @@ class _Look:
 
     def _marks(
         self,
-        shards: Sequence[Shard],
+        first: Reach,
         journals: Journals,
         told: Journals,
         outcomes: DataFrame,
@@ -294,8 +294,9 @@ class _Look:
     ) -> DataFrame:
         told_from = _told_from(self._cuts(told), outcomes)
         rows = []
-        for shard in shards:
+        for shard in before:
             requests, receipts = (Journal(table, shard) for table in TABLES)
+            waiting_from = before[shard] or (first[requests].start, first[receipts].start)
             span = journals.reach[requests]
             gaps = journals.gaps.get(requests, [])
             start = Labels(span.start, told.reach[receipts].start)
@@ -307,6 +308,7 @@ class _Look:
                     _whole_from(span, gaps),
                     low.requests, high.requests, low.receipts, high.receipts,
                     before[shard] is not None and pair[0] == low, told_from.get(shard),
+                    *waiting_from, first[requests].end, first[receipts].end,
                 )
             )  # fmt: skip
         return self._session.createDataFrame(rows, MARKS)
@@ -318,14 +320,6 @@ class _Look:
             for shard, span in of_table(told.reach, "outcomes").items()
         }
         return {shard: cut for shard, cut in cuts.items() if cut > 0}
-
-    def _waiting(self, shards: Sequence[Shard], first: Reach, before: Seen) -> DataFrame:
-        """Between which offsets lies what was in the journals at the first look and not applied."""
-        rows = []
-        for shard in shards:
-            starts, ends = zip(*(first[Journal(table, shard)] for table in TABLES), strict=True)
-            rows.append((*shard, *(before[shard] or starts), *ends))
-        return self._session.createDataFrame(rows, _WAITING)
 
     def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
         """The targets of these requests, from where to where they were read, and what they hold."""
@@ -344,10 +338,6 @@ class _Look:
 
 _EXCEPTIONS = (
     "kind string, topic string, partition int, offset long, id string, caller string, detail string"
-)
-_WAITING = (
-    "topic string, partition int, requests_from long, receipts_from long, requests_to long, "
-    "receipts_to long"
 )
 
 
@@ -409,7 +399,7 @@ def _from(cuts: Mapping[Shard, int]) -> Any:
     return is_any
 
 
-def _by_shard(judged: DataFrame, waiting: DataFrame) -> list[dict[str, Any]]:
+def _by_shard(judged: DataFrame) -> list[dict[str, Any]]:
     """Of each shard: extreme times, and what is no request's fate. Makes the table, once."""
 
     def counted(condition: Any) -> Any:
@@ -422,7 +412,7 @@ def _by_shard(judged: DataFrame, waiting: DataFrame) -> list[dict[str, Any]]:
     unread = (col("offset") >= col("requests_from")) & (col("offset") < col("requests_to"))
     unapplied = within("receipt") | within("again.receipt")
     is_cut = ~is_known() | (col("state") == lit("unknown"))
-    rows = judged.join(waiting.hint("broadcast"), SHARD, "inner").groupBy(SHARD).agg(
+    rows = judged.groupBy(SHARD).agg(
         smallest("timestamp_ms").alias("first_ms"),
         largest(greatest("timestamp_ms", "outcome_ms")).alias("last_ms"),
         smallest(when(is_pending, col("due_ms"))).alias("due_first_ms"),
