@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from blackbox.embedded.errors import EmbeddedError
-from blackbox.embedded.ports import free_port, says_port_taken
+from blackbox.embedded.ports import free_port
 from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 10.0
 START_ATTEMPTS = 5
+PORT_TAKEN = "Address already in use"
 
 
 class EmbeddedServer(ABC):
@@ -108,7 +109,7 @@ class EmbeddedServer(ABC):
             try:
                 process.wait_until(answers, name=name, deadline_s=START_DEADLINE_S)
             except ServerDiedError as error:
-                if not says_port_taken(error.log) or attempt == START_ATTEMPTS:
+                if PORT_TAKEN not in error.log or attempt == START_ATTEMPTS:
                     raise
                 continue
             self._port, self._process = port, process

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -233,13 +233,9 @@ def _intakes(task: IntakeTask) -> _Intakes:
 
 def _sum(one: Taken, other: Taken) -> Taken:
     first_ms = [ms for ms in (one.first_due_ms, other.first_due_ms) if ms is not None]
-    return replace(
-        one,
-        accepted=one.accepted + other.accepted,
-        invalid=one.invalid + other.invalid,
-        cancelled=one.cancelled + other.cancelled,
-        replaced=one.replaced + other.replaced,
+    counts = ("accepted", "invalid", "cancelled", "replaced", "carried")
+    return Taken(
+        **{name: getattr(one, name) + getattr(other, name) for name in counts},
         first_due_ms=min(first_ms, default=None),
-        carried=one.carried + other.carried,
         refused=Counter(one.refused) + Counter(other.refused),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -62,9 +62,7 @@ class CheckTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         logs.silent()
-        return as_reports(
-            (number, self.check(self.pieces[number])) for number in numbers(batches)
-        )
+        return as_reports(self.check(self.pieces[number]) for number in numbers(batches))
 
     def check(self, piece: Piece) -> Checked:
         try:
@@ -106,35 +104,38 @@ class CheckTask:
         return None
 
 
+class Part(NamedTuple):
+    """A piece to be sent, by the name that its progress is kept under; found to have `total` rows."""
+
+    name: str
+    piece: Piece
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Sends the pieces of the lanes whose numbers are its rows, those of a lane one after the other.
+    """Sends the lanes whose numbers are its rows, the pieces of each one after the other.
 
-    `rate` is rows per second of one lane. `totals` are the rows that the pieces were found to have.
+    `rate` is rows per second of one lane.
     """
 
     access: KafkaAccess
     topic: str
     caller: str | None
-    pieces: tuple[Piece, ...]
-    names: tuple[str, ...]
-    totals: tuple[int, ...]
-    lanes: tuple[tuple[int, ...], ...]
+    lanes: tuple[tuple[Part, ...], ...]
     rate: float | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         logs.silent()
         pace = Pace(self.rate)
         return as_reports(
-            (number, self.send(number, pace))
-            for lane in numbers(batches)
-            for number in self.lanes[lane]
+            self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
         )
 
-    def send(self, number: int, pace: Pace) -> Sent:
-        writer = PieceWriter(self.access, self.topic, self.names[number], self.totals[number])
+    def send(self, part: Part, pace: Pace) -> Sent:
+        writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
-            self._send_rows(number, writer, pace)
+            self._send_rows(part.piece, part.total, writer, pace)
         except Doubt as reason:
             return Sent(str(reason), is_fenced=isinstance(reason, Fenced))
         except (UnusableFile, OSError) as error:
@@ -143,16 +144,14 @@ class SendTask:
             writer.close()
         return Sent()
 
-    def _send_rows(self, number: int, writer: PieceWriter, pace: Pace) -> None:
-        piece = self.pieces[number]
+    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: Pace) -> None:
         rows_in = writer.open()
         for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
             check_unchanged(piece)
             pace.wait_for(len(rows))
             rows_in += len(rows)
             writer.send(rows, rows_in)
-        if rows_in != self.totals[number]:
-            total = self.totals[number]
+        if rows_in != total:
             raise UnusableFile(f"{piece.path}: {total} rows were judged, and {rows_in} are in")
 
 
