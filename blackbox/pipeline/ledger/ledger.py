@@ -53,6 +53,28 @@ class Verdict:
     leftovers: int = 0
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Spark and the file system say into a LedgerError of one line."""
+    try:
+        yield
+    except FilesError as error:
+        raise LedgerError(str(error)) from None
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        ours = [match[1] for line in lines if (match := _OURS.search(line))]
+        raise LedgerError(ours[0] if ours else _cause(error)) from None
+
+
+def _cause(error: Exception) -> str:
+    if not isinstance(error, Py4JJavaError):
+        return in_one_line(error)
+    cause = error.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString()).partition("\n")[0]
+
+
 class Ledger:
     """The ledger as its newest manifest describes it; what a later run adds is not seen.
 
@@ -66,12 +88,11 @@ class Ledger:
         self.reach = manifest.reach
 
     @classmethod
+    @explained()
     def open(cls, session: SparkSession, path: str) -> Ledger:
         """Raises LedgerError when there is none, it is damaged, or another version wrote it."""
         ledger = cls._newest(session, path)
-        with explained():
-            there = ledger._there()
-        problems = _absent(ledger._files, ledger.manifest.files, there)
+        problems = _absent(ledger._files, ledger.manifest.files, ledger._there())
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise LedgerError(f"{problems[0]}{more}; restore it from a copy, see docs/ledger.md")
@@ -79,9 +100,8 @@ class Ledger:
 
     @classmethod
     def _newest(cls, session: SparkSession, path: str) -> Ledger:
-        with explained():
-            files = Files(session, path)
-            manifest = newest(files)
+        files = Files(session, path)
+        manifest = newest(files)
         if not manifest.number:
             raise LedgerError(f"{files.root} holds no ledger; `blackbox ledger` makes one")
         return cls(session, files, manifest)
@@ -112,14 +132,13 @@ class Ledger:
         return {found.path: found for table in TABLES for found in self._files.walk(table)}
 
     @classmethod
+    @explained()
     def verify(cls, session: SparkSession, path: str) -> Verdict:
         """Read every row and compare it with what the manifest says; changes nothing.
 
         Raises LedgerError as `open` does, except for files: those become problems.
         """
-        ledger = cls._newest(session, path)
-        with explained():
-            return ledger._verified()
+        return cls._newest(session, path)._verified()
 
     def _verified(self) -> Verdict:
         named = self.manifest.files
@@ -256,28 +275,6 @@ def measure(
             before.last | {shard: Last(*one["last"])},
         )
     return found
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn what Spark and the file system say into a LedgerError of one line."""
-    try:
-        yield
-    except FilesError as error:
-        raise LedgerError(str(error)) from None
-    except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        ours = [match[1] for line in lines if (match := _OURS.search(line))]
-        raise LedgerError(ours[0] if ours else _cause(error)) from None
-
-
-def _cause(error: Exception) -> str:
-    if not isinstance(error, Py4JJavaError):
-        return in_one_line(error)
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.toString()).partition("\n")[0]
 
 
 def _is_as_written(file: File, measured: Measured | None) -> bool:

@@ -103,7 +103,11 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
     if record.unreadable is not None:
         asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
     elif carried(record.headers):
-        asked, carries = _carried(read, record, latest_ms)
+        try:
+            carry = carry_of(record)
+            asked, carries = read(as_asked(record), latest_ms), (carry.previous, carry.origin)
+        except ValueError as error:
+            asked = Invalid(Reason.BAD_HEADERS, str(error))
     elif cancels(record.headers) or replaces(record.headers):
         asked = ended = cancel_of(record)
         if isinstance(ended, Cancel):
@@ -125,17 +129,6 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
         due_ms, reason = record.timestamp_ms, str(asked.reason)
         about = ("invalid", None, due_ms, None, None, None, reason, asked.detail)
     return (*at, *about, *carries)
-
-
-def _carried(
-    read: Any, record: Record, latest_ms: int
-) -> tuple[Any, tuple[int | None, int | None]]:
-    """What was asked at first; the record that this one carries, and the first of them."""
-    try:
-        carry = carry_of(record)
-    except ValueError as error:
-        return Invalid(Reason.BAD_HEADERS, str(error)), (None, None)
-    return read(as_asked(record), latest_ms), (carry.previous, carry.origin)
 
 
 def _written(record: Record) -> tuple[Any, ...]:
