@@ -60,13 +60,11 @@ def as_json(held: Any, option: int = 0) -> str:
     Tuples with names for their parts become objects.
     """
     text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def table(**options: Any) -> Table:
     """An empty one, as all commands print them."""
     return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else json.dumps(character)[1:-1]

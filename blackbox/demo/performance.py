@@ -106,7 +106,7 @@ class Demo:
             meter = _Meter(script, tally)
             for asked in send(script, stack.bootstrap_servers):
                 meter.sent = asked
-                if meter.is_due_to_draw():
+                if time.monotonic() - meter.read_s >= DRAWN_EVERY_S:
                     display.show(meter.read())
             deadline = time.monotonic() + self.seconds + OVERTIME_S
             quiet_from = time.monotonic() + self.seconds + QUIET_S
@@ -176,16 +176,13 @@ class _Meter:
         self._requests = sum(line.fate is not Fate.CANCEL for line in script)
         self._wanted = sum(line.fate is Fate.DELIVERED for line in script)
         self._outcomes = sum(line.fate in (Fate.DELIVERED, Fate.DEAD) for line in script)
-        self._began = self._drawn = time.monotonic()
+        self._began = self.read_s = time.monotonic()
         self._counted = (self._began, 0)
         self._history: deque[tuple[float, int]] = deque([(self._began, 0)])
         self.sent = 0
 
-    def is_due_to_draw(self) -> bool:
-        return time.monotonic() - self._drawn >= DRAWN_EVERY_S
-
     def read(self) -> Progress:
-        now = self._drawn = time.monotonic()
+        now = self.read_s = time.monotonic()
         delivered, dead = self._tally.delivered, self._tally.dead
         if delivered > self._counted[1]:
             self._counted = (now, delivered)

@@ -152,20 +152,16 @@ def _with_carried(
         nothing = lit(None).cast("long")
         return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
     before = [*SHARD, "carries"]
-    over = told.select(*SHARD, col("offset").alias("carries"), col("receipt").alias("ended_at"))
-    entries = index.where(col("entry")).select(
-        *SHARD, col("offset").alias("carries"), col("entry").alias("stayed")
-    )
-    own = told.select(*PLACE, col("receipt").alias("own"))
-    before_it = ended.select(
-        *SHARD, col("offset").alias("carries"), col("ended_by").alias("over_at")
-    )
+
+    def of_previous(table: DataFrame, column: str, name: str) -> DataFrame:
+        return table.select(*SHARD, col("offset").alias("carries"), col(column).alias(name))
+
     judged = (
         carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
-        .join(over, before, "left")
-        .join(entries, before, "left")
-        .join(own, PLACE, "left")
-        .join(before_it, before, "left")
+        .join(of_previous(told, "receipt", "ended_at"), before, "left")
+        .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
+        .join(told.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(of_previous(ended, "ended_by", "over_at"), before, "left")
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
     was_over = coalesce(col("over_at") < col("offset"), lit(False))

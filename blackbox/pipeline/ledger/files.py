@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-
-class FilesError(Exception):
-    """The file system does not answer or refuses; the text names the path and what it said."""
+from blackbox.pipeline.failures import LedgerError
 
 
 class Found(NamedTuple):
@@ -26,7 +24,10 @@ class Found(NamedTuple):
 
 
 class Files:
-    """Files by their path below one root. Every method raises FilesError.
+    """Files by their path below one root.
+
+    Every method raises LedgerError when the file system does not answer or refuses: the text names
+    the path, and what it said.
 
     A root without a scheme is on the default file system, which is this machine's unless Hadoop is
     configured otherwise.
@@ -150,4 +151,4 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise FilesError(f"{path}: {error.java_exception.toString()}") from None
+        raise LedgerError(f"{path}: {error.java_exception.toString()}") from None

@@ -20,7 +20,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.pipeline.failures import LedgerError, in_one_line
 from blackbox.pipeline.journals import PLACE, TABLES, Journal, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
-from blackbox.pipeline.ledger.files import Files, FilesError, Found
+from blackbox.pipeline.ledger.files import Files, Found
 from blackbox.pipeline.ledger.fit import misfits
 from blackbox.pipeline.ledger.manifest import File, Last, Manifest
 from blackbox.pipeline.tasks.journals import OUTCOMES, RECORDS
@@ -55,11 +55,9 @@ class Verdict:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what Spark and the file system say into a LedgerError of one line."""
+    """Turn what Spark says into a LedgerError of one line."""
     try:
         yield
-    except FilesError as error:
-        raise LedgerError(str(error)) from None
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         ours = [match[1] for line in lines if (match := _OURS.search(line))]
