@@ -14,7 +14,7 @@ import redis
 from blackbox.doubt import JournalLost, Refused
 from blackbox.ended import Ended
 from blackbox.formats import Format
-from blackbox.formats.refused import RefusedError
+from blackbox.formats.terms import RefusedError
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Binding, Bounds

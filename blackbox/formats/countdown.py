@@ -13,14 +13,16 @@ from typing import Any
 
 import orjson
 
-from blackbox.formats.refused import SHOWN_CHARS, RefusedError, shown
 from blackbox.formats.terms import (
+    SHOWN_CHARS,
     Format,
+    RefusedError,
     Targets,
     caller_id_of,
     caller_of,
     due_at,
     is_caller_id,
+    shown,
     start_ms,
     too_far,
 )

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.refused import RefusedError, shown
-from blackbox.formats.terms import Format, Targets, caller_of
+from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
 from blackbox.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")

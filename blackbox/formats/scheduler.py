@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from blackbox.formats.refused import RefusedError, shown
-from blackbox.formats.terms import Format, Targets, caller_of
+from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
 from blackbox.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"

@@ -1,4 +1,4 @@
-"""What holds in every contract: which targets and callers' ids are allowed, and how far ahead."""
+"""What holds in every contract: how it refuses, which targets and ids it allows, and how far ahead."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 
-from blackbox.formats.refused import RefusedError, shown
+import orjson
+
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, is_topic_name
 
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
 REMEMBERED = 4096
+SHOWN_CHARS = 80
+
+
+class RefusedError(Exception):
+    """What was wrong: the fixed word, and a detail that names the value and the remedy."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
 
 
 class Format(ABC):
@@ -71,6 +82,17 @@ class Targets:
             )
             return Invalid(Reason.FORBIDDEN_TOPIC, detail)
         return None
+
+
+def shown(held: object) -> str:
+    """A value for a detail: short, and without characters that could forge a log line."""
+    if isinstance(held, dict | list):
+        return "an object" if isinstance(held, dict) else "an array"
+    if not isinstance(held, str | bytes):
+        return orjson.dumps(held).decode()[:SHOWN_CHARS]
+    text = repr(held[:SHOWN_CHARS])
+    is_whole = len(held) <= SHOWN_CHARS and len(text) <= SHOWN_CHARS + 3
+    return text if is_whole else text[:SHOWN_CHARS] + "…"
 
 
 def start_ms(record: Record, latest_ms: int) -> int:
