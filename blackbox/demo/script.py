@@ -90,14 +90,12 @@ def write_script(requests: int, seconds: float) -> list[Line]:
     script: list[Line] = []
     gap = plain // len(special)
     for number in range(plain):
-        script.append(_line(number, _countdown_ms(number, plain, seconds)))
+        # A large prime: who asks one after the other is due far apart.
+        countdown_ms = int(number * 7919 % plain * seconds * 1000 / plain)
+        script.append(_line(number, countdown_ms))
         if special and number % gap == gap - 1:
             script.append(special.pop(0))
     return script + special
-
-
-def _countdown_ms(number: int, count: int, seconds: float) -> int:
-    return int(number * 7919 % count * seconds * 1000 / count)
 
 
 def _line(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,23 +73,16 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """A small file, whole."""
-        with _explained(self.uri(path)):
-            stream = self._system.open(self._at(path))
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+        with _explained(self.uri(path)), closing(self._system.open(self._at(path))) as stream:
+            return bytes(stream.readAllBytes())
 
     def publish(self, path: str, content: bytes) -> bool:
         """Write a file so that nobody sees half of it; False, and nothing done, when it exists."""
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"
         with _explained(self.uri(path)):
-            stream = self._system.create(self._at(temporary), False)
-            try:
+            with closing(self._system.create(self._at(temporary), False)) as stream:
                 stream.write(content)
-            finally:
-                stream.close()
             try:
                 return self._moved(temporary, path)
             finally:
