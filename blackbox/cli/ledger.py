@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def ledger(
-    path: Annotated[
-        str | None, typer.Option(help="The ledger; default: BLACKBOX_LEDGER.")
-    ] = None,
+    path: Annotated[str | None, typer.Option(help="The ledger; default: BLACKBOX_LEDGER.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Only read every row and compare it with the manifest.")
     ] = False,

@@ -42,9 +42,7 @@ def send(
     timezone: Annotated[
         str | None, typer.Option(help="Of --cron: a name such as Europe/Berlin; else UTC.")
     ] = None,
-    caller: Annotated[
-        str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")
-    ] = None,
+    caller: Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")] = None,
     request_topic: Annotated[
         str | None, typer.Option(help="The request topic; else the first of the format countdown.")
     ] = None,

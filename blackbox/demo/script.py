@@ -107,7 +107,9 @@ def _line(
     identity = {"id": caller_id} if caller_id is not None else {}
     return Line(
         caller=caller.name,
-        value=orjson.dumps({"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked),
+        value=orjson.dumps(
+            {"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked
+        ),
         headers=_headers(caller, number),
         fate=fate,
         caller_id=caller_id,

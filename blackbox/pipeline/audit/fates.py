@@ -379,7 +379,12 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     several = col("copies") > lit(1)
     twice, said_twice = rules["duplicated"]
     copies = _text(
-        "targets hold it ", col("copies"), " times: ", _place("one.at_"), " to ", _place("other.at_")
+        "targets hold it ",
+        col("copies"),
+        " times: ",
+        _place("one.at_"),
+        " to ",
+        _place("other.at_"),
     )
     rules["duplicated"] = (
         twice | (is_known() & several),

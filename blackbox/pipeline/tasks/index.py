@@ -37,8 +37,8 @@ class HeldRows:
         with closing(Dump(self.settings.redis_url.get_secret_value())) as dump:
             for number in numbers:
                 is_beyond = number == len(self.shards)
-                yield from _orphans(dump, self.shards) if is_beyond else _of(
-                    dump, self.shards[number]
+                yield from (
+                    _orphans(dump, self.shards) if is_beyond else _of(dump, self.shards[number])
                 )
 
 

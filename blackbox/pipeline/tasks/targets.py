@@ -43,9 +43,7 @@ class FoundRows:
 
     def _found(self, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
         at = (chunk.range.topic, chunk.range.partition)
-        for message, headers in zip(
-            chunk.messages, read_headers(chunk.messages)[0], strict=True
-        ):
+        for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
             own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
             source = placed((own.get("blackbox-source") or b"").decode(errors="replace"))
             if source is not None and source[0].topic in self.topics:
