@@ -13,6 +13,8 @@ import redis
 
 from blackbox.doubt import JournalLost, Refused
 from blackbox.ended import Ended
+from blackbox.formats import Format
+from blackbox.formats.terms import RefusedError
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Binding, Bounds
@@ -32,14 +34,17 @@ def record(offset: int, value: bytes | None = b"{}", timestamp_ms: int = 0) -> R
     return Record(offset, timestamp_ms, b"key", value, [("CALLER_SERVICE", b"shop")])
 
 
-class FakeFormat:
+class FakeFormat(Format):
     """A contract whose parsed values are given by the record's offset."""
 
     def __init__(self, parsed: Mapping[int, Request | Cancel | Invalid] | None = None) -> None:
         self.parsed = dict(parsed or {})
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        return self.parsed[record.offset]
+    def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
+        found = self.parsed[record.offset]
+        if isinstance(found, Invalid):
+            raise RefusedError(*found)
+        return found
 
 
 @dataclass

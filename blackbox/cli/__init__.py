@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from blackbox.cli.audit import audit
-from blackbox.cli.cancel import cancel
+from blackbox.cli.change import cancel, reschedule
 from blackbox.cli.check import check
 from blackbox.cli.demo import demo
 from blackbox.cli.failures import explained
@@ -19,7 +19,6 @@ from blackbox.cli.load import load
 from blackbox.cli.pending import pending
 from blackbox.cli.promote import promote
 from blackbox.cli.rebind import rebind
-from blackbox.cli.reschedule import reschedule
 from blackbox.cli.run import run
 from blackbox.cli.send import send
 from blackbox.cli.show import show

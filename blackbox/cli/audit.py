@@ -80,9 +80,9 @@ def _audited(
                 with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
                     verdict = found.verdict
                     if html is not None and verdict.shards:
-                        from blackbox.pipeline.audit.report import write_page
+                        from blackbox.pipeline.audit.report import page
 
-                        write_page(verdict, html)
+                        html.write_text(page(verdict), encoding="utf-8")
                     if parquet is not None and verdict.shards:
                         found.write(parquet)
         except OSError as error:
@@ -96,14 +96,10 @@ def _audited(
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
     found = asdict(verdict) | {"verdict": "clean" if verdict.is_clean else "exceptions"}
-    for name in ("due", "asked", "delivered"):
-        series = getattr(verdict, name)
-        found[name] = series and series._asdict()
     late = verdict.lateness
     found["lateness"] = late and {
         name: getattr(late, name) for name in ("p50_ms", "p99_ms", "longest_ms")
     }
-    found["exceptions"] = [one._asdict() for one in verdict.exceptions]
     for name in ("callers", "targets"):
         found[name] = {key or "": counts for key, counts in found[name].items()}
     return found

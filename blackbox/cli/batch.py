@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blackbox.cli.failures import FAILED, ended
+from blackbox.doubt import Doubt
 from blackbox.pipeline import missing_packages
 from blackbox.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_S = 0.2
+LOOK_S = 0.5
 
 
 def need_spark() -> None:
@@ -42,43 +43,75 @@ def started(settings: Settings) -> Iterator[SparkSession]:
         session.stop()
 
 
-def progress_bar() -> Progress:
-    """How much of something is done, on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+class Bar:
+    """What the command does now, on stderr, and how much of it is done."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self._shown = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def shows(self, doing: str, total: int | None = None) -> None:
+        self._progress.reset(self._shown, description=doing, total=total, completed=0)
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._shown, count)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def following(self, look: Callable[[], tuple[int, int]]) -> Iterator[None]:
+        """Show twice a second how much `look` finds done, of how much; and all of it at the end."""
+        over = Event()
+
+        def follow() -> None:
+            while not over.wait(LOOK_S):
+                with suppress(Doubt):
+                    done, total = look()
+                    self._progress.update(self._shown, completed=done, total=total or None)
+
+        follower = Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            over.set()
+            follower.join()
+        self._progress.update(self._shown, completed=self._progress.tasks[0].total)
 
 
 @contextmanager
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; what it does is shown on stderr, `doing` beside it."""
     need_spark()
-    with progress_bar() as progress:
-        shown = progress.add_task(f"{doing}: starting Spark", total=None)
+    with Bar() as bar:
+        bar.shows(f"{doing}: starting Spark")
         with started(settings) as session:
-            over = Event()
-            progress.update(shown, description=doing)
-            follower = Thread(target=_follow, args=(session, progress, shown, over), daemon=True)
-            follower.start()
-            try:
+            bar.shows(doing)
+            with bar.following(tasks_of(session)):
                 yield session
-            finally:
-                over.set()
-                follower.join()
 
 
-def _follow(session: SparkSession, progress: Progress, shown: Any, over: Event) -> None:
-    """Tasks done, of all that Spark has planned so far."""
+def tasks_of(session: SparkSession) -> Callable[[], tuple[int, int]]:
+    """What counts the tasks done, and all that Spark has planned so far."""
     tracker = session.sparkContext.statusTracker()
     stages: dict[int, tuple[int, int]] = {}
-    while not over.wait(LOOK_S):
-        for stage in tracker.getActiveStageIds():
+
+    def count() -> tuple[int, int]:
+        for stage in {*stages, *tracker.getActiveStageIds()}:
             if (found := tracker.getStageInfo(stage)) is not None:
                 stages[stage] = found.numCompletedTasks, found.numTasks
-        for stage, (_, count) in stages.items():
-            if (found := tracker.getStageInfo(stage)) is None or not found.numActiveTasks:
-                done = count if found is None else found.numCompletedTasks
-                stages[stage] = done, count
-        total = sum(count for _, count in stages.values())
-        progress.update(
-            shown, completed=sum(done for done, _ in stages.values()), total=total or None
-        )
+            elif stage in stages:  # Spark remembers the last stages only
+                stages[stage] = stages[stage][1], stages[stage][1]
+        done, planned = zip((0, 0), *stages.values(), strict=True)
+        return sum(done), sum(planned)
+
+    return count

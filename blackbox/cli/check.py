@@ -13,10 +13,8 @@ from rich.text import Text
 from blackbox.cli.failures import FAILED
 from blackbox.cli.terminal import quietly, table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-
-def check(json: AsJson = False) -> None:
+def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Look at Kafka's and Redis' configuration; ends with 1 if `run` would refuse to start."""
     from blackbox.check import findings
 

@@ -19,24 +19,19 @@ from blackbox.settings import Settings
 if TYPE_CHECKING:
     from blackbox.pipeline.ledger.extend import Done
 
-Where = Annotated[str | None, typer.Option("--path", help="The ledger; default: BLACKBOX_LEDGER.")]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Only read every row and compare it with the manifest.")
-]
-AcceptGap = Annotated[
-    bool,
-    typer.Option(
-        "--accept-gap", help="Go on behind offsets that Kafka removed before they were read."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 def ledger(
-    path: Where = None,
-    verify: Verify = False,
-    accept_gap: AcceptGap = False,
-    json: AsJson = False,
+    path: Annotated[str | None, typer.Option(help="The ledger; default: BLACKBOX_LEDGER.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Only read every row and compare it with the manifest.")
+    ] = False,
+    accept_gap: Annotated[
+        bool,
+        typer.Option(
+            "--accept-gap", help="Go on behind offsets that Kafka removed before they were read."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Add what is new in the journals to Parquet tables, for the audit."""
     settings = quietly()
@@ -112,7 +107,7 @@ def _as_json(done: Done) -> dict[str, Any]:
 
 
 def _print_tables(done: Done) -> None:
-    from blackbox.pipeline.ledger.manifest import Journal
+    from blackbox.pipeline.journals import Journal
 
     tables = table()
     for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 
 from blackbox import logs
-from blackbox.cli.batch import need_spark, progress_bar, started
+from blackbox.cli.batch import Bar, need_spark, started, tasks_of
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
-from blackbox.cli.request_topic import chosen
-from blackbox.cli.terminal import as_json, printable, quietly, table
+from blackbox.cli.terminal import as_json, chosen_topic, printable, quietly, table
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
@@ -26,8 +23,6 @@ from blackbox.settings import Settings
 
 if TYPE_CHECKING:
     from blackbox.pipeline.load import BadRow, File, Load, Verdict
-
-LOOK_S = 0.5
 
 
 class Loaded(NamedTuple):
@@ -76,7 +71,7 @@ def load(
     try:
         found = find_files(file, kind)
         most_bytes = _most_bytes(access, topic)
-        with _Bar() as bar:
+        with Bar() as bar:
             bar.shows("reading", sum(os.path.getsize(path) for path, _ in found))
             files = read_files(found, options, bar.advance)
             loading = Load(settings, access, topic, caller, files)
@@ -105,13 +100,13 @@ def _judge_and_send(
     rate: int | None,
     dry_run: bool,
     json: bool,
-    bar: _Bar,
+    bar: Bar,
 ) -> Loaded:
-    bar.shows("starting Spark", None)
+    bar.shows("starting Spark")
     with started(settings) as session:
-        bar.shows("judging, in pieces", loading.pieces)
+        bar.shows("judging, in pieces")
         begun_s = time.monotonic()
-        with bar.following(_tasks_done(session)):
+        with bar.following(tasks_of(session)):
             verdict = loading.check(session, most_bytes, whole=dry_run)
         if verdict.bad:
             bar.stop()
@@ -123,68 +118,11 @@ def _judge_and_send(
             return Loaded(len(files), rows, 0, before, judged_s, per_s, judged_s, True)
         bar.shows("sending", rows)
         begun_s = time.monotonic()
-        with bar.following(loading.ask):
+        with bar.following(lambda: (loading.ask(), rows)):
             loading.send(session, verdict.rows, rate)
         took_s = time.monotonic() - begun_s
         sent = loading.rows_in - before
         return Loaded(len(files), rows, sent, before, took_s, round(sent / took_s), judged_s)
-
-
-def _tasks_done(session: Any) -> Callable[[], int]:
-    tracker = session.sparkContext.statusTracker()
-    stages: set[int] = set()
-
-    def count() -> int:
-        stages.update(tracker.getActiveStageIds())
-        found = map(tracker.getStageInfo, stages)
-        return sum(stage.numCompletedTasks for stage in found if stage is not None)
-
-    return count
-
-
-class _Bar:
-    """What the command does now, on stderr, and how much of it is done."""
-
-    def __init__(self) -> None:
-        self._progress = progress_bar()
-        self._shown = self._progress.add_task("", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()
-
-    def shows(self, doing: str, total: int | None) -> None:
-        self._progress.reset(self._shown, description=doing, total=total, completed=0)
-
-    def advance(self, count: int) -> None:
-        self._progress.advance(self._shown, count)
-
-    def stop(self) -> None:
-        self._progress.stop()
-
-    @contextmanager
-    def following(self, look: Callable[[], int]) -> Iterator[None]:
-        """Show what `look` finds twice a second, and all of it at the end."""
-        over = Event()
-
-        def follow() -> None:
-            while not over.wait(LOOK_S):
-                try:
-                    self._progress.update(self._shown, completed=look())
-                except Doubt:
-                    continue
-
-        follower = Thread(target=follow, daemon=True)
-        follower.start()
-        try:
-            yield
-        finally:
-            over.set()
-            follower.join()
-        self._progress.update(self._shown, completed=self._progress.tasks[0].total)
 
 
 def _topic(asked: str | None, settings: Settings) -> str:
@@ -192,7 +130,7 @@ def _topic(asked: str | None, settings: Settings) -> str:
         raise BadUsage(
             f"--request-topic {asked!r}: BLACKBOX_REQUEST_TOPICS has {', '.join(settings.topics)}"
         )
-    return chosen(asked, settings)
+    return chosen_topic(asked, settings)
 
 
 def _kind(asked: str | None) -> str | None:

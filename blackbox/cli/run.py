@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Annotated
@@ -15,6 +14,7 @@ from blackbox.cli import signals
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.java import find_java
+from blackbox.pipeline import missing_packages
 from blackbox.pipeline.failures import in_one_line
 from blackbox.settings import Half, Settings, load
 
@@ -68,7 +68,7 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
             raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")
         return
     settings.spark_settings()
-    missing = [name for name in SPARK_PACKAGES if find_spec(name) is None]
+    missing = missing_packages(SPARK_PACKAGES)
     if missing:
         raise BadUsage(
             f"the Spark engine needs {', '.join(missing)}; pip install '.[spark]' in a checkout"

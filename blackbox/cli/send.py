@@ -9,8 +9,7 @@ import typer
 
 from blackbox import logs
 from blackbox.cli.failures import BadUsage
-from blackbox.cli.request_topic import chosen
-from blackbox.cli.terminal import typed_instant
+from blackbox.cli.terminal import chosen_topic, typed_instant
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.connect import kafka
@@ -18,11 +17,6 @@ from blackbox.control.control import WRITTEN
 from blackbox.formats import make_format
 from blackbox.request import Invalid, Record
 from blackbox.settings import Settings, load
-
-RequestTopic = Annotated[
-    str | None, typer.Option(help="The request topic; else the first of the format countdown.")
-]
-CallerName = Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")]
 
 
 def send(
@@ -48,8 +42,10 @@ def send(
     timezone: Annotated[
         str | None, typer.Option(help="Of --cron: a name such as Europe/Berlin; else UTC.")
     ] = None,
-    caller: CallerName = None,
-    request_topic: RequestTopic = None,
+    caller: Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")] = None,
+    request_topic: Annotated[
+        str | None, typer.Option(help="The request topic; else the first of the format countdown.")
+    ] = None,
 ) -> None:
     """Ask for a message to be delivered later; prints the request's id once Kafka has it."""
     settings = load()
@@ -82,7 +78,7 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
     client = Asker(
         access.bootstrap_servers,
         caller=caller,
-        request_topic=chosen(request_topic, settings),
+        request_topic=chosen_topic(request_topic, settings),
         kafka_settings=access.settings,
     )
     client.reach()

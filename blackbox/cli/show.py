@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -35,8 +34,7 @@ def show(
     """
     settings = quietly()
     with closing(Registry(settings)) as registry:
-        places = _places(id, registry, list(settings.topics))
-        fates = [fate for place in places for fate in _fates(registry, place)]
+        fates = _fates(id, registry, list(settings.topics))
     for fate in fates:
         typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
     if all(fate.state in NOT_TOLD for fate in fates):
@@ -45,23 +43,22 @@ def show(
         raise typer.Exit(FAILED)
 
 
-def _places(text: str, registry: Registry, topics: list[str]) -> Sequence[tuple[Shard | None, int]]:
+def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
     """Of what is pending under a caller's id the newest first."""
+    if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
+        # A member of the index does not say in which shard.
+        everywhere = (registry.fate(shard, int(text, 16)) for shard in registry.shards())
+        return [fate for fate in everywhere if fate.state != "unknown"]
     try:
-        return [_parse(text, topics)]
+        places = [_place(text, topics)]
     except BadUsage:
-        held = registry.holders(text)
-        if not held:
+        places = registry.holders(text)
+        if not places:
             raise
-        return held
+    return [registry.fate(*place) for place in places]
 
 
-def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
-    """The place a name stands for; a member of the index does not say in which shard."""
-    if _MEMBER.fullmatch(text):
-        offset = int(text, 16)
-        if offset <= MAX_OFFSET:
-            return None, offset
+def _place(text: str, topics: list[str]) -> tuple[Shard, int]:
     if place := placed(text):
         topic = place[0].topic
         if topic not in topics:
@@ -74,17 +71,6 @@ def _parse(text: str, topics: list[str]) -> tuple[Shard | None, int]:
             f"{error}, a place such as {topics[0]}/3@1234, the 16 hex digits of a key in Redis, "
             "or the id that its caller gave it while it is pending"
         ) from None
-
-
-def _fates(registry: Registry, place: tuple[Shard | None, int]) -> Iterator[Fate]:
-    shard, offset = place
-    if shard is not None:
-        yield registry.fate(shard, offset)
-        return
-    for each in registry.shards():
-        fate = registry.fate(each, offset)
-        if fate.state != "unknown":
-            yield fate
 
 
 def _as_json(fate: Fate) -> dict[str, object]:

@@ -59,7 +59,8 @@ def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         raise nothing_there(settings)
     paused = _paused(settings, shards)
     if json:
-        told = {"totals": _totals(shards), "shards": list(map(_row, shards)), "paused": paused}
+        rows = [asdict(one) | {"lag": one.lag} for one in shards]
+        told = {"totals": _totals(shards), "shards": rows, "paused": paused}
         typer.echo(orjson.dumps(told))
     else:
         _print_table(shards)
@@ -110,10 +111,6 @@ def _status(
         receipts_label=standing.labels.receipts if standing.labels else None,
         receipts_end=receipts_end,
     )
-
-
-def _row(one: ShardStatus) -> dict[str, object]:
-    return asdict(one) | {"lag": one.lag}
 
 
 def _totals(shards: Sequence[ShardStatus]) -> dict[str, int | None]:

@@ -11,6 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from blackbox import logs
+from blackbox.cli.failures import BadUsage
+from blackbox.control.control import WRITTEN
 from blackbox.settings import Settings, load
 
 SHOWN_CHARS = 400
@@ -21,6 +23,24 @@ def quietly() -> Settings:
     settings = load()
     logs.silent()
     return settings
+
+
+def chosen_topic(asked: str | None, settings: Settings) -> str:
+    """The request topic asked for, or the first of its format. Raises BadUsage when none is right."""
+    topics = settings.topics
+    if asked is None:
+        for topic, contract in topics.items():
+            if contract == WRITTEN:
+                return topic
+        raise BadUsage(
+            f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITTEN}, "
+            "the only one that commands write"
+        )
+    if topics.get(asked, WRITTEN) != WRITTEN:
+        raise BadUsage(
+            f"--request-topic {asked!r}: its format is {topics[asked]}; commands write {WRITTEN} only"
+        )
+    return asked
 
 
 def typed_instant(at: str | None) -> str | int | None:
@@ -35,15 +55,16 @@ def printable(text: str) -> str:
 
 
 def as_json(held: Any, option: int = 0) -> str:
-    """JSON on one line, in which everything that is not printable is escaped."""
-    text = orjson.dumps(held, option=option).decode()
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    """JSON on one line, in which everything that is not printable is escaped.
+
+    Tuples with names for their parts become objects.
+    """
+    text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def table(**options: Any) -> Table:
     """An empty one, as all commands print them."""
     return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else json.dumps(character)[1:-1]

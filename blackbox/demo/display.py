@@ -185,9 +185,9 @@ def _sentence(verdict: Verdict) -> Text:
 
 
 def _counts(verdict: Verdict) -> Text:
-    bad = {"lost": verdict.lost, "duplicated": verdict.duplicated, "early": verdict.early}
     text = Text(f"{verdict.asked:,} asked · {verdict.delivered:,} delivered")
-    for name, found in bad.items():
+    for name in ("lost", "duplicated", "early"):
+        found = verdict.faults.get(name, [])
         text.append(f" · {len(found):,} {name}", style="red" if found else "")
     return text
 

@@ -14,7 +14,7 @@ from typing import Any
 from blackbox.client.asking import Asker
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
-from blackbox.demo.service import DemoAudit, DemoService
+from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
 from blackbox.demo.verdict import Tally, Verdict, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
@@ -78,7 +78,7 @@ class Demo:
     ) -> DemoService:
         with display.step("starting blackbox") as say:
             service = DemoService(stack, engine=self.engine)
-            ending.callback(service.stop)
+            ending.callback(service.stop, STOP_GRACE_S)
             service.wait_ready()
             say(f"blackbox on {self.engine} at {service.http}, all shards open")
         return service
@@ -93,8 +93,8 @@ class Demo:
         page = self.report.absolute()
         with display.step("auditing: requests, receipts, Redis and targets, on Spark") as say:
             audit = DemoAudit(stack, page)
-            ending.callback(audit.stop)
-            found = audit.wait()
+            ending.callback(audit.kill)
+            found = audit.verdict()
             say(f"audit: {_judged(found)}")
         display.page(page)
         return not found["by_kind"]
@@ -106,7 +106,7 @@ class Demo:
             meter = _Meter(script, tally)
             for asked in send(script, stack.bootstrap_servers):
                 meter.sent = asked
-                if meter.is_due_to_draw():
+                if time.monotonic() - meter.read_s >= DRAWN_EVERY_S:
                     display.show(meter.read())
             deadline = time.monotonic() + self.seconds + OVERTIME_S
             quiet_from = time.monotonic() + self.seconds + QUIET_S
@@ -176,16 +176,13 @@ class _Meter:
         self._requests = sum(line.fate is not Fate.CANCEL for line in script)
         self._wanted = sum(line.fate is Fate.DELIVERED for line in script)
         self._outcomes = sum(line.fate in (Fate.DELIVERED, Fate.DEAD) for line in script)
-        self._began = self._drawn = time.monotonic()
+        self._began = self.read_s = time.monotonic()
         self._counted = (self._began, 0)
         self._history: deque[tuple[float, int]] = deque([(self._began, 0)])
         self.sent = 0
 
-    def is_due_to_draw(self) -> bool:
-        return time.monotonic() - self._drawn >= DRAWN_EVERY_S
-
     def read(self) -> Progress:
-        now = self._drawn = time.monotonic()
+        now = self.read_s = time.monotonic()
         delivered, dead = self._tally.delivered, self._tally.dead
         if delivered > self._counted[1]:
             self._counted = (now, delivered)

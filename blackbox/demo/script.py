@@ -90,14 +90,12 @@ def write_script(requests: int, seconds: float) -> list[Line]:
     script: list[Line] = []
     gap = plain // len(special)
     for number in range(plain):
-        script.append(_line(number, _countdown_ms(number, plain, seconds)))
+        # A large prime: who asks one after the other is due far apart.
+        countdown_ms = int(number * 7919 % plain * seconds * 1000 / plain)
+        script.append(_line(number, countdown_ms))
         if special and number % gap == gap - 1:
             script.append(special.pop(0))
     return script + special
-
-
-def _countdown_ms(number: int, count: int, seconds: float) -> int:
-    return int(number * 7919 % count * seconds * 1000 / count)
 
 
 def _line(
@@ -109,13 +107,15 @@ def _line(
     identity = {"id": caller_id} if caller_id is not None else {}
     return Line(
         caller=caller.name,
-        value=_json({"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked),
+        value=orjson.dumps(
+            {"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked
+        ),
         headers=_headers(caller, number),
         fate=fate,
         caller_id=caller_id,
         topic=caller.topic,
         key=asked["key"].encode() if "key" in asked else None,
-        message=message.encode() if isinstance(message, str) else _json(message),
+        message=message.encode() if isinstance(message, str) else orjson.dumps(message),
         more_headers=tuple((n, v.encode()) for n, v in asked.get("headers", {}).items()),
         countdown_ms=countdown_ms,
     )
@@ -126,10 +126,10 @@ def _broken(each: int) -> Iterator[Line]:
         caller = CALLERS[number % len(CALLERS)]
         asked = {"topic": caller.topic, "message": f"broken {number}", "countdown": 1}
         for reason, value in (
-            (Reason.NOT_JSON, _json(asked)[:-2]),
-            (Reason.UNKNOWN_TOPIC, _json(asked | {"topic": UNKNOWN_TOPIC})),
-            (Reason.BAD_DUE_TIME, _json(asked | {"countdown": "soon"})),
-            (Reason.BAD_TOPIC, _json(asked | {"topic": "orders, unpaid"})),
+            (Reason.NOT_JSON, orjson.dumps(asked)[:-2]),
+            (Reason.UNKNOWN_TOPIC, orjson.dumps(asked | {"topic": UNKNOWN_TOPIC})),
+            (Reason.BAD_DUE_TIME, orjson.dumps(asked | {"countdown": "soon"})),
+            (Reason.BAD_TOPIC, orjson.dumps(asked | {"topic": "orders, unpaid"})),
         ):
             headers = _headers(caller, number)
             yield Line(caller.name, value, headers, Fate.DEAD, reason=reason)
@@ -139,7 +139,7 @@ def _ended(each: int, span_ms: int) -> Iterator[Line]:
     late_ms = round(span_ms * BEHIND)
     for number in range(800_000, 800_000 + 2 * each, 2):
         cancelled = _line(number, late_ms, Fate.CANCELLED, f"cancelled-{number}")
-        cancel = _json({"id": cancelled.caller_id, "cancel": True})
+        cancel = orjson.dumps({"id": cancelled.caller_id, "cancel": True})
         yield cancelled
         yield Line(cancelled.caller, cancel, (), Fate.CANCEL, cancelled.caller_id)
         # The replacement must come from the same caller, whose records keep their order.
@@ -150,7 +150,3 @@ def _ended(each: int, span_ms: int) -> Iterator[Line]:
 
 def _headers(caller: Caller, number: int) -> Headers:
     return ("CALLER_SERVICE", caller.name.encode()), ("trace-id", b"%08x" % number)
-
-
-def _json(value: object) -> bytes:
-    return orjson.dumps(value)

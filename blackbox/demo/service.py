@@ -24,39 +24,22 @@ JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AUDIT_DEADLINE_S = 300.0
 
 
-class DemoService:
-    """`blackbox run` against the stack, from entering the context to leaving it."""
+class DemoService(GuardedProcess):
+    """`blackbox run` against the stack."""
 
     def __init__(self, stack: EmbeddedStack, *, engine: str) -> None:
-        self._port = free_port()
-        self.log: Path = stack.folder / "service.log"
+        port = free_port()
+        self.http = f"http://{HOST}:{port}"
         more = {
             "BLACKBOX_ENGINE": engine,
             "BLACKBOX_RETRIES": str(RETRIES),
-            "BLACKBOX_HTTP_PORT": str(self._port),
+            "BLACKBOX_HTTP_PORT": str(port),
         }
-        self._process = GuardedProcess(_command(stack, more, "run"), log=self.log)
-
-    @property
-    def http(self) -> str:
-        return f"http://{HOST}:{self._port}"
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.is_running
+        super().__init__(_command(stack, more, "run"), log=stack.folder / "service.log")
 
     def wait_ready(self) -> None:
         """Until it owns its shards and all are open. Raises EmbeddedError, with the end of its log."""
-        self._process.wait_until(
-            self._is_ready, name="the blackbox service", deadline_s=START_DEADLINE_S
-        )
-
-    def tail(self) -> str:
-        """The last lines it logged."""
-        return self._process.tail()
-
-    def stop(self) -> None:
-        self._process.stop(STOP_GRACE_S)
+        self.wait_until(self._is_ready, name="the blackbox service", deadline_s=START_DEADLINE_S)
 
     def _is_ready(self) -> bool:
         try:
@@ -66,7 +49,7 @@ class DemoService:
             return False
 
 
-class DemoAudit:
+class DemoAudit(GuardedProcess):
     """`blackbox audit` against the stack, beside the service; it writes its page to `page`.
 
     What Spark leaves in temporary folders is in the stack's, and goes with it.
@@ -83,23 +66,18 @@ class DemoAudit:
             "BLACKBOX_SPARK_CONFIG": str(spark),
         }
         options = ("--targets", "--json", "--html", str(page))
-        self._process = GuardedProcess(
-            _command(stack, more, "audit", *options), log=folder / "audit.log"
-        )
+        super().__init__(_command(stack, more, "audit", *options), log=folder / "audit.log")
 
-    def wait(self) -> dict[str, Any]:
+    def verdict(self) -> dict[str, Any]:
         """Its verdict as JSON. Raises EmbeddedError, with the end of its log, when there is none."""
-        code = self._process.wait(AUDIT_DEADLINE_S)
-        said = self._process.tail()
+        code = self.wait(AUDIT_DEADLINE_S)
+        said = self.tail()
         found = [line for line in said.splitlines() if line.startswith('{"')]
         if code is None or not found:
             ended = "did not end" if code is None else f"ended with {code}"
             raise EmbeddedError(f"the audit {ended}; the end of its log:\n{said}")
         verdict: dict[str, Any] = orjson.loads(found[-1])
         return verdict
-
-    def stop(self) -> None:
-        self._process.kill()
 
 
 def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:

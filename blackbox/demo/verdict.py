@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,7 +30,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Everything that was asked, by what became of it; lists hold what should not be there.
+    """Everything that was asked, by what became of it.
+
+    `faults` is what should not be, by its name, with what it was found on:
 
     lost        -- messages that did not come out
     duplicated  -- messages that came out more than once
@@ -49,29 +51,14 @@ class Verdict:
     cancelled: int
     replaced: int
     letters: Counter[str]
-    lost: list[str] = field(default_factory=list)
-    duplicated: list[str] = field(default_factory=list)
-    early: list[str] = field(default_factory=list)
-    strays: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    misjudged: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    late_ms: list[int] = field(default_factory=list, repr=False)
-    warm_late_ms: list[int] = field(default_factory=list, repr=False)
-    first_ms: int | None = None
-
-    @property
-    def faults(self) -> dict[str, list[str]]:
-        """What is wrong, by its name, with what it was found on."""
-        found = {name: getattr(self, name) for name in _FAULTS}
-        return {name: values for name, values in found.items() if values}
+    faults: dict[str, list[str]]
+    late_ms: list[int] = field(repr=False)
+    warm_late_ms: list[int] = field(repr=False)
+    first_ms: int | None
 
     @property
     def is_good(self) -> bool:
         return not self.faults
-
-
-_FAULTS = ("lost", "duplicated", "early", "strays", "damaged", "misjudged", "unread")
 
 
 class Tally:
@@ -81,12 +68,9 @@ class Tally:
     about either in its own headers is not believed, only checked.
     """
 
-    def __init__(
-        self, script: Sequence[Line], request_topic: str, targets: Collection[str] = TARGETS
-    ) -> None:
+    def __init__(self, script: Sequence[Line], request_topic: str) -> None:
         self._script = script
         self._request_topic = request_topic
-        self._targets = targets
         self._by_value = {line.value: line for line in script}
         self._by_message = {line.message: line for line in script if line.fate is Fate.DELIVERED}
         self._requests: dict[bytes, Seen] = {}
@@ -120,7 +104,7 @@ class Tally:
             line = self._by_value.get(value)
             if line is not None and line.message in self._messages:
                 self._time(line, self._messages[line.message])
-        elif seen.topic in self._targets:
+        elif seen.topic in TARGETS:
             self._take_message(value, seen)
         elif self._by_value.get(value, _NOBODY).fate is not Fate.DEAD:
             self._strays.append(_show(seen))
@@ -135,19 +119,24 @@ class Tally:
         wanted = [line for line in self._script if line.fate is Fate.DELIVERED]
         broken = [line for line in self._script if line.fate is Fate.DEAD]
         delivered = [line for line in wanted if line.message in self._messages]
+        faults = {
+            "lost": [_text(line.message) for line in wanted if line.message not in self._messages],
+            "duplicated": list(self._again),
+            "early": [_text(line.message) for line in delivered if self._is_early(line)],
+            "strays": list(self._strays),
+            "damaged": [_text(line.message) for line in delivered if not self._is_intact(line)],
+            "misjudged": [*filter(None, map(self._misjudged, broken)), *self._letters_again],
+            "unread": [
+                _text(line.value) for line in self._script if line.value not in self._requests
+            ],
+        }
         return Verdict(
             asked=len(self._script) - fates[Fate.CANCEL],
             delivered=len(delivered),
             cancelled=fates[Fate.CANCELLED],
             replaced=fates[Fate.REPLACED],
             letters=Counter(_reason(letter) for letter in self._letters.values()),
-            lost=[_text(line.message) for line in wanted if line.message not in self._messages],
-            duplicated=list(self._again),
-            early=[_text(line.message) for line in delivered if self._is_early(line)],
-            strays=list(self._strays),
-            damaged=[_text(line.message) for line in delivered if not self._is_intact(line)],
-            misjudged=[*filter(None, map(self._misjudged, broken)), *self._letters_again],
-            unread=[_text(line.value) for line in self._script if line.value not in self._requests],
+            faults={name: found for name, found in faults.items() if found},
             late_ms=sorted(self.late_ms),
             warm_late_ms=self._warm_late_ms(),
             first_ms=min((seen.timestamp_ms for seen in self._messages.values()), default=None),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import subprocess
 import uuid
@@ -18,7 +17,7 @@ from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.jars import kafka_jars
 from blackbox.embedded.java import find_java
 from blackbox.embedded.ports import HOST, free_port, is_listening
-from blackbox.embedded.process import GuardedProcess, lock_folder
+from blackbox.embedded.process import GuardedProcess
 from blackbox.embedded.server import START_DEADLINE_S, EmbeddedServer
 
 # Measured on two cores: the serial collector with C1 alone starts in 1.5 s (G1 with C2: 1.9 s) and
@@ -89,30 +88,18 @@ class EmbeddedKafka(EmbeddedServer):
         super().__init__(
             folder, port=port, settings=settings, disposable=disposable, progress=progress
         )
+        self._properties = self.folder / "server.properties"
+        self._data = self.folder / "data"
         self._cluster_id = cluster_id
         self._users = dict(users or {})
         self._client = dict(client or {})
         self._java: list[str] = []
+        """The command that runs a class of Kafka's."""
 
     @property
     def bootstrap_servers(self) -> str:
         """`host:port`; known once `start()` has returned, and the same after a restart."""
         return f"{HOST}:{self.port}"
-
-    def start(self) -> None:
-        """Return when the broker answers (2-3 s; 4 s after a kill); does nothing if it runs.
-
-        EmbeddedError: no Java, no jars, the folder is in use, or the broker ended or is silent.
-        """
-        if self._is_running:
-            return
-        self._java = self._find_java()
-        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(self.folder)
-        try:
-            self._start_on_a_free_port(lock)
-        finally:
-            os.close(lock)
 
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
         self._write_configuration(port)
@@ -121,23 +108,15 @@ class EmbeddedKafka(EmbeddedServer):
         process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
         return process, partial(answers, port, cluster_id, self._client)
 
-    def _find_java(self) -> list[str]:
-        """The command that runs a class of Kafka's."""
+    def _prepare(self) -> None:
         java = find_java()
         jars = kafka_jars(java, self._progress)
-        logging = self.folder / "log4j2.xml"
-        return [
+        logging, temporary = self.folder / "log4j2.xml", self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        self._java = [
             *(java, *JVM_FLAGS, f"-Dlog4j2.configurationFile={logging}"),
-            *(f"-Djava.io.tmpdir={self.folder / 'tmp'}", "-cp", f"{jars}/*"),
+            *(f"-Djava.io.tmpdir={temporary}", "-cp", f"{jars}/*"),
         ]
-
-    @property
-    def _properties(self) -> Path:
-        return self.folder / "server.properties"
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
 
     def _write_configuration(self, port: int) -> None:
         controller = free_port()

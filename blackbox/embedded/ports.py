@@ -41,8 +41,3 @@ def is_listening(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def says_port_taken(log: str) -> bool:
-    """Whether a server's log says that it ended because its port was taken."""
-    return "Address already in use" in log

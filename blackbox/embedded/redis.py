@@ -15,7 +15,7 @@ from urllib.parse import quote
 from blackbox.embedded.aof import repair_append_only_files
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.ports import HOST
-from blackbox.embedded.process import GuardedProcess, lock_folder, said_of_itself
+from blackbox.embedded.process import GuardedProcess, said_of_itself
 from blackbox.embedded.server import EmbeddedServer
 
 MINIMUM_REDIS = (6, 2)
@@ -46,23 +46,10 @@ class EmbeddedRedis(EmbeddedServer):
         login = f":{quote(password, safe='')}@" if password else ""
         return f"redis://{login}{HOST}:{self.port}/0"
 
-    def start(self) -> None:
-        """Repair the append-only file, start, return when Redis answers; nothing if it runs.
-
-        EmbeddedError: no Redis, the folder is in use or was written by a newer Redis, or the
-        server ended or is silent.
-        """
-        if self._is_running:
-            return
+    def _prepare(self) -> None:
         self._redis_server, version = find_redis()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(self.folder)
-        try:
-            self._refuse_newer_data(version)
-            repair_append_only_files(self._redis_server, self.folder)
-            self._start_on_a_free_port(lock)
-        finally:
-            os.close(lock)
+        self._refuse_newer_data(version)
+        repair_append_only_files(self._redis_server, self.folder)
 
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
         command = [self._redis_server, str(self._write_configuration(port))]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from blackbox.embedded.errors import EmbeddedError
-from blackbox.embedded.ports import free_port, says_port_taken
-from blackbox.embedded.process import GuardedProcess, ServerDiedError
+from blackbox.embedded.ports import free_port
+from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 10.0
 START_ATTEMPTS = 5
+PORT_TAKEN = "Address already in use"
 
 
 class EmbeddedServer(ABC):
@@ -36,15 +38,12 @@ class EmbeddedServer(ABC):
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = folder.resolve()
+        self.log = self.folder / f"{self.NAME.lower()}.log"
         self._port = port
         self._settings = dict(settings or {})
         self._disposable = disposable
         self._progress = progress or (lambda _: None)
         self._process: GuardedProcess | None = None
-
-    @property
-    def log(self) -> Path:
-        return self.folder / f"{self.NAME.lower()}.log"
 
     @property
     def port(self) -> int:
@@ -64,6 +63,22 @@ class EmbeddedServer(ABC):
     def _is_running(self) -> bool:
         return self._process is not None and self._process.is_running
 
+    def start(self) -> None:
+        """Return when it answers (Kafka 2-3 s; 4 s after a kill); does nothing if it runs.
+
+        EmbeddedError: its program is missing or too old, the folder is in use or was written by a
+        newer Redis, or the server ended or is silent.
+        """
+        if self._is_running:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(self.folder)
+        try:
+            self._prepare()
+            self._start_on_a_free_port(lock)
+        finally:
+            os.close(lock)
+
     def stop(self) -> None:
         """Graceful, killed after 10 s; does nothing if it does not run."""
         if self._process is not None:
@@ -75,6 +90,10 @@ class EmbeddedServer(ABC):
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Find the program, and make the folder ready for it, which is locked."""
 
     @abstractmethod
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
@@ -90,7 +109,7 @@ class EmbeddedServer(ABC):
             try:
                 process.wait_until(answers, name=name, deadline_s=START_DEADLINE_S)
             except ServerDiedError as error:
-                if not says_port_taken(error.log) or attempt == START_ATTEMPTS:
+                if PORT_TAKEN not in error.log or attempt == START_ATTEMPTS:
                     raise
                 continue
             self._port, self._process = port, process

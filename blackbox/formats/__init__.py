@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from blackbox.request import Cancel, Invalid, Record, Request
+from blackbox.formats.terms import Format
+
+__all__ = ["NAMES", "Format", "make_format", "may_have_caller_id"]
 
 NAMES = ("countdown", "scheduler", "future", "timer")
-
-
-class Format(Protocol):
-    """One contract. `parse` never raises: what cannot be understood is a value too."""
-
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
-        """Read one record; a record's timestamp later than `latest_ms` counts as `latest_ms`.
-
-        None for a record that blackbox wrote itself, and that asks for nothing.
-        """
-        ...
 
 
 def make_format(

@@ -13,13 +13,16 @@ from typing import Any
 
 import orjson
 
-from blackbox.formats.refused import SHOWN_CHARS, RefusedError, shown
 from blackbox.formats.terms import (
+    SHOWN_CHARS,
+    Format,
+    RefusedError,
     Targets,
     caller_id_of,
     caller_of,
     due_at,
     is_caller_id,
+    shown,
     start_ms,
     too_far,
 )
@@ -60,7 +63,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _BLANKS = b" \t\r\n"
 
 
-class Countdown:
+class Countdown(Format):
     """Reads `{"topic": …, "message": …, "countdown": seconds}`.
 
     `own_topics` says whether a topic is blackbox's own and so no target, `may_recur` whether a
@@ -70,16 +73,13 @@ class Countdown:
     def __init__(
         self, *, max_countdown_s: int, own_topics: Callable[[str], bool], may_recur: bool = True
     ) -> None:
-        self._max_countdown_s = max_countdown_s
+        super().__init__(max_countdown_s)
         self._may_recur = may_recur
         self._targets = Targets(own_topics)
         self._usual_targets = self._targets.usual
 
-    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        """Read one record; never raises. A countdown runs from the record's timestamp.
-
-        A timestamp later than `latest_ms`, or none (negative), counts as `latest_ms`.
-        """
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
+        """Read one record; never raises. A countdown runs from the record's timestamp."""
         # The usual ones first, which are read three times as fast. Three keys and two strings are
         # ten quotes: with no more of them, no key was dropped.
         _, timestamp_ms, _, value, headers, _ = record
@@ -89,7 +89,7 @@ class Countdown:
             if has_all and len(asked) == _CANCEL_FIELDS:
                 if asked["cancel"] is True and is_caller_id(asked["id"]):
                     return Cancel(asked["id"])
-                return self._parse_fully(record, latest_ms)
+                return super().parse(record, latest_ms)
             target, message, countdown = asked["topic"], asked["message"], asked["countdown"]
             caller_id = None if len(asked) == _PLAIN_FIELDS else asked["id"]
             if (
@@ -113,16 +113,10 @@ class Countdown:
                 )
         except (ValueError, TypeError, KeyError):
             pass
-        return self._parse_fully(record, latest_ms)
+        return super().parse(record, latest_ms)
 
-    def _parse_fully(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid:
-        try:
-            value, asked = _read(record.value)
-            return self._full(_as_written(value, asked), record, latest_ms)
-        except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
-
-    def _full(self, asked: dict[str, Any], record: Record, latest_ms: int) -> Request | Cancel:
+    def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
+        asked = _as_written(*_object(record.value))
         if not asked.keys() <= _FIELDS:
             raise _unknown_field(asked)
         if asked.get("cancel") is not None:
@@ -154,14 +148,14 @@ class Countdown:
     def _first_due_ms(self, asked: dict[str, Any], recurs: str | None, start_ms: int) -> int:
         countdown, at = asked.get("countdown"), asked.get("at")
         if recurs is None or countdown is not None:
-            return self._due_ms(countdown, at, start_ms)
+            return self._asked_ms(countdown, at, start_ms)
         if at is not None:
-            self._due_ms(None, at, start_ms)  # refuses what is no instant, or too far ahead
+            self._asked_ms(None, at, start_ms)  # refuses what is no instant, or too far ahead
             return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
         first_ms = next_ms(recurs, start_ms, start_ms)
         return due_at(first_ms, start_ms, self._max_countdown_s, "the first time it recurs")
 
-    def _due_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
+    def _asked_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
         if (countdown is None) is (at is None):
             given = "neither countdown nor at is" if at is None else "both countdown and at are"
             raise RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
@@ -178,7 +172,7 @@ class Countdown:
         return due_at(at_ms, start_ms, self._max_countdown_s, f"at {shown(at)}")
 
 
-def _read(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
+def _object(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
     if not value:
         raise RefusedError(Reason.EMPTY, "the record has no value; write a JSON object")
     try:
@@ -352,21 +346,17 @@ def _headers(headers: Any) -> Headers:
     if type(headers) is not dict:
         detail = f"headers is {shown(headers)}; give an object of strings"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return [(_header_name(name), _header_value(name, held)) for name, held in headers.items()]
+    return [_header(name, held) for name, held in headers.items()]
 
 
-def _header_name(name: str) -> str:
+def _header(name: str, held: Any) -> tuple[str, bytes]:
     if not name or not name.isprintable() or name.startswith("blackbox-"):
         detail = f"header name {shown(name)}; give printable characters, not starting blackbox-"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return name
-
-
-def _header_value(name: str, held: Any) -> bytes:
     if type(held) is not str:
         detail = f"header {shown(name)} is {shown(held)}; give a string"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    return held.encode()
+    return name, held.encode()
 
 
 def _recurs(asked: dict[str, Any], message: bytes | None, longest_s: int) -> str | None:

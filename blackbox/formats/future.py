@@ -8,31 +8,26 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.refused import Contract, RefusedError, shown
-from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
+from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
 from blackbox.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")
 
 
-class Future(Contract):
+class Future(Format):
     """Reads a protobuf `Future` under a key that is a unix second in decimal text.
 
     `own_topics` says whether a topic is blackbox's own and so no target.
     """
 
     def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
-        self._max_countdown_s = max_countdown_s
+        super().__init__(max_countdown_s)
         self._targets = Targets(own_topics)
 
     def _read(self, record: Record, latest_ms: int) -> Request:
         callback = _callback(record.value)
-        due_ms = due_at(
-            _second(record.key) * 1000,
-            start_ms(record, latest_ms),
-            self._max_countdown_s,
-            f"the key {shown(record.key)}",
-        )
+        given = f"the key {shown(record.key)}"
+        due_ms = self._due_ms(_second(record.key), given, record, latest_ms)
         return Request(
             self._targets.allowed(callback.callBackTopic),
             callback.callBack,

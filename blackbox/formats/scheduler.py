@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from blackbox.formats.refused import Contract, RefusedError, shown
-from blackbox.formats.terms import Targets, caller_of, due_at, start_ms
+from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
 from blackbox.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
@@ -16,7 +15,7 @@ _SECOND = re.compile(rb"[+-]?[0-9]{1,19}")
 _MOST = (1 << 63) - 1
 
 
-class Scheduler(Contract):
+class Scheduler(Format):
     """Reads records whose key is the schedule's id, and whose value is the message.
 
     `topic` is the request topic, `own_topics` says whether a topic is blackbox's own and so no
@@ -31,9 +30,9 @@ class Scheduler(Contract):
         own_topics: Callable[[str], bool],
         grace_s: int | None,
     ) -> None:
+        super().__init__(max_countdown_s)
         self._topic = topic
         self._source = topic.encode() + b"/"
-        self._max_countdown_s = max_countdown_s
         self._targets = Targets(own_topics)
         self._grace_s = grace_s
 
@@ -53,10 +52,8 @@ class Scheduler(Contract):
 
     def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
         epoch_s = _epoch_s(_first(record.headers, EPOCH))
-        due_ms = due_at(
-            epoch_s * 1000, start_ms(record, latest_ms), self._max_countdown_s, f"{EPOCH} {epoch_s}"
-        )
-        late_ms = None if self._grace_s is None else self._grace_s * 1000
+        due_ms = self._due_ms(epoch_s, f"{EPOCH} {epoch_s}", record, latest_ms)
+        expires_s = None if self._grace_s is None else epoch_s + self._grace_s
         return Request(
             self._targets.allowed(_target(record.headers)),
             record.value,
@@ -65,7 +62,7 @@ class Scheduler(Contract):
             [*record.headers, *self._added(record)],
             caller_of(record.headers),
             schedule_id,
-            None if late_ms is None else epoch_s * 1000 + late_ms,
+            None if expires_s is None else expires_s * 1000,
         )
 
     def _added(self, record: Record) -> Headers:

@@ -1,16 +1,54 @@
-"""What holds in every contract: which targets and callers' ids are allowed, and how far ahead."""
+"""What holds in every contract: how it refuses, which targets and ids it allows, and how far ahead."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 
-from blackbox.formats.refused import RefusedError, shown
-from blackbox.request import Headers, Invalid, Reason, Record, is_topic_name
+import orjson
+
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, is_topic_name
 
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
 REMEMBERED = 4096
+SHOWN_CHARS = 80
+
+
+class RefusedError(Exception):
+    """What was wrong: the fixed word, and a detail that names the value and the remedy."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Format(ABC):
+    """One contract. What cannot be understood is a value too, which says why."""
+
+    def __init__(self, max_countdown_s: int) -> None:
+        self._max_countdown_s = max_countdown_s
+
+    def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
+        """Read one record; never raises. A time that is past means at once.
+
+        A record's timestamp later than `latest_ms`, or none (negative), counts as `latest_ms`.
+        None for a record that blackbox wrote itself, and that asks for nothing.
+        """
+        try:
+            return self._read(record, latest_ms)
+        except RefusedError as refused:
+            return Invalid(refused.reason, refused.detail)
+
+    @abstractmethod
+    def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
+        """Raises RefusedError."""
+
+    def _due_ms(self, at_s: int, given: str, record: Record, latest_ms: int) -> int:
+        """The due time of a unix second, which `given` names. Raises RefusedError."""
+        return due_at(at_s * 1000, start_ms(record, latest_ms), self._max_countdown_s, given)
 
 
 class Targets:
@@ -44,6 +82,17 @@ class Targets:
             )
             return Invalid(Reason.FORBIDDEN_TOPIC, detail)
         return None
+
+
+def shown(held: object) -> str:
+    """A value for a detail: short, and without characters that could forge a log line."""
+    if isinstance(held, dict | list):
+        return "an object" if isinstance(held, dict) else "an array"
+    if not isinstance(held, str | bytes):
+        return orjson.dumps(held).decode()[:SHOWN_CHARS]
+    text = repr(held[:SHOWN_CHARS])
+    is_whole = len(held) <= SHOWN_CHARS and len(text) <= SHOWN_CHARS + 3
+    return text if is_whole else text[:SHOWN_CHARS] + "…"
 
 
 def start_ms(record: Record, latest_ms: int) -> int:

@@ -6,22 +6,21 @@ from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.formats.refused import Contract, RefusedError
-from blackbox.formats.terms import caller_id_of, caller_of, due_at, start_ms
+from blackbox.formats.terms import Format, RefusedError, caller_id_of, caller_of
 from blackbox.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2
 ANSWER_TYPE = "xray.events.TimerExpired"
 
 
-class Timer(Contract):
+class Timer(Format):
     """Reads both contracts: a record is of the older one when it has a correlation id of its own.
 
     All answers go to `output_topic`, under the key of their request.
     """
 
     def __init__(self, *, max_countdown_s: int, output_topic: str) -> None:
-        self._max_countdown_s = max_countdown_s
+        super().__init__(max_countdown_s)
         self._output_topic = output_topic
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
@@ -44,7 +43,8 @@ class Timer(Contract):
             detail = f"action is {timer.action}; 1 creates a timer, 2 cancels it"
             raise RefusedError(Reason.BAD_CANCEL, detail)
         if not timer.HasField("expire_at"):
-            raise _no_time()
+            detail = "expire_at is missing; give the unix second the timer expires at"
+            raise RefusedError(Reason.BAD_DUE_TIME, detail)
         answer = older.TimerExpired(
             header=timer.header if timer.HasField("header") else None,
             correlation_id=timer.correlation_id,
@@ -76,24 +76,13 @@ class Timer(Contract):
     def _request(
         self, answer: bytes, expire_at_s: int, caller_id: str, record: Record, latest_ms: int
     ) -> Request:
-        due_ms = due_at(
-            expire_at_s * 1000,
-            start_ms(record, latest_ms),
-            self._max_countdown_s,
-            f"expire_at {expire_at_s}",
-        )
         return Request(
             self._output_topic,
             answer,
-            due_ms,
+            self._due_ms(expire_at_s, f"expire_at {expire_at_s}", record, latest_ms),
             record.key,
             record.headers,
             caller_of(record.headers),
             caller_id,
             None,
         )
-
-
-def _no_time() -> RefusedError:
-    detail = "expire_at is missing; give the unix second the timer expires at"
-    return RefusedError(Reason.BAD_DUE_TIME, detail)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 PACKAGES = ("pyspark", "pandas", "pyarrow", "matplotlib", "jinja2")
 """What the extra `spark` brings."""
 
 
-def missing_packages() -> list[str]:
-    """Those of them that this installation does not have."""
-    return [name for name in PACKAGES if find_spec(name) is None]
+def missing_packages(needed: Sequence[str] = PACKAGES) -> list[str]:
+    """Those that this installation does not have."""
+    return [name for name in needed if find_spec(name) is None]

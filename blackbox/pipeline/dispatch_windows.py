@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import Any
 
-import orjson
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -21,7 +20,8 @@ from blackbox.metrics import Metrics, Report
 from blackbox.owners import STUCK_S
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.session import numbered
-from blackbox.pipeline.tasks.dispatch import SCHEMA, Window, lease_of, report_of
+from blackbox.pipeline.tasks.dispatch import Window, lease_of, report_of
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -187,10 +187,11 @@ class DispatchWindows:
         self._listener.close()
 
     def _shards_of(self, group: int) -> frozenset[Shard]:
-        return frozenset(shard for shard in self._shards if self._place(shard) == group)
-
-    def _place(self, shard: Shard) -> int:
-        return (self._topics.index(shard.topic) + shard.partition) % max(1, self._count)
+        return frozenset(
+            shard
+            for shard in self._shards
+            if (self._topics.index(shard.topic) + shard.partition) % max(1, self._count) == group
+        )
 
     def _fresh(self) -> list[_Passing]:
         oldest_s = time.monotonic() - FRESH_S
@@ -248,11 +249,11 @@ class DispatchWindows:
             context = self._session.sparkContext
             context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
-            lingering = numbered(self._session, 1).mapInArrow(window, SCHEMA)
-            [row] = lingering.collect()
-            if not row.report:
+            lingering = numbered(self._session, 1).mapInArrow(window, REPORT)
+            found = reports(lingering.collect())
+            if not found:
                 raise WindowLost("its Python worker or its executor ended")
-            passing.last = orjson.loads(bytes(row.report))
+            [passing.last] = found
         except Exception as failure:
             passing.failure = failure
         self._end(passing)

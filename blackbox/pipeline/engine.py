@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock
+from threading import Event, Lock
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from py4j.protocol import Py4JError
@@ -62,7 +62,11 @@ class SparkEngine:
         self._kafka = kafka(settings)
         self._topics = own_topics(settings, self._kafka)
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
-        self._watch = Watch(settings, metrics, self._clock, pause=self._pause, resume=self._resume)
+        self._has_room = Event()
+        self._has_room.set()
+        self._watch = Watch(
+            settings, metrics, self._clock, pause=self._has_room.clear, resume=self._has_room.set
+        )
         self._shards: set[Shard] = set()
         self._lock = Lock()
         self._session: SparkSession | None = None
@@ -105,15 +109,15 @@ class SparkEngine:
                 self._session, settings, self._kafka, self._metrics, self._run
             )
             self._windows.start(self._groups())
+            self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
+            schedule(self._scheduler, self._promotion, settings)
         if self._only != "dispatch":
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self._metrics, self._run,
-                tasks=lambda: self._slots - self._slots // 2, tell_full=self._watch.is_full,
+                has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,
+                tell_full=self._watch.is_full,
             )  # fmt: skip
             self._stream.start()
-        if self._only != "intake":
-            schedule(self._scheduler, self._promotion, settings)
-        self._scheduler.add_job(self._renew, "interval", seconds=1, id="renew")
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
@@ -188,10 +192,6 @@ class SparkEngine:
         """Tasks that linger: half of Spark's slots, so that the other half is for intake."""
         return self._slots if self._only == "dispatch" else self._slots // 2
 
-    def _renew(self) -> None:
-        if self._windows is not None:
-            self._windows.renew()
-
     def _look(self) -> None:
         """Once a second: Spark, Redis' clock and memory, the positions for lag monitors."""
         try:
@@ -228,11 +228,3 @@ class SparkEngine:
             return max(2, context.defaultParallelism)
         except (Py4JError, OSError, AttributeError) as error:
             raise EngineFailed(f"Spark's JVM is gone: {error}") from error
-
-    def _pause(self) -> None:
-        if self._stream is not None:
-            self._stream.pause()
-
-    def _resume(self) -> None:
-        if self._stream is not None:
-            self._stream.resume()

@@ -21,7 +21,8 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.source import FORMAT, kafka_source, spelled
-from blackbox.pipeline.tasks.intake import SCHEMA, IntakeTask, Stored
+from blackbox.pipeline.tasks.intake import IntakeTask, Stored
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -45,7 +46,8 @@ class IntakeStream:
     """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
 
     A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
-    does it when it opens the shard.
+    does it when it opens the shard. While `has_room` is not set no batch is started, and requests
+    wait in Kafka.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class IntakeStream:
         metrics: Metrics,
         run: str,
         *,
+        has_room: Event,
         tasks: Callable[[], int],
         tell_full: Callable[[str], None],
     ) -> None:
         self._session = session
+        self._has_room = has_room
         self._tasks = tasks
         self._tell_full = tell_full
         self._metrics = metrics
@@ -69,8 +73,6 @@ class IntakeStream:
         self._assigned: frozenset[Shard] = frozenset()
         self.reading: frozenset[Shard] = frozenset()
         """The shards that are being read now."""
-        self._has_room = Event()
-        self._has_room.set()
         self._stopping = Event()
         self._changed = Event()
         self._in_batch = Lock()
@@ -85,13 +87,6 @@ class IntakeStream:
         """Read these shards from now on, and no others."""
         self._wanted = frozenset(shards)
         self._changed.set()
-
-    def pause(self) -> None:
-        """Start no more batches until `resume`; requests wait in Kafka."""
-        self._has_room.clear()
-
-    def resume(self) -> None:
-        self._has_room.set()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -178,7 +173,7 @@ class IntakeStream:
             .load()
         )
         return (
-            records.mapInArrow(self._task, SCHEMA)
+            records.mapInArrow(self._task, REPORT)
             .writeStream.foreachBatch(self._run_batch)
             .option("checkpointLocation", self._checkpoint.as_uri())
             .trigger(processingTime="0 seconds")
@@ -195,19 +190,16 @@ class IntakeStream:
                 if self._is_ending:
                     return
                 began = time.monotonic()
-                done = [Stored.of(row) for row in batch.collect()]
+                done: list[Stored] = reports(batch.collect())
                 self._account_for(done, time.monotonic() - began)
             if not any(stored.problem for stored in done):
-                self._reads()
+                if not self.reading:
+                    # A query's first batch may be an empty one, but everything is warm now.
+                    self.reading = self._assigned
+                    logger.info("reading %d shards", len(self.reading))
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
-
-    def _reads(self) -> None:
-        """The first batch of a query has ended: it may be an empty one, but everything is warm."""
-        if not self.reading:
-            self.reading = self._assigned
-            logger.info("reading %d shards", len(self.reading))
 
     def _account_for(self, done: list[Stored], took_s: float) -> None:
         for stored in done:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +34,24 @@ SHARD = ["topic", "partition"]
 PLACE = [*SHARD, "offset"]
 
 
+TABLES = ("requests", "outcomes")
+
+
+class Journal(NamedTuple):
+    """One of the two journals of a shard, by the table that its records go to."""
+
+    table: str
+    shard: Shard
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.shard.partition}"
+
+    @property
+    def topic(self) -> str:
+        topic = self.shard.topic
+        return topic if self.table == "requests" else receipts_topic(topic)
+
+
 class Span(NamedTuple):
     """The offsets `start` to `end` - 1."""
 
@@ -42,19 +59,20 @@ class Span(NamedTuple):
     end: int
 
 
-class Reach(NamedTuple):
-    """From where to where the two journals of each shard can be read at one moment."""
+Reach = Mapping[Journal, Span]
+"""From where to where journals can be read at one moment."""
 
-    requests: Mapping[Shard, Span]
-    receipts: Mapping[Shard, Span]
+
+def of_table(there: Reach, table: str) -> dict[Shard, Span]:
+    """The same, of only one of the two journals of each shard."""
+    return {journal.shard: span for journal, span in there.items() if journal.table == table}
 
 
 class Journals:
     """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
 
-    `reach` says what they hold together. `gaps` are offsets within it, by journal topic and
-    partition, that neither has: nothing is known about them. Raises LedgerError for a ledger that is
-    not of these journals.
+    `reach` says what they hold together. `gaps` are offsets within it that neither has: nothing is
+    known about them. Raises LedgerError for a ledger that is not of these journals.
     """
 
     def __init__(
@@ -68,44 +86,33 @@ class Journals:
         self._settings = settings
         self._access = access
         self._kept = kept
+        self._fresh: dict[Journal, Span] = {}
+        self.reach: dict[Journal, Span] = {}
+        self.gaps: dict[Journal, list[Span]] = {}
         in_kafka = reach(settings, access)
+        held: Reach = {}
         if kept is not None:
             kept.check(in_kafka, list(settings.topics), access)
-        held = kept.reach if kept is not None else Reach({}, {})
-        self._requests, self._receipts = (
-            {shard: _beyond(kafka[shard], held_.get(shard)) for shard in kafka}
-            for kafka, held_ in zip(in_kafka, held, strict=True)
-        )
-        self.reach = Reach(
-            *(
-                {shard: _joined(kafka[shard], held_.get(shard)) for shard in kafka}
-                for kafka, held_ in zip(in_kafka, held, strict=True)
-            )
-        )
-        self.gaps = defaultdict[Shard, list[Span]](list)
-        for at, gaps in (kept.gaps if kept is not None else {}).items():
-            self.gaps[at] += gaps
-        for name, kafka, held_ in (
-            (str, in_kafka.requests, held.requests),
-            (receipts_topic, in_kafka.receipts, held.receipts),
-        ):
-            for shard in kafka.keys() & held_.keys():
-                if held_[shard].end < kafka[shard].start:
-                    at = Shard(name(shard.topic), shard.partition)
-                    self.gaps[at].append(Span(held_[shard].end, kafka[shard].start))
+            held = kept.reach
+            self.gaps |= {journal: list(gaps) for journal, gaps in kept.gaps.items()}
+        for journal, there in in_kafka.items():
+            before = held.get(journal, Span(there.start, there.start))
+            self._fresh[journal] = Span(max(there.start, before.end), there.end)
+            self.reach[journal] = Span(min(there.start, before.start), there.end)
+            if before.end < there.start:
+                self.gaps.setdefault(journal, []).append(Span(before.end, there.start))
 
     def requests(self, *, whole: bool = False) -> DataFrame:
         """One row for each record of the request topics; see `read_requests`."""
-        fresh = read_requests(
-            self._session, self._settings, self._access, self._requests, whole=whole
-        )
+        spans = of_table(self._fresh, "requests")
+        fresh = read_requests(self._session, self._settings, self._access, spans, whole=whole)
         if self._kept is None:
             return fresh
         return self._kept.requests().select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
         """One row for each outcome that receipts tell; `settled` leaves the void ones out."""
-        fresh = read_outcomes(self._session, self._access, self._receipts)
+        fresh = read_outcomes(self._session, self._access, of_table(self._fresh, "outcomes"))
         return fresh if self._kept is None else self._kept.outcomes().unionByName(fresh)
 
 
@@ -117,14 +124,17 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
     topics = list(settings.topics)
     counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
-    journals = {shard: (receipts_topic(shard.topic), shard.partition) for shard in shards}
     with closing(Ends(access)) as ends:
-        there = [at for at in journals.values() if at[1] < counts.get(at[0], 0)]
-        first, last = ends.first(there), ends.last(there)
-        receipts = {s: Span(first.get(at, 0), last.get(at, 0)) for s, at in journals.items()}
-        first, last = ends.first(shards), ends.last(shards)
-        requests = {s: Span(first[s], last[s]) for s in shards}
-    return Reach(requests, receipts)
+
+        def spans(table: str) -> dict[Journal, Span]:
+            journals = [Journal(table, shard) for shard in shards]
+            places = {journal: (journal.topic, journal.shard.partition) for journal in journals}
+            there = [(topic, p) for topic, p in places.values() if p < counts.get(topic, 0)]
+            first, last = ends.first(there), ends.last(there)
+            return {j: Span(first.get(at, 0), last.get(at, 0)) for j, at in places.items()}
+
+        outcomes = spans("outcomes")
+        return spans("requests") | outcomes
 
 
 def read_requests(
@@ -175,11 +185,3 @@ def pieces(ranges: Iterable[Range]) -> list[Range]:
         for whole in ranges
         for start in range(whole.start, whole.end, PIECE)
     ]
-
-
-def _beyond(kafka: Span, held: Span | None) -> Span:
-    return kafka if held is None else Span(max(kafka.start, held.end), kafka.end)
-
-
-def _joined(kafka: Span, held: Span | None) -> Span:
-    return kafka if held is None else Span(min(kafka.start, held.start), kafka.end)

@@ -20,8 +20,9 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Mark, Marks, piece_name
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.session import numbered
-from blackbox.pipeline.tasks.load import MOST_SHOWN, REPORTS, Checked, CheckTask, SendTask, Sent
+from blackbox.pipeline.tasks.load import MOST_SHOWN, Checked, CheckTask, Part, SendTask, Sent
 from blackbox.pipeline.tasks.pieces import KINDS, Piece, UnusableFile, cut
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.settings import Settings
 
 LANE_ROWS_PER_S = 20_000
@@ -172,10 +173,6 @@ class Load:
         """Whether every piece was sent to its end before."""
         return all(self._is_finished(name) for name in self._of)
 
-    @property
-    def pieces(self) -> int:
-        return len(self._of)
-
     def _is_finished(self, name: str) -> bool:
         mark = self.marks.get(name)
         return mark is not None and mark.rows == mark.total
@@ -191,13 +188,13 @@ class Load:
         rows = {name: mark.total for name, mark in self.marks.items()}
         first: list[BadRow] = []
         bad = 0
-        for number, report in _reports(numbered(session, len(pieces)).mapInArrow(task, REPORTS)):
-            found = Checked(**report)
+        checked: list[Checked] = _reports(numbered(session, len(pieces)).mapInArrow(task, REPORT))
+        for name, found in zip(names, checked, strict=True):
             if found.problem is not None:
                 raise UnusableFile(found.problem)
-            rows[names[number]] = found.rows
+            rows[name] = found.rows
             bad += found.bad
-            file = self._of[names[number]][0]
+            file = self._of[name][0]
             if len(first) < MOST_SHOWN:
                 first += [BadRow(file.path, file.kind, *one) for one in found.first]
         return Verdict(rows, bad, first[:MOST_SHOWN])
@@ -239,22 +236,15 @@ class Load:
     def _send(
         self, session: SparkSession, names: list[str], rows: Mapping[str, int], rate: int | None
     ) -> list[Sent]:
-        count = len(names)
+        parts = [Part(name, self._of[name][1], rows[name]) for name in names]
+        count = len(parts)
         if rate is not None:
             slots = session.sparkContext.defaultParallelism
             count = max(1, min(count, slots, ceil(rate / LANE_ROWS_PER_S)))
-        task = SendTask(
-            self._access,
-            self._topic,
-            self._caller,
-            tuple(self._of[name][1] for name in names),
-            tuple(names),
-            tuple(rows[name] for name in names),
-            tuple(tuple(range(lane, len(names), count)) for lane in range(count)),
-            None if rate is None else rate / count,
-        )
-        sent = numbered(session, count).mapInArrow(task, REPORTS)
-        return [Sent(**report) for _, report in _reports(sent)]
+        lanes = tuple(tuple(parts[lane::count]) for lane in range(count))
+        lane_rate = None if rate is None else rate / count
+        task = SendTask(self._access, self._topic, self._caller, lanes, lane_rate)
+        return _reports(numbered(session, count).mapInArrow(task, REPORT))
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
         """Another run has some of the pieces: until all is in, or for 25 s nothing more comes."""
@@ -266,9 +256,9 @@ class Load:
                 deadline = time.monotonic() + SILENCE_S
 
 
-def _reports(frame: DataFrame) -> list[tuple[int, dict[str, Any]]]:
+def _reports(frame: DataFrame) -> list[Any]:
+    """In the order of the tasks' numbers."""
     try:
-        found = [(row["piece"], orjson.loads(row["report"])) for row in frame.collect()]
+        return reports(frame.collect())
     except (PySparkException, Py4JError) as failure:
         raise NotLoaded(in_one_line(failure)) from None
-    return sorted(found, key=lambda one: one[0])

@@ -15,7 +15,8 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.pipeline.failures import in_one_line
 from blackbox.pipeline.session import numbered
-from blackbox.pipeline.tasks.promote import SCHEMA, Outcome, PromoteShards
+from blackbox.pipeline.tasks.promote import Outcome, PromoteShards
+from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -26,9 +27,9 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
     counts = Topics(access.admin()).partitions(names)
     shards = tuple(Shard(name, p) for name in names for p in range(counts.get(name, 0)))
     task = PromoteShards(settings, access, shards, _now_ms(settings))
-    rows = numbered(session, len(shards)).mapInArrow(task, SCHEMA)
+    rows = numbered(session, len(shards)).mapInArrow(task, REPORT)
     try:
-        return [Outcome.of(row) for row in rows.collect()]
+        return reports(rows.collect())
     except (PySparkException, Py4JError) as failure:
         raise Doubt(in_one_line(failure)) from failure
 

@@ -36,8 +36,6 @@ RANGES = StructType(
 
 NEWS_S = 0.5
 
-_ARROW = to_arrow_schema(RANGES)
-
 
 def kafka_source(access: KafkaAccess) -> type[DataSource]:
     """The format `blackbox-kafka` for these brokers, to be registered with a Spark session.
@@ -116,11 +114,8 @@ class StreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The ranges of one task as rows."""
         assert isinstance(partition, Ranges)
-        columns = zip(*partition.ranges, strict=True)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(held, field.type) for held, field in zip(columns, _ARROW, strict=True)],
-            schema=_ARROW,
-        )
+        rows = [wanted._asdict() for wanted in partition.ranges]
+        yield pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(RANGES))
 
     def stop(self) -> None:
         if self._ends is not None:

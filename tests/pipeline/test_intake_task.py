@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -126,8 +125,9 @@ class Place:
             pa.RecordBatch.from_pylist([one._asdict() for one in part], schema=ROWS)
             for part in listed
         ]
-        [answer] = pickle.loads(pickle.dumps(self.task))(iter(rows))
-        done = [Stored.of(SimpleNamespace(**one)) for one in answer.to_pylist()]
+        answers = pickle.loads(pickle.dumps(self.task))(iter(rows))
+        told = [one for answer in answers for one in answer.column("report").to_pylist()]
+        done: list[Stored] = [pickle.loads(one) for one in told]
         assert len({stored.shard for stored in done}) == len(done)
         return {stored.shard: stored for stored in done}
 

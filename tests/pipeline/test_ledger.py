@@ -26,7 +26,7 @@ from blackbox import logs
 from blackbox.cli import app
 from blackbox.connect import kafka
 from blackbox.embedded import EmbeddedStack
-from blackbox.pipeline.journals import Journals, Span
+from blackbox.pipeline.journals import Journal, Journals, Span, of_table
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.extend import Done, Limits, extend
 from blackbox.pipeline.ledger.files import Files
@@ -309,7 +309,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     assert before < data_files(path)
     books.assert_equal(path)
     kept = books.open(path)
-    assert kept.reach.requests[Shard(books.topic, 2)] == Span(0, 3)
+    assert kept.reach[Journal("requests", Shard(books.topic, 2))] == Span(0, 3)
     verdict = Ledger.verify(books.spark, str(path))
     assert (verdict.problems, verdict.leftovers) == ([], 0)
     assert verdict.rows == sum(one.rows for one in third.tables.values())
@@ -321,7 +321,8 @@ def test_an_empty_journal_makes_a_ledger_without_files(books: Books, tmp_path: P
     assert (done.manifest.number, done.manifest.files) == (1, ())
     ledger = books.open(tmp_path / "ledger")
     assert ledger.requests().collect() == ledger.outcomes().collect() == []
-    assert ledger.reach.receipts == {Shard(books.topic, p): Span(0, 0) for p in range(2)}
+    outcomes = of_table(ledger.reach, "outcomes")
+    assert outcomes == {Shard(books.topic, p): Span(0, 0) for p in range(2)}
 
 
 def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
@@ -474,10 +475,10 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
     ledger = books.open(path)
     shard = Shard(books.topic, 0)
     assert ledger.gaps == {
-        shard: (Span(3, 6),),
-        Shard(books.receipts_topic, 0): (Span(1, 2),),
+        Journal("requests", shard): (Span(3, 6),),
+        Journal("outcomes", shard): (Span(1, 2),),
     }
-    assert ledger.reach.requests[shard] == Span(0, 8)
+    assert ledger.reach[Journal("requests", shard)] == Span(0, 8)
     assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
     assert [one[1] for one in outcomes_in(ledger.outcomes())] == [0, 2, 3]
     assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
@@ -731,7 +732,8 @@ def test_the_command_tells_people_and_machines_what_it_did(
     books.ask(3, at_ms=NOON_MS + 5 * DAY_MS)
 
     added = json.loads(type_ledger("--json").stdout)
-    ends = {str(shard): span.end for shard, span in books.open(path).reach.requests.items()}
+    requests = of_table(books.open(path).reach, "requests")
+    ends = {str(shard): span.end for shard, span in requests.items()}
     table = type_ledger().stdout
     well = type_ledger("--verify")
     min(data_files(path)).unlink()

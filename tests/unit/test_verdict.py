@@ -85,14 +85,14 @@ def test_the_order_in_which_topics_are_read_does_not_matter() -> None:
 def test_a_message_that_did_not_come_out_is_lost() -> None:
     verdict = judge(without(Fate.DELIVERED))
     assert list(verdict.faults) == ["lost"]
-    assert verdict.lost == [SCRIPT[place_of(Fate.DELIVERED)].message.decode()]
+    assert verdict.faults["lost"] == [SCRIPT[place_of(Fate.DELIVERED)].message.decode()]
 
 
 def test_a_message_that_came_out_twice_is_duplicated() -> None:
     again = message(place_of(Fate.DELIVERED))._replace(offset=9999)
     verdict = judge([*requests(), *outcomes(), again])
     assert list(verdict.faults) == ["duplicated"]
-    assert len(verdict.duplicated) == 1
+    assert len(verdict.faults["duplicated"]) == 1
 
 
 def test_a_message_stamped_a_millisecond_before_it_is_due_is_early() -> None:
@@ -171,7 +171,7 @@ def test_a_request_that_cannot_be_read_back_is_named() -> None:
 
 def test_a_run_of_nothing_is_not_good() -> None:
     verdict = judge([])
-    assert len(verdict.lost) == sum(line.fate is Fate.DELIVERED for line in SCRIPT)
+    assert len(verdict.faults["lost"]) == sum(line.fate is Fate.DELIVERED for line in SCRIPT)
     assert not verdict.is_good
 
 

@@ -33,7 +33,7 @@ from pyspark.sql.functions import min as smallest
 from blackbox.connect import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ranges import Ends, Range
-from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.journal.topics import Topics
 from blackbox.logs import QUIET
 from blackbox.pipeline.audit.fates import (
     ASKED,
@@ -47,7 +47,17 @@ from blackbox.pipeline.audit.fates import (
     lateness,
     requests,
 )
-from blackbox.pipeline.journals import SHARD, Journals, Reach, Span, pieces, reach
+from blackbox.pipeline.journals import (
+    SHARD,
+    TABLES,
+    Journal,
+    Journals,
+    Reach,
+    Span,
+    of_table,
+    pieces,
+    reach,
+)
 from blackbox.pipeline.ledger.ledger import Ledger
 from blackbox.pipeline.session import numbered
 from blackbox.pipeline.tasks.index import HELD, HeldRows
@@ -198,21 +208,19 @@ class _Look:
         seen_ms, began = _now_ms(), time.monotonic()
         first = reach(self._settings, self._access)  # 1
         self._suit(first)
-        shards = tuple(first.requests)
+        shards = tuple(of_table(first, "requests"))
         before = self._labels(shards)  # 2
         held = self._held(shards)
         after = self._labels(shards)
         ahead = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_dated(journals.requests().select(ASKED)))
-        spans, found = self._found(asked) if targets else ({}, None)  # 4
+        read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
         told = self._journals()  # 5
         outcomes = self._keep(told.outcomes())
-        marks = self._marks(shards, journals, told, outcomes, before, after)
-        judged = self._keep(
-            fates(asked, outcomes, held, marks, found, self._spans(spans) if targets else None)
-        )
-        counts = _by_shard(judged, self._waiting(shards, first, before))
+        marks = self._marks(first, journals, told, outcomes, before, after)
+        judged = self._keep(fates(asked, outcomes, held, marks, found, spans))
+        counts = _by_shard(judged)
         stuck = _behind(counts, before, self._labels(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
         wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
@@ -230,7 +238,7 @@ class _Look:
             by_kind=by_kind,
             exceptions=named,
             **_series(rows, counts),
-            read_targets=sorted({topic for topic, _ in spans}),
+            read_targets=sorted(set(read)),
         )
         labels = self._session.createDataFrame(
             [one for one in named if one.kind.startswith("labels-")], _EXCEPTIONS
@@ -239,7 +247,7 @@ class _Look:
 
     def _suit(self, there: Reach) -> None:
         """Joins in as many parts as suit the journals; no large side is sent to every task."""
-        rows = sum(span.end - span.start for spans in there for span in spans.values())
+        rows = sum(span.end - span.start for span in there.values())
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
         chosen = {
             "spark.sql.shuffle.partitions": str(parts),
@@ -277,7 +285,7 @@ class _Look:
 
     def _marks(
         self,
-        shards: Sequence[Shard],
+        first: Reach,
         journals: Journals,
         told: Journals,
         outcomes: DataFrame,
@@ -286,18 +294,21 @@ class _Look:
     ) -> DataFrame:
         told_from = _told_from(self._cuts(told), outcomes)
         rows = []
-        for shard in shards:
-            span = journals.reach.requests[shard]
-            gaps = journals.gaps.get(shard, [])
-            start = Labels(span.start, told.reach.receipts[shard].start)
+        for shard in before:
+            requests, receipts = (Journal(table, shard) for table in TABLES)
+            waiting_from = before[shard] or (first[requests].start, first[receipts].start)
+            span = journals.reach[requests]
+            gaps = journals.gaps.get(requests, [])
+            start = Labels(span.start, told.reach[receipts].start)
             pair = [before[shard] or start, after[shard] or start]
             low, high = Labels(*map(min, *pair)), Labels(*map(max, *pair))
             rows.append(
                 (
-                    *shard, id_prefix(shard), *span, told.reach.requests[shard].end, gaps,
+                    *shard, id_prefix(shard), *span, told.reach[requests].end, gaps,
                     _whole_from(span, gaps),
                     low.requests, high.requests, low.receipts, high.receipts,
                     before[shard] is not None and pair[0] == low, told_from.get(shard),
+                    *waiting_from, first[requests].end, first[receipts].end,
                 )
             )  # fmt: skip
         return self._session.createDataFrame(rows, MARKS)
@@ -305,45 +316,28 @@ class _Look:
     def _cuts(self, told: Journals) -> dict[Shard, int]:
         """From where on all receipts are kept, of the shards that do not keep the first ones."""
         cuts = {
-            shard: _whole_from(
-                span, told.gaps.get(Shard(receipts_topic(shard.topic), shard.partition), [])
-            )
-            for shard, span in told.reach.receipts.items()
+            shard: _whole_from(span, told.gaps.get(Journal("outcomes", shard), []))
+            for shard, span in of_table(told.reach, "outcomes").items()
         }
         return {shard: cut for shard, cut in cuts.items() if cut > 0}
 
-    def _waiting(self, shards: Sequence[Shard], first: Reach, before: Seen) -> DataFrame:
-        """Between which offsets lies what was in the journals at the first look and not applied."""
-        rows = []
-        for shard in shards:
-            ends = first.requests[shard].end, first.receipts[shard].end
-            labels = before[shard] or (first.requests[shard].start, first.receipts[shard].start)
-            rows.append((*shard, *labels, *ends))
-        return self._session.createDataFrame(rows, _WAITING)
-
-    def _found(self, asked: DataFrame) -> tuple[dict[tuple[str, int], tuple[int, int]], DataFrame]:
-        """What the targets of these requests hold, and from where to where that was read."""
+    def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
+        """The targets of these requests, from where to where they were read, and what they hold."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
         with closing(Ends(self._access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
-        spans = {at: (begins[at], lasts[at]) for at in there}
-        ranges = tuple(pieces(Range(*at, *span) for at, span in spans.items()))
+        whole = [Range(*at, begins[at], lasts[at]) for at in there]
+        ranges = tuple(pieces(whole))
         task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
-        return spans, numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
-
-    def _spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
-        rows = [(*at, *span) for at, span in spans.items()]
-        return self._session.createDataFrame(rows, SPANS)
+        found = numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
+        topics = [one.topic for one in whole]
+        return topics, self._session.createDataFrame(whole, SPANS), found
 
 
 _EXCEPTIONS = (
     "kind string, topic string, partition int, offset long, id string, caller string, detail string"
-)
-_WAITING = (
-    "topic string, partition int, requests_from long, receipts_from long, requests_to long, "
-    "receipts_to long"
 )
 
 
@@ -359,8 +353,8 @@ def _now_ms() -> int:
 
 def _ahead(labels: Seen, there: Reach) -> Iterator[Finding]:
     for shard, seen in labels.items():
-        ends = there.requests[shard].end, there.receipts[shard].end
-        for label, end, journal in zip(seen or (), ends, ("requests", "receipts"), strict=False):
+        ends = (there[Journal(table, shard)].end for table in TABLES)
+        for label, end, journal in zip(seen or (), ends, Labels._fields, strict=False):
             if label > end:
                 detail = f"the label {journal} is {label}, but that journal ends at {end}"
                 yield Finding("labels-ahead", *shard, label, None, None, detail)
@@ -405,7 +399,7 @@ def _from(cuts: Mapping[Shard, int]) -> Any:
     return is_any
 
 
-def _by_shard(judged: DataFrame, waiting: DataFrame) -> list[dict[str, Any]]:
+def _by_shard(judged: DataFrame) -> list[dict[str, Any]]:
     """Of each shard: extreme times, and what is no request's fate. Makes the table, once."""
 
     def counted(condition: Any) -> Any:
@@ -418,7 +412,7 @@ def _by_shard(judged: DataFrame, waiting: DataFrame) -> list[dict[str, Any]]:
     unread = (col("offset") >= col("requests_from")) & (col("offset") < col("requests_to"))
     unapplied = within("receipt") | within("again.receipt")
     is_cut = ~is_known() | (col("state") == lit("unknown"))
-    rows = judged.join(waiting.hint("broadcast"), SHARD, "inner").groupBy(SHARD).agg(
+    rows = judged.groupBy(SHARD).agg(
         smallest("timestamp_ms").alias("first_ms"),
         largest(greatest("timestamp_ms", "outcome_ms")).alias("last_ms"),
         smallest(when(is_pending, col("due_ms"))).alias("due_first_ms"),

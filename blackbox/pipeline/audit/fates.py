@@ -41,12 +41,14 @@ MARKS = (
     "topic string, partition int, id_prefix string, first long, end long, "
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
-    "steady boolean, told_from_ms long"
+    "steady boolean, told_from_ms long, "
+    "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
 """Of each shard: what is kept, from `first` to `end` - 1 without the gaps, and from `whole_from` on
 without any; where it ended before the receipts were read (`end_later`); between which values its
 labels were while the index was read, and whether it had some that did not go back; since when all
-receipts are kept (null: from the first one on)."""
+receipts are kept (null: from the first one on); between which offsets lies what was in the journals
+at the first look and not applied (`…_from` to `…_to` - 1)."""
 
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
 """What target topics hold, from `kept_from` to `kept_to` - 1."""
@@ -150,20 +152,16 @@ def _with_carried(
         nothing = lit(None).cast("long")
         return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
     before = [*SHARD, "carries"]
-    over = told.select(*SHARD, col("offset").alias("carries"), col("receipt").alias("ended_at"))
-    entries = index.where(col("entry")).select(
-        *SHARD, col("offset").alias("carries"), col("entry").alias("stayed")
-    )
-    own = told.select(*PLACE, col("receipt").alias("own"))
-    before_it = ended.select(
-        *SHARD, col("offset").alias("carries"), col("ended_by").alias("over_at")
-    )
+
+    def of_previous(table: DataFrame, column: str, name: str) -> DataFrame:
+        return table.select(*SHARD, col("offset").alias("carries"), col(column).alias(name))
+
     judged = (
         carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
-        .join(over, before, "left")
-        .join(entries, before, "left")
-        .join(own, PLACE, "left")
-        .join(before_it, before, "left")
+        .join(of_previous(told, "receipt", "ended_at"), before, "left")
+        .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
+        .join(told.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(of_previous(ended, "ended_by", "over_at"), before, "left")
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
     was_over = coalesce(col("over_at") < col("offset"), lit(False))
@@ -291,7 +289,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
     untold = col("due_ms") < col("told_from_ms")
     unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
-    in_doubt = ~_in_index() & _any(untold, unended)
+    in_doubt = ~_any(col("entry"), col("cold")) & _any(untold, unended)
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
@@ -347,8 +345,8 @@ def _rules() -> dict[str, tuple[Column, Column]]:
                 col("outcome_of").isNotNull(),
                 _text(col("outcome"), ", as was the request it carries, at ", col("outcome_of")),
             ).otherwise(_text(
-                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_topic"),
-                ", last ", col("again.outcome"), _at("again.to.to_topic"),
+                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
+                ", last ", col("again.outcome"), _at("again.to.to_"),
             )),
         ),
         "no-request": (
@@ -356,7 +354,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
             & col("receipt").isNotNull()
             & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
             & (col("kind").isNull() | (col("kind") == lit("cancel"))),
-            _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_topic")),
+            _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
         ),
         "early": (
             (col("outcome") == lit("delivered"))
@@ -381,7 +379,12 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     several = col("copies") > lit(1)
     twice, said_twice = rules["duplicated"]
     copies = _text(
-        "targets hold it ", col("copies"), " times: ", _place("one"), " to ", _place("other")
+        "targets hold it ",
+        col("copies"),
+        " times: ",
+        _place("one.at_"),
+        " to ",
+        _place("other.at_"),
     )
     rules["duplicated"] = (
         twice | (is_known() & several),
@@ -402,7 +405,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     )  # fmt: skip
     rules["not-there"] = (
         delivered & is_kept & ~_any(several, same),
-        _text("told to be", _at("to_topic"), ", which holds something else or nothing"),
+        _text("told to be", _at("to_"), ", which holds something else or nothing"),
     )
     is_told = (
         _is(delivered & same)
@@ -411,7 +414,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     )
     rules["unaccounted"] = (
         is_known() & (col("copies") == lit(1)) & ~_is(is_told),
-        _text(_place("one"), " holds it, and no receipt says so"),
+        _text(_place("one.at_"), " holds it, and no receipt says so"),
     )
 
 
@@ -432,10 +435,6 @@ def _why_orphan() -> Column:
     )
 
 
-def _in_index() -> Column:
-    return _is(col("entry")) | _is(col("cold"))
-
-
 def _is(condition: Column) -> Column:
     """A condition on what may be missing, which then does not hold."""
     return coalesce(condition, lit(False))
@@ -451,19 +450,17 @@ def _text(*parts: Column | str) -> Column:
     return concat(*(coalesce(column, lit("")) for column in columns))
 
 
-def _at(topic: str) -> Column:
-    """` at orders/3@17`, or nothing where there is no place."""
-    before = topic.removesuffix("to_topic")
-    names = (f"{before}to_topic", f"{before}to_partition", f"{before}to_offset")
-    where, partition, offset = (col(name).cast("string") for name in names)
-    return coalesce(concat(lit(" at "), where, lit("/"), partition, lit("@"), offset), lit(""))
+def _at(columns: str) -> Column:
+    """` at orders/3@17`, missing where there is no place."""
+    return concat(lit(" at "), _place(columns))
 
 
-def _place(name: str) -> Column:
-    where, partition, offset = (
-        col(f"{name}.at_{part}").cast("string") for part in ("topic", "partition", "offset")
+def _place(columns: str) -> Column:
+    """`orders/3@17`; the names of the columns begin with `columns`."""
+    topic, partition, offset = (
+        col(f"{columns}{part}").cast("string") for part in ("topic", "partition", "offset")
     )
-    return concat(where, lit("/"), partition, lit("@"), offset)
+    return concat(topic, lit("/"), partition, lit("@"), offset)
 
 
 def _id() -> Column:

@@ -19,11 +19,6 @@ LISTED = 20
 TEMPLATE = Path(__file__).with_name("report.html")
 
 
-def write_page(verdict: Verdict, path: Path) -> None:
-    """Write the page of a verdict; raises OSError."""
-    path.write_text(page(verdict), encoding="utf-8")
-
-
 def page(verdict: Verdict) -> str:
     """The HTML of a verdict; whatever callers wrote comes out as text."""
     environment = Environment(

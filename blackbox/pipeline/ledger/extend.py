@@ -14,21 +14,22 @@ from pyspark.sql.functions import col, count, date_from_unix_date, floor, greate
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.pipeline.failures import LedgerError
-from blackbox.pipeline.journals import PIECE, PLACE, Span, reach, read_outcomes, read_requests
+from blackbox.pipeline.journals import (
+    PIECE,
+    PLACE,
+    TABLES,
+    Journal,
+    Span,
+    of_table,
+    reach,
+    read_outcomes,
+    read_requests,
+)
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files
-from blackbox.pipeline.ledger.fit import misfits, name_of, topic_of
+from blackbox.pipeline.ledger.fit import misfits
 from blackbox.pipeline.ledger.ledger import POSITION, Measured, explained, measure, newest, rows
-from blackbox.pipeline.ledger.manifest import (
-    TABLES,
-    Covered,
-    File,
-    Journal,
-    Last,
-    Manifest,
-    Replaced,
-    by_journal,
-)
+from blackbox.pipeline.ledger.manifest import Covered, File, Last, Manifest, Replaced
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -161,15 +162,14 @@ class _Run:
     def compare(self, *, accept_gap: bool) -> None:
         """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
         manifest = self.done.manifest
-        there = reach(self._settings, self._access)
-        in_kafka = by_journal(there)
+        in_kafka = reach(self._settings, self._access)
         if not in_kafka and not manifest.number:
             topics = ", ".join(self._settings.topics)
             raise LedgerError(
                 f"no request topic ({topics}) on {self._settings.kafka_bootstrap_servers}; "
                 "`blackbox run` creates what is missing"
             )
-        problems = misfits(manifest, there, list(self._settings.topics), self._access)
+        problems = misfits(manifest, in_kafka, list(self._settings.topics), self._access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
         if not accept_gap:
             problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
@@ -189,10 +189,7 @@ class _Run:
             written: list[File] = []
             held = dict(self.done.manifest.journals)
             for table in TABLES:
-                spans = {
-                    journal.shard: span for journal, span in step.items() if journal.table == table
-                }
-                if spans:
+                if spans := of_table(step, table):
                     added, last = self._write(table, self._fresh(table, spans))
                     written += added
                     self.done.tables[table].rows_added += sum(file.rows for file in added)
@@ -263,13 +260,12 @@ class _Run:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
 
     def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
-        offsets = sum(span.end - span.start for span in spans.values())
-        return self._read(table, spans).coalesce(-(-offsets // PIECE))
-
-    def _read(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
         if table == "requests":
-            return read_requests(self._session, self._settings, self._access, spans, whole=True)
-        return read_outcomes(self._session, self._access, spans)
+            frame = read_requests(self._session, self._settings, self._access, spans, whole=True)
+        else:
+            frame = read_outcomes(self._session, self._access, spans)
+        offsets = sum(span.end - span.start for span in spans.values())
+        return frame.coalesce(-(-offsets // PIECE))
 
     def _write(self, table: str, frame: DataFrame) -> tuple[list[File], dict[Shard, Last]]:
         """Write rows by day into files of the next manifest; they count once that is published."""
@@ -396,9 +392,9 @@ _NONE = 1 << 63
 
 def _gap(journal: Journal, covered: Covered, span: Span) -> str:
     return (
-        f"{name_of(journal)}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
+        f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
         f"whose retention removed them before a run read them. Run more often, or give "
-        f"{topic_of(journal)} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
+        f"{journal.topic} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
         f"{span.start} and records the gap"
     )
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-
-class FilesError(Exception):
-    """The file system does not answer or refuses; the text names the path and what it said."""
+from blackbox.pipeline.failures import LedgerError
 
 
 class Found(NamedTuple):
@@ -26,7 +24,10 @@ class Found(NamedTuple):
 
 
 class Files:
-    """Files by their path below one root. Every method raises FilesError.
+    """Files by their path below one root.
+
+    Every method raises LedgerError when the file system does not answer or refuses: the text names
+    the path, and what it said.
 
     A root without a scheme is on the default file system, which is this machine's unless Hadoop is
     configured otherwise.
@@ -72,23 +73,16 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """A small file, whole."""
-        with _explained(self.uri(path)):
-            stream = self._system.open(self._at(path))
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+        with _explained(self.uri(path)), closing(self._system.open(self._at(path))) as stream:
+            return bytes(stream.readAllBytes())
 
     def publish(self, path: str, content: bytes) -> bool:
         """Write a file so that nobody sees half of it; False, and nothing done, when it exists."""
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"
         with _explained(self.uri(path)):
-            stream = self._system.create(self._at(temporary), False)
-            try:
+            with closing(self._system.create(self._at(temporary), False)) as stream:
                 stream.write(content)
-            finally:
-                stream.close()
             try:
                 return self._moved(temporary, path)
             finally:
@@ -150,4 +144,4 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise FilesError(f"{path}: {error.java_exception.toString()}") from None
+        raise LedgerError(f"{path}: {error.java_exception.toString()}") from None

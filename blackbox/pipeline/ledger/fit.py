@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import receipts_topic
-from blackbox.pipeline.journals import Reach, Span
-from blackbox.pipeline.ledger.manifest import Journal, Manifest, by_journal
+from blackbox.pipeline.journals import Journal, Reach
+from blackbox.pipeline.ledger.manifest import Manifest
 from blackbox.receipt import decode
 
 _ANEW = (
@@ -20,43 +19,29 @@ _ANEW = (
 
 
 def misfits(
-    manifest: Manifest, there: Reach, topics: Collection[str], access: KafkaAccess
+    manifest: Manifest, in_kafka: Reach, topics: Collection[str], access: KafkaAccess
 ) -> list[str]:
     """Why it is not the ledger of these topics, as when one was deleted and created again."""
-    in_kafka = by_journal(there)
     return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
 
 
-def topic_of(journal: Journal) -> str:
-    topic = journal.shard.topic
-    return topic if journal.table == "requests" else receipts_topic(topic)
-
-
-def name_of(journal: Journal) -> str:
-    return f"{topic_of(journal)}/{journal.shard.partition}"
-
-
-def _beyond(
-    manifest: Manifest, in_kafka: Mapping[Journal, Span], topics: Collection[str]
-) -> Iterator[str]:
+def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Iterator[str]:
     for journal, covered in manifest.journals.items():
         span = in_kafka.get(journal)
         if span is None and journal.shard.topic in topics:
             yield (
-                f"{name_of(journal)}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
                 f"has no such partition: the topic was deleted. {_ANEW}"
             )
         elif span is not None and span.end < covered.end:
             yield (
-                f"{name_of(journal)}: the ledger holds offsets up to {covered.end - 1}, and in "
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and in "
                 f"Kafka it ends at {span.end - 1}: it was truncated, or deleted and created "
                 f"again. {_ANEW}"
             )
 
 
-def _strangers(
-    manifest: Manifest, in_kafka: Mapping[Journal, Span], access: KafkaAccess
-) -> Iterator[str]:
+def _strangers(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
     """Journals whose last kept record is another one in Kafka now."""
     for journal, covered in manifest.journals.items():
         last, span = covered.last, in_kafka.get(journal)
@@ -65,7 +50,7 @@ def _strangers(
         there_ms = _written_ms(access, journal, last.offset)
         if there_ms is not None and there_ms != last.at_ms:
             yield (
-                f"{name_of(journal)}: the record at offset {last.offset} was written at "
+                f"{journal}: the record at offset {last.offset} was written at "
                 f"{_time(there_ms)}, and the ledger has one written at {_time(last.at_ms)}: the "
                 f"topic was deleted and created again. {_ANEW}"
             )
@@ -73,7 +58,7 @@ def _strangers(
 
 def _written_ms(access: KafkaAccess, journal: Journal, offset: int) -> int | None:
     """When the record at this offset of the journal in Kafka was written."""
-    wanted = Range(topic_of(journal), journal.shard.partition, offset, offset + 1)
+    wanted = Range(journal.topic, journal.shard.partition, offset, offset + 1)
     for chunk in read_ranges(access, [wanted]):
         for message in chunk.messages:
             if journal.table == "requests":

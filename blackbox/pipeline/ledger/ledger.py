@@ -18,11 +18,11 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.pipeline.failures import LedgerError, in_one_line
-from blackbox.pipeline.journals import PLACE, Reach, Span
+from blackbox.pipeline.journals import PLACE, TABLES, Journal, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
-from blackbox.pipeline.ledger.files import Files, FilesError, Found
-from blackbox.pipeline.ledger.fit import misfits, topic_of
-from blackbox.pipeline.ledger.manifest import TABLES, File, Last, Manifest
+from blackbox.pipeline.ledger.files import Files, Found
+from blackbox.pipeline.ledger.fit import misfits
+from blackbox.pipeline.ledger.manifest import File, Last, Manifest
 from blackbox.pipeline.tasks.journals import OUTCOMES, RECORDS
 from blackbox.request import Shard
 
@@ -53,6 +53,26 @@ class Verdict:
     leftovers: int = 0
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Spark says into a LedgerError of one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        ours = [match[1] for line in lines if (match := _OURS.search(line))]
+        raise LedgerError(ours[0] if ours else _cause(error)) from None
+
+
+def _cause(error: Exception) -> str:
+    if not isinstance(error, Py4JJavaError):
+        return in_one_line(error)
+    cause = error.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString()).partition("\n")[0]
+
+
 class Ledger:
     """The ledger as its newest manifest describes it; what a later run adds is not seen.
 
@@ -66,12 +86,11 @@ class Ledger:
         self.reach = manifest.reach
 
     @classmethod
+    @explained()
     def open(cls, session: SparkSession, path: str) -> Ledger:
         """Raises LedgerError when there is none, it is damaged, or another version wrote it."""
         ledger = cls._newest(session, path)
-        with explained():
-            there = ledger._there()
-        problems = _absent(ledger._files, ledger.manifest.files, there)
+        problems = _absent(ledger._files, ledger.manifest.files, ledger._there())
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise LedgerError(f"{problems[0]}{more}; restore it from a copy, see docs/ledger.md")
@@ -79,21 +98,17 @@ class Ledger:
 
     @classmethod
     def _newest(cls, session: SparkSession, path: str) -> Ledger:
-        with explained():
-            files = Files(session, path)
-            manifest = newest(files)
+        files = Files(session, path)
+        manifest = newest(files)
         if not manifest.number:
             raise LedgerError(f"{files.root} holds no ledger; `blackbox ledger` makes one")
         return cls(session, files, manifest)
 
     @property
-    def gaps(self) -> dict[Shard, tuple[Span, ...]]:
-        """By journal topic and partition, offsets within the reach that were removed before they were read."""
-        return {
-            Shard(topic_of(journal), journal.shard.partition): covered.gaps
-            for journal, covered in self.manifest.journals.items()
-            if covered.gaps
-        }
+    def gaps(self) -> dict[Journal, tuple[Span, ...]]:
+        """Offsets within the reach that were removed before they were read."""
+        journals = self.manifest.journals
+        return {journal: held.gaps for journal, held in journals.items() if held.gaps}
 
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
         """Raises LedgerError unless the journals that are there are those that it keeps."""
@@ -115,14 +130,13 @@ class Ledger:
         return {found.path: found for table in TABLES for found in self._files.walk(table)}
 
     @classmethod
+    @explained()
     def verify(cls, session: SparkSession, path: str) -> Verdict:
         """Read every row and compare it with what the manifest says; changes nothing.
 
         Raises LedgerError as `open` does, except for files: those become problems.
         """
-        ledger = cls._newest(session, path)
-        with explained():
-            return ledger._verified()
+        return cls._newest(session, path)._verified()
 
     def _verified(self) -> Verdict:
         named = self.manifest.files
@@ -175,9 +189,8 @@ class Ledger:
             yield f"{self._files.uri(table)}: {number} rows are there twice, the first of {place}"
 
     def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
-        spans: dict[Shard, Span] = getattr(self.reach, _SPANS[table])
         for shard, (first, last) in _merged(measured).items():
-            span = spans.get(shard)
+            span = self.reach.get(Journal(table, shard))
             if span is None or first < span.start or last >= span.end:
                 yield (
                     f"{self._files.uri(table)}: rows of {shard} reach from {first} to {last}, "
@@ -214,9 +227,6 @@ class Measured(NamedTuple):
     checksum: str
     first: dict[Shard, int]
     last: dict[Shard, Last]
-
-
-_SPANS = {"requests": "requests", "outcomes": "receipts"}
 
 
 def newest(files: Files) -> Manifest:
@@ -263,28 +273,6 @@ def measure(
             before.last | {shard: Last(*one["last"])},
         )
     return found
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn what Spark and the file system say into a LedgerError of one line."""
-    try:
-        yield
-    except FilesError as error:
-        raise LedgerError(str(error)) from None
-    except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        ours = [match[1] for line in lines if (match := _OURS.search(line))]
-        raise LedgerError(ours[0] if ours else _cause(error)) from None
-
-
-def _cause(error: Exception) -> str:
-    if not isinstance(error, Py4JJavaError):
-        return in_one_line(error)
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.toString()).partition("\n")[0]
 
 
 def _is_as_written(file: File, measured: Measured | None) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
 
 from blackbox.pipeline.failures import LedgerError
-from blackbox.pipeline.journals import Reach, Span
+from blackbox.pipeline.journals import Journal, Reach, Span
 from blackbox.pipeline.ledger.files import Files
 from blackbox.request import Shard
 
 FORMAT = 1
 FOLDER = "manifest"
-TABLES = ("requests", "outcomes")
 
 
 class Last(NamedTuple):
@@ -45,22 +44,6 @@ class Covered:
     def beyond_gap(self, start: int) -> Covered:
         """Goes on at `start`, with what was before it as a gap."""
         return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
-
-
-class Journal(NamedTuple):
-    """One of the two journals of a shard, by the table that its records go to."""
-
-    table: str
-    shard: Shard
-
-
-def by_journal(there: Reach) -> dict[Journal, Span]:
-    """The same spans, by the journals that they are of."""
-    return {
-        Journal(table, shard): span
-        for table, spans in zip(TABLES, there, strict=True)
-        for shard, span in spans.items()
-    }
 
 
 class File(NamedTuple):
@@ -94,13 +77,8 @@ class Manifest:
 
     @property
     def reach(self) -> Reach:
-        return Reach(*(self._spans(table) for table in TABLES))
-
-    def _spans(self, table: str) -> dict[Shard, Span]:
         return {
-            journal.shard: Span(covered.start, covered.end)
-            for journal, covered in self.journals.items()
-            if journal.table == table
+            journal: Span(covered.start, covered.end) for journal, covered in self.journals.items()
         }
 
     def of(self, table: str) -> list[File]:
@@ -142,7 +120,7 @@ def read(files: Files, number: int) -> Manifest:
 def publish(files: Files, manifest: Manifest) -> None:
     """Make it the newest one. Raises LedgerError, and changes nothing, when another run was faster."""
     body = _body(manifest)
-    content = orjson.dumps(body | {"sha256": _digest(body)})
+    content = orjson.dumps(body | {"sha256": _digest(body)}, default=list)  # spans are tuples
     is_new = files.publish(path_of(manifest.number), content)
     if not is_new or published(files)[-1] != manifest.number:
         raise overtaken(files, manifest.number)
@@ -160,21 +138,12 @@ def _body(manifest: Manifest) -> dict[str, Any]:
         "format": FORMAT,
         "number": manifest.number,
         "written_ms": manifest.written_ms,
-        "journals": [_row(*one) for one in sorted(manifest.journals.items(), key=itemgetter(0))],
+        "journals": [
+            {"table": journal.table, **journal.shard._asdict(), **asdict(covered)}
+            for journal, covered in sorted(manifest.journals.items(), key=itemgetter(0))
+        ],
         "files": [file._asdict() for file in manifest.files],
         "replaced": [file._asdict() for file in manifest.replaced],
-    }
-
-
-def _row(journal: Journal, covered: Covered) -> dict[str, Any]:
-    return {
-        "table": journal.table,
-        "topic": journal.shard.topic,
-        "partition": journal.shard.partition,
-        "start": covered.start,
-        "end": covered.end,
-        "gaps": list(map(list, covered.gaps)),
-        "last": None if covered.last is None else list(covered.last),
     }
 
 
@@ -200,7 +169,7 @@ def _journal(one: Mapping[str, Any]) -> tuple[Journal, Covered]:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps(body, default=list, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _damaged(files: Files, path: str) -> LedgerError:

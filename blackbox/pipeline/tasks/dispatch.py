@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -21,12 +20,12 @@ from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
 from blackbox.metrics import Metrics
 from blackbox.owners import Owners
+from blackbox.pipeline.tasks.tables import as_reports
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
 logger = logging.getLogger("blackbox.pipeline.dispatch")
 
-SCHEMA = "report binary"
 LOOK_S = 0.1
 GATHER_S = 0.03
 """Intake has the processor too: fewer, larger transactions leave it more."""
@@ -56,8 +55,8 @@ class Window:
     A successor is there to take them over after about half of that time.
 
     `number` grows with every window of a driver: a task that hears of a later one for its group
-    was given up for lost, and ends. Spark's own second attempt at a task ends at once, with an
-    empty report: the driver gives it a number of its own.
+    was given up for lost, and ends. Spark's own second attempt at a task ends at once, without
+    a report: the driver gives it a number of its own.
     """
 
     run: str
@@ -73,16 +72,10 @@ class Window:
             pass
         context = TaskContext.get()
         if context is not None and context.attemptNumber() > 0:
-            yield _as_row(b"")
             return
         interpreter.tune()
         logs.to_stderr()
-        report = orjson.dumps(_Stay(self).linger())
-        yield _as_row(report)
-
-
-def _as_row(report: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"report": pa.array([report], pa.binary())})
+        yield from as_reports([_Stay(self).linger()])
 
 
 class _Stay:
@@ -131,7 +124,9 @@ class _Stay:
                 if is_news or now - reported >= REPORT_S:
                     reported = now
                     self._observe()
-                    self._send_report()
+                    report = self._report()
+                    with suppress(IndexLost):
+                        self._bus.send(report_of(self._window.run), report)
                 self._is_over |= now - self._heard_s > ABANDONED_S
         finally:
             self._owners.close()
@@ -174,11 +169,6 @@ class _Stay:
     def _observe(self) -> None:
         with suppress(IndexLost):
             self._clock.observe(self._redis.now_ms())
-
-    def _send_report(self) -> None:
-        report = self._report()
-        with suppress(IndexLost):
-            self._bus.send(report_of(self._window.run), report)
 
     def _report(self) -> dict[str, Any]:
         is_open = self._owners.open_shards()

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from blackbox.index.dump import Dump
-from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
+from blackbox.pipeline.tasks.tables import as_batches, numbers
 from blackbox.request import Shard
 from blackbox.settings import Settings
 
@@ -19,8 +19,6 @@ HELD = (
     "cold boolean"
 )
 """What an index has of a request: its entry, its payload, one without the other, or a cold one's bit."""
-
-_HELD = arrow_schema(HELD)
 
 Row = tuple[Any, ...]
 
@@ -32,12 +30,16 @@ class HeldRows:
     settings: Settings
     shards: tuple[Shard, ...]
 
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_batches(self._rows(numbers(batches)), HELD)
+
+    def _rows(self, numbers: Iterator[int]) -> Iterator[list[Row]]:
         with closing(Dump(self.settings.redis_url.get_secret_value())) as dump:
-            for number in numbers(rows):
+            for number in numbers:
                 is_beyond = number == len(self.shards)
-                found = _orphans(dump, self.shards) if is_beyond else _of(dump, self.shards[number])
-                yield from (batch(zip(*some, strict=True), _HELD) for some in found if some)
+                yield from (
+                    _orphans(dump, self.shards) if is_beyond else _of(dump, self.shards[number])
+                )
 
 
 def _of(dump: Dump, shard: Shard) -> Iterator[list[Row]]:

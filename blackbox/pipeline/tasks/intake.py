@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 import pyarrow as pa
 
 from blackbox import interpreter, logs
@@ -29,7 +28,7 @@ from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
-from blackbox.pipeline.tasks.tables import arrow_schema, batch
+from blackbox.pipeline.tasks.tables import as_reports
 from blackbox.plan import Batch
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -37,12 +36,6 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.pipeline.intake")
 
 CLOCK_S = 1.0
-
-SCHEMA = (
-    "topic string, partition int, accepted long, invalid long, cancelled long, replaced long, "
-    "first_due_ms long, carried long, refused string, label long, problem string, is_full boolean"
-)
-_SCHEMA = arrow_schema(SCHEMA)
 
 
 class Stored(NamedTuple):
@@ -57,15 +50,6 @@ class Stored(NamedTuple):
     problem: str | None = None
     is_full: bool = False
 
-    @classmethod
-    def of(cls, row: Any) -> Stored:
-        """From a row of the schema."""
-        taken = Taken(
-            row.accepted, row.invalid, row.cancelled, row.replaced, row.first_due_ms, row.carried,
-            {(reason, caller): count for reason, caller, count in orjson.loads(row.refused)},
-        )  # fmt: skip
-        return cls(Shard(row.topic, row.partition), taken, row.label, row.problem, row.is_full)
-
 
 @dataclass(frozen=True, slots=True)
 class IntakeTask:
@@ -76,7 +60,7 @@ class IntakeTask:
     access: KafkaAccess
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _as_rows(_intakes(self).take_in(rows))
+        return as_reports(_intakes(self).take_in(rows))
 
 
 class _Intakes:
@@ -138,7 +122,8 @@ class _Intakes:
         self._bus.close()
 
     def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed]]:
-        for chunk in read_ranges(self._access, _ranges(rows)):
+        ranges = [Range(**row) for some in rows for row in some.to_pylist()]
+        for chunk in read_ranges(self._access, ranges):
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
@@ -246,33 +231,11 @@ def _intakes(task: IntakeTask) -> _Intakes:
     return _kept
 
 
-def _ranges(rows: Iterator[pa.RecordBatch]) -> list[Range]:
-    return [Range(**row) for some in rows for row in some.to_pylist()]
-
-
 def _sum(one: Taken, other: Taken) -> Taken:
     first_ms = [ms for ms in (one.first_due_ms, other.first_due_ms) if ms is not None]
-    return replace(
-        one,
-        accepted=one.accepted + other.accepted,
-        invalid=one.invalid + other.invalid,
-        cancelled=one.cancelled + other.cancelled,
-        replaced=one.replaced + other.replaced,
+    counts = ("accepted", "invalid", "cancelled", "replaced", "carried")
+    return Taken(
+        **{name: getattr(one, name) + getattr(other, name) for name in counts},
         first_due_ms=min(first_ms, default=None),
-        carried=one.carried + other.carried,
         refused=Counter(one.refused) + Counter(other.refused),
     )
-
-
-def _as_rows(done: list[Stored]) -> pa.RecordBatch:
-    rows = [_as_row(*stored) for stored in done]
-    return batch(zip(*rows, strict=True) if rows else [()] * len(_SCHEMA), _SCHEMA)
-
-
-def _as_row(
-    shard: Shard, taken: Taken, label: int, problem: str | None, is_full: bool
-) -> tuple[Any, ...]:
-    counts = (taken.accepted, taken.invalid, taken.cancelled, taken.replaced, taken.first_due_ms)
-    refused = [(*who, count) for who, count in taken.refused.items()]
-    told = (taken.carried, orjson.dumps(refused).decode(), label, problem, is_full)
-    return (*shard, *counts, *told)

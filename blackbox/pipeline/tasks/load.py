@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
 
-from blackbox import interpreter, logs
+from blackbox import logs
 from blackbox.connect import formats
 from blackbox.doubt import Doubt, Fenced
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import PieceWriter, record_bytes
 from blackbox.pipeline.tasks.pieces import Piece, UnusableFile, check_unchanged
 from blackbox.pipeline.tasks.rows import OWN_COLUMNS, Bad, Written, columns, records
-from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
+from blackbox.pipeline.tasks.tables import as_reports, numbers
 from blackbox.request import Invalid, Reason, Record
 from blackbox.settings import Settings
 
@@ -27,9 +26,6 @@ TRANSACTION_ROWS = 20_000
 TRANSACTION_BYTES = 32 << 20
 TRANSACTION_S = 1.0
 """A slower load commits at least so often, and waits between its transactions, not in them."""
-
-REPORTS = "piece int, report string"
-_REPORTS = arrow_schema(REPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +61,8 @@ class CheckTask:
     pieces: tuple[Piece, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _set_up_once()
-        for number in numbers(batches):
-            yield _report(number, self.check(self.pieces[number]))
+        logs.silent()
+        return as_reports(self.check(self.pieces[number]) for number in numbers(batches))
 
     def check(self, piece: Piece) -> Checked:
         try:
@@ -109,33 +104,38 @@ class CheckTask:
         return None
 
 
+class Part(NamedTuple):
+    """A piece to be sent, by the name that its progress is kept under; found to have `total` rows."""
+
+    name: str
+    piece: Piece
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Sends the pieces of the lanes whose numbers are its rows, those of a lane one after the other.
+    """Sends the lanes whose numbers are its rows, the pieces of each one after the other.
 
-    `rate` is rows per second of one lane. `totals` are the rows that the pieces were found to have.
+    `rate` is rows per second of one lane.
     """
 
     access: KafkaAccess
     topic: str
     caller: str | None
-    pieces: tuple[Piece, ...]
-    names: tuple[str, ...]
-    totals: tuple[int, ...]
-    lanes: tuple[tuple[int, ...], ...]
+    lanes: tuple[tuple[Part, ...], ...]
     rate: float | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _set_up_once()
+        logs.silent()
         pace = Pace(self.rate)
-        for lane in numbers(batches):
-            for number in self.lanes[lane]:
-                yield _report(number, self.send(number, pace))
+        return as_reports(
+            self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
+        )
 
-    def send(self, number: int, pace: Pace) -> Sent:
-        writer = PieceWriter(self.access, self.topic, self.names[number], self.totals[number])
+    def send(self, part: Part, pace: Pace) -> Sent:
+        writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
-            self._send_rows(number, writer, pace)
+            self._send_rows(part.piece, part.total, writer, pace)
         except Doubt as reason:
             return Sent(str(reason), is_fenced=isinstance(reason, Fenced))
         except (UnusableFile, OSError) as error:
@@ -144,16 +144,14 @@ class SendTask:
             writer.close()
         return Sent()
 
-    def _send_rows(self, number: int, writer: PieceWriter, pace: Pace) -> None:
-        piece = self.pieces[number]
+    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: Pace) -> None:
         rows_in = writer.open()
         for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
             check_unchanged(piece)
             pace.wait_for(len(rows))
             rows_in += len(rows)
             writer.send(rows, rows_in)
-        if rows_in != self.totals[number]:
-            total = self.totals[number]
+        if rows_in != total:
             raise UnusableFile(f"{piece.path}: {total} rows were judged, and {rows_in} are in")
 
 
@@ -207,14 +205,3 @@ def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str
                 continue
             if isinstance(asked, Invalid) and asked.reason is Reason.UNKNOWN_FIELD:
                 yield 1, str(asked.reason), asked.detail
-
-
-def _report(number: int, report: Checked | Sent) -> pa.RecordBatch:
-    text = orjson.dumps(asdict(report)).decode()
-    return batch([[number], [text]], _REPORTS)
-
-
-@cache
-def _set_up_once() -> None:
-    logs.silent()
-    interpreter.tune()

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from blackbox import interpreter
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
-from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers
+from blackbox.pipeline.tasks.tables import as_reports, numbers
 from blackbox.promoter import Promoter
 from blackbox.promotion import Promoted
 from blackbox.request import Shard
 from blackbox.settings import Settings
-
-SCHEMA = (
-    "topic string, partition int, cold long, near long, renewed long, lost long, refused long, "
-    "problem string"
-)
-_SCHEMA = arrow_schema(SCHEMA)
 
 
 class Outcome(NamedTuple):
@@ -29,13 +23,6 @@ class Outcome(NamedTuple):
 
     promoted: Promoted
     problem: str | None
-
-    @classmethod
-    def of(cls, row: Any) -> Outcome:
-        """From a row of the schema."""
-        shard = Shard(row.topic, row.partition)
-        done = Promoted(shard, row.cold, row.near, row.renewed, row.lost, row.refused)
-        return cls(done, row.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +34,14 @@ class PromoteShards:
     shards: tuple[Shard, ...]
     now_ms: int
 
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        interpreter.tune()
-        promoter = Promoter(self.settings, self.access)
-        try:
-            for number in numbers(rows):
-                yield _as_row(self._promote(promoter, self.shards[number]))
-        finally:
-            promoter.close()
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with closing(Promoter(self.settings, self.access)) as promoter:
+            yield from as_reports(
+                self._promote(promoter, self.shards[number]) for number in numbers(batches)
+            )
 
     def _promote(self, promoter: Promoter, shard: Shard) -> Outcome:
         try:
             return Outcome(promoter.promote(shard, self.now_ms), None)
         except Doubt as reason:
             return Outcome(Promoted(shard), str(reason))
-
-
-def _as_row(outcome: Outcome) -> pa.RecordBatch:
-    done = outcome.promoted
-    counts = (done.cold, done.near, done.renewed, done.lost, done.refused)
-    return batch([[held] for held in (*done.shard, *counts, outcome.problem)], _SCHEMA)

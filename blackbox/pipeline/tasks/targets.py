@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.ranges import Chunk, Range
 from blackbox.journal.records import read_headers
-from blackbox.pipeline.tasks.tables import arrow_schema, batch, numbers, tune_once
+from blackbox.pipeline.tasks.journals import chunks
+from blackbox.pipeline.tasks.tables import as_batches
 from blackbox.request import placed
 
 FOUND = (
@@ -24,7 +25,6 @@ FOUND = (
 stamp records itself.
 """
 
-_FOUND = arrow_schema(FOUND)
 _APPENDED = 2
 """The kind of timestamp that the broker gives (TIMESTAMP_LOG_APPEND_TIME)."""
 
@@ -37,16 +37,13 @@ class FoundRows:
     ranges: tuple[Range, ...]
     topics: frozenset[str]
 
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tune_once()
-        mine = [self.ranges[number] for number in numbers(rows)]
-        for chunk in read_ranges(self.access, mine):
-            found = list(self._found(chunk.messages))
-            if found:
-                yield _rows(chunk.range, found)
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        read = chunks(self.access, self.ranges, batches)
+        return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
-    def _found(self, messages: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for message, headers in zip(messages, read_headers(messages)[0], strict=True):
+    def _found(self, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+        at = (chunk.range.topic, chunk.range.partition)
+        for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
             own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
             source = placed((own.get("blackbox-source") or b"").decode(errors="replace"))
             if source is not None and source[0].topic in self.topics:
@@ -54,7 +51,7 @@ class FoundRows:
                 due_ms = _number(own.get("blackbox-due-ms"))
                 early_ms = due_ms - at_ms if kind == _APPENDED and due_ms is not None else None
                 shard, offset = source
-                yield (*shard, offset, message.offset(), early_ms)
+                yield (*shard, offset, *at, message.offset(), early_ms)
 
 
 _OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
@@ -62,9 +59,3 @@ _OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
 
 def _number(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and len(text) <= 18 else None
-
-
-def _rows(range_: Range, found: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    topics, partitions, offsets, places, early = zip(*found, strict=True)
-    where = [[range_.topic] * len(found), [range_.partition] * len(found), places]
-    return batch([topics, partitions, offsets, *where, early], _FOUND)

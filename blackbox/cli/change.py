@@ -1,0 +1,80 @@
+"""`blackbox cancel`, `blackbox reschedule`: end a pending request, or deliver it at another time."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
+from blackbox.control.control import Cancelled, Control, Rescheduled
+
+Id = Annotated[
+    str, typer.Argument(help="The id that `send` printed, or the one it was sent with (--id).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def cancel(id: Id, json: AsJson = False) -> None:
+    """Cancel a pending request, by a caller's id all under it; too late once delivery is under way.
+
+    Ends with 1 unless it was cancelled.
+    """
+    with closing(Control(quietly())) as control:
+        done = control.cancel(id)
+    what = "" if done.request is None else done.request.source
+    told = {
+        "cancelled": f"cancelled {what}",
+        "asked": f"asked to cancel {what}; the service has not taken it in yet",
+    }
+    _tell(done, "cancelled", told, id, json=json)
+    if not json:
+        for other in done.others:
+            typer.echo(printable(f"the same id at {other.source}: {other.state}"))
+    if done.outcome != "cancelled":
+        raise typer.Exit(FAILED)
+
+
+def reschedule(
+    id: Id,
+    countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Have a pending request delivered at another time; prints its new id.
+
+    Ends with 1 unless that was in time.
+    """
+    settings = quietly()
+    try:
+        with closing(Control(settings)) as control:
+            done = control.reschedule(id, countdown_s=countdown, at=typed_instant(at))
+    except ValueError as error:
+        raise BadUsage(str(error)) from None
+    what = "" if done.request is None else done.request.id
+    told = {
+        "rescheduled": what,
+        "asked": f"asked for {what}; the service has not taken it in yet",
+    }
+    _tell(done, "rescheduled", told, id, json=json)
+    if done.outcome != "rescheduled":
+        raise typer.Exit(FAILED)
+
+
+def _tell(
+    done: Cancelled | Rescheduled, wanted: str, told: dict[str, str], id: str, *, json: bool
+) -> None:
+    """Print what became of it: in the words of the command where it has some."""
+    if json:
+        typer.echo(as_json(asdict(done)))
+    elif done.request is None:
+        typer.echo(printable(f"{id}: no request of this id, and none pending under it"))
+    else:
+        told["too-late"] = f"too late: {done.request.source} is {done.request.state}"
+        told["undetermined"] = f"not {wanted}: {done.request.detail}"
+        typer.echo(printable(told[done.outcome]))
