@@ -20,10 +20,11 @@ from blackbox.journal.partition_reader import (
     is_gone,
     offset_of,
 )
+from blackbox.journal.receipts import read_receipts
 from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds, stretches
-from blackbox.receipt import Receipt, decode, topic_of
+from blackbox.receipt import Receipt, topic_of
 from blackbox.request import Record, Shard
 
 
@@ -76,8 +77,7 @@ class ShardJournal:
         """The receipts at the offsets `start` to `end` - 1, with their offsets."""
         at = self._receipts_topic, self._shard.partition
         for messages, _ in self._reader.read(*at, start, end):
-            for message in messages:
-                yield offset_of(message), decode(message.value())
+            yield from read_receipts(messages)
 
     def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
         """The request records at the offsets `start` to `end` - 1, as consecutive batches.
