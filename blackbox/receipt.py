@@ -99,16 +99,29 @@ def encode(receipt: Receipt) -> bytes:
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
 
+class NotAReceipt(ValueError):
+    """What was written to the receipts topic by somebody else."""
+
+
 def decode(value: bytes | None) -> Receipt:
-    """Parse a receipt. Raises ValueError for anything that `encode` of this version did not write."""
-    found = orjson.loads(value or b"null")
-    if not isinstance(found, dict) or found.pop("v", None) != VERSION:
-        raise ValueError(f"not a receipt of version {VERSION}: {(value or b'')[:80]!r}")
+    """Parse a receipt; parts that only a later version knows are left out.
+
+    Raises NotAReceipt for what is none, ValueError for one of another version: what cannot be read in it
+    may have been delivered.
+    """
     try:
-        receipt = Receipt(**found)
-        return receipt if receipt.mark is None else replace(receipt, mark=Mark(*receipt.mark))
-    except TypeError as error:
-        raise ValueError(f"not a receipt: {error}: {(value or b'')[:80]!r}") from None
+        found = orjson.loads(value or b"null")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not {"v", "at_ms"} <= found.keys():
+        raise NotAReceipt(f"not a receipt: {(value or b'')[:80]!r}")
+    if found["v"] != VERSION:
+        raise ValueError(
+            f"a receipt of version {found['v']!r}, and this blackbox knows version {VERSION}: run the "
+            "version that wrote it"
+        )
+    receipt = Receipt(**{name: found[name] for name in ("at_ms", *_PARTS) if name in found})
+    return receipt if receipt.mark is None else replace(receipt, mark=Mark(*receipt.mark))
 
 
 def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:

@@ -17,6 +17,11 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.watch")
 
 RESUME_AT = 0.75
+PATIENT_LOOKS = 10
+"""So many looks between the two shares, and some requests are read all the same.
+
+What is due in a week may use 80 % until then. Nothing else would ever be read.
+"""
 
 
 @dataclass(eq=False, repr=False)
@@ -35,6 +40,7 @@ class Watch:
         self._redis = RedisServer(self.settings.redis_url.get_secret_value())
         self._lock = Lock()
         self._is_full = False
+        self._looks = 0
         self._is_apart = False
 
     def observe_clock(self) -> None:
@@ -55,15 +61,17 @@ class Watch:
         self._compare_clocks()
         if used >= PAUSE_AT:
             self.is_full(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
-        elif used <= RESUME_AT:
+        elif used <= RESUME_AT or self._looks >= PATIENT_LOOKS:
             self._has_room()
+        else:
+            self._looks += 1
 
     def is_full(self, why: str) -> None:
         """Leave requests in Kafka until Redis has room again."""
         with self._lock:
             if self._is_full:
                 return
-            self._is_full = True
+            self._is_full, self._looks = True, 0
             self.metrics.paused.set(1)
             self.pause()
         logger.warning("%s", why)

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from hypothesis import HealthCheck, settings
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
@@ -106,3 +113,20 @@ def fragile_world(
     """A world whose Redis is its own."""
     with World(stack.kafka, own_redis, tmp_path, engine) as world:
         yield world
+
+
+@pytest.fixture
+def quick_cleaner(stack: EmbeddedStack) -> Iterator[None]:
+    """A broker that looks for something to compact all the time, instead of every 15 s."""
+    admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap_servers})
+    [broker] = admin.list_topics(timeout=10).brokers
+
+    def change(operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry("log.cleaner.backoff.ms", "50", incremental_operation=operation)
+        whole = ConfigResource(ResourceType.BROKER, str(broker), incremental_configs=[entry])
+        for future in admin.incremental_alter_configs([whole]).values():
+            future.result(30)
+
+    change(AlterConfigOpType.SET)
+    yield
+    change(AlterConfigOpType.DELETE)

@@ -20,10 +20,11 @@ from blackbox.journal.partition_reader import (
     is_gone,
     offset_of,
 )
+from blackbox.journal.receipts import read_receipts
 from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds, stretches
-from blackbox.receipt import Receipt, decode, topic_of
+from blackbox.receipt import Receipt, topic_of
 from blackbox.request import Record, Shard
 
 
@@ -76,8 +77,7 @@ class ShardJournal:
         """The receipts at the offsets `start` to `end` - 1, with their offsets."""
         at = self._receipts_topic, self._shard.partition
         for messages, _ in self._reader.read(*at, start, end):
-            for message in messages:
-                yield offset_of(message), decode(message.value())
+            yield from read_receipts(messages)
 
     def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
         """The request records at the offsets `start` to `end` - 1, as consecutive batches.
@@ -120,7 +120,7 @@ class ShardJournal:
             return {}
         bounds = self.request_bounds()
         found: dict[int, Record] = {}
-        for messages in self._read_at(*self._shard, wanted, bounds):
+        for messages in _read_at(self._reader, *self._shard, wanted, bounds):
             asked_for = [message for message in messages if offset_of(message) in wanted]
             found |= {record.offset: record for record in read_records(asked_for)}
         return found
@@ -141,7 +141,7 @@ class ShardJournal:
             if is_gone(error):
                 return None
             raise
-        for messages in self._read_at(topic, partition, [offset], bounds):
+        for messages in _read_at(self._reader, topic, partition, [offset], bounds):
             for record in read_records(messages):
                 return record
         return None
@@ -149,8 +149,8 @@ class ShardJournal:
     def missing(self, receipts: Sequence[Receipt]) -> list[int]:
         """The requests whose message or dead letter is not where these receipts say it is.
 
-        A place that retention removed since, or whose topic is gone or was created again, counts as
-        filled. A place
+        A place that retention or compaction removed since, or whose topic is gone or was created
+        again, counts as filled. A place
         behind another producer's open transaction cannot be read yet: waits for its end, and
         raises JournalLost when that takes longer than 30 s.
         """
@@ -189,21 +189,28 @@ class ShardJournal:
             raise
         wanted = {there: offset for offset, there in pairs if there >= bounds.start}
         seen: set[int] = set()
-        for messages in self._read_at(topic, int(partition), wanted, bounds):
+        for messages in _read_at(self._reader, topic, int(partition), wanted, bounds):
             seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}
-        missing = [offset for there, offset in wanted.items() if there not in seen]
-        if missing and topic_id and not self._reader.topic_id(topic).startswith(topic_id):
+        absent = {there for there in wanted if there not in seen}
+        if absent and topic_id and not self._reader.topic_id(topic).startswith(topic_id):
             return
-        yield from missing
+        absent -= self._compacted_away(topic, int(partition), absent, bounds)
+        yield from (wanted[there] for there in absent)
 
-    def _read_at(
-        self, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
-    ) -> Iterator[list[Message]]:
-        """What lies at those of these offsets that are kept, and between some of them."""
-        kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
-        for stretch in stretches(kept, READ_RECORDS):
-            for messages, _ in self._reader.read(topic, partition, *stretch):
-                yield messages
+    def _compacted_away(
+        self, topic: str, partition: int, absent: set[int], bounds: Bounds
+    ) -> set[int]:
+        """Where nothing is any more: a newer message of the same key may be all that is left.
+
+        An aborted one is still there, for those who read uncommitted.
+        """
+        gone = {there for there in absent if there < bounds.end}
+        if gone:
+            uncommitted = PartitionReader(self._access, isolation="read_uncommitted", ahead=1)
+            with closing(uncommitted) as reader:
+                for messages in _read_at(reader, topic, partition, gone, bounds):
+                    gone -= {offset_of(message) for message in messages}
+        return gone
 
     def _is_ours(self, message: Message, wanted: dict[int, int]) -> bool:
         there = offset_of(message)
@@ -211,3 +218,13 @@ class ShardJournal:
             return False
         source = self._shard.source(wanted[there]).encode()
         return ("blackbox-source", source) in (message.headers() or [])
+
+
+def _read_at(
+    reader: PartitionReader, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
+) -> Iterator[list[Message]]:
+    """What lies at those of these offsets that are kept, and between some of them."""
+    kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
+    for stretch in stretches(kept, READ_RECORDS):
+        for messages, _ in reader.read(topic, partition, *stretch):
+            yield messages

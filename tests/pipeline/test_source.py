@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -16,12 +16,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewPartitions,
     NewTopic,
-    ResourceType,
 )
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -344,23 +340,6 @@ def test_holes_of_compaction_are_passed_over(
         assert offsets(between(topic, topic.at(start), topic.at(end))) == [
             offset for offset in kept if start <= offset < end
         ]
-
-
-@pytest.fixture
-def quick_cleaner(stack: EmbeddedStack) -> Iterator[None]:
-    """A broker that looks for something to compact all the time, instead of every 15 s."""
-    admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap_servers})
-    [broker] = admin.list_topics(timeout=10).brokers
-
-    def change(operation: AlterConfigOpType) -> None:
-        entry = ConfigEntry("log.cleaner.backoff.ms", "50", incremental_operation=operation)
-        whole = ConfigResource(ResourceType.BROKER, str(broker), incremental_configs=[entry])
-        for future in admin.incremental_alter_configs([whole]).values():
-            future.result(30)
-
-    change(AlterConfigOpType.SET)
-    yield
-    change(AlterConfigOpType.DELETE)
 
 
 # Retention

@@ -11,15 +11,9 @@ import pytest
 import redis
 from confluent_kafka import Message
 from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
-from blackbox.embedded import EmbeddedStack
 from tests.service.test_undeliverable import reasons
 from tests.world import World, both_engines_at_length, read_all, until
 
@@ -48,17 +42,6 @@ def compacted(schedules: World) -> World:
     schedules.requests = f"{schedules.name}.schedules"
     schedules.create(NewTopic(schedules.requests, schedules.partitions, config=COMPACTED))
     return schedules
-
-
-@pytest.fixture
-def eager_cleaner(stack: EmbeddedStack) -> None:
-    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-    often = ConfigEntry(
-        "log.cleaner.backoff.ms", "500", incremental_operation=AlterConfigOpType.SET
-    )
-    broker = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[often])
-    for future in admin.incremental_alter_configs([broker]).values():
-        future.result()
 
 
 def forget(world: World) -> None:
@@ -282,7 +265,7 @@ def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World)
             assert int(source.rpartition(b"@")[2]) == ended[place]
 
 
-@pytest.mark.usefixtures("eager_cleaner")
+@pytest.mark.usefixtures("quick_cleaner")
 def test_a_compacted_topic_gives_a_lost_index_back(compacted: World) -> None:
     start(compacted)
     at_s = in_s(8)

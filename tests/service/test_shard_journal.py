@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -18,9 +19,16 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
-from tests.world import World, until
+from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service
+
+NEWEST_ONLY = {
+    "cleanup.policy": "compact",
+    "segment.ms": "50",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "50",
+}
 
 
 @pytest.fixture
@@ -70,7 +78,9 @@ def commit(writer: Writer, receipt: Receipt) -> None:
     writer.commit(receipt)
 
 
-def write(producer: Producer, topic: str, source: str) -> int:
+def write(
+    producer: Producer, topic: str, source: str, *, key: str | None = None, timestamp: int = 0
+) -> int:
     """Write into partition 0 and return the offset the broker gave."""
     places: list[int] = []
 
@@ -78,7 +88,9 @@ def write(producer: Producer, topic: str, source: str) -> int:
         assert error is None, error
         places.append(message.offset() or 0)
 
-    producer.produce(topic, b"x", partition=0, headers=[("blackbox-source", source)], on_delivery=report)  # fmt: skip
+    producer.produce(
+        topic, b"x", key, 0, report, timestamp=timestamp, headers=[("blackbox-source", source)]
+    )
     producer.flush(30)
     return places[0]
 
@@ -123,6 +135,32 @@ def test_an_aborted_message_is_missing(world: World, shard: Shard, journal: Shar
     place = write(ours, target, shard.source(7))
     ours.abort_transaction(30)
     assert journal.missing([receipt(target, 7, place)]) == [7]
+
+
+def test_a_message_that_compaction_removed_is_not_missing(
+    world: World, shard: Shard, journal: ShardJournal, quick_cleaner: None
+) -> None:
+    target = f"{world.name}.newest"
+    world.create(NewTopic(target, 1, config=NEWEST_ONLY))
+    places = {}
+    for number in range(20):
+        ours = transactional(world, "ours")
+        places[number] = write(ours, target, shard.source(number), key="a")
+        ours.commit_transaction(30)
+    newest = places[19]
+    later_ms = int(time.time() * 1000) + 1000  # by its time, the next record needs a new segment
+    other = transactional(world, "other")
+    write(other, target, "elsewhere", key="b", timestamp=later_ms)
+    other.commit_transaction(30)
+
+    def is_compacted() -> bool:
+        records = read_all(world.kafka.bootstrap_servers, target)
+        return [one.offset() for one in records if one.key() == b"a"] == [newest]
+
+    until("the topic is compacted", is_compacted, 60)
+    told = [receipt(target, number, place) for number, place in places.items()]
+    assert journal.missing(told) == []
+    assert journal.missing([receipt(target, 7, newest + 1000)]) == [7]
 
 
 def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(

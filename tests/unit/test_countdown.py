@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,18 @@ from hypothesis import strategies as st
 
 from blackbox.formats import Format
 from blackbox.formats.countdown import Countdown
+from blackbox.journal.topics import is_own_topic
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 WRITTEN_MS = 1767225600000
 LATEST_MS = WRITTEN_MS + 2000
 LONGEST_S = 34560000
-OWN_TOPICS = frozenset({"TB", "TB.receipts", "blackbox.dead-letters"})
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 SECTION = PAGE.partition("### Field by field")[2].partition("### Refused later")[0]
 VALID = {"topic": '"orders"', "message": '"hi"', "countdown": "90"}
 
-contract: Format = Countdown(max_countdown_s=LONGEST_S, own_topics=OWN_TOPICS.__contains__)
+is_own = partial(is_own_topic, request_topics=["TB"], dead_letter_topic="blackbox.dead-letters")
+contract: Format = Countdown(max_countdown_s=LONGEST_S, own_topics=is_own)
 
 
 def parse(

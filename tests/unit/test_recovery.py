@@ -456,7 +456,9 @@ def test_receipts_written_by_another_version_are_refused(
 ) -> None:
     journal.receipt_records.append(encode(delivered(0)).replace(b'"v":1', b'"v":2'))
 
-    with pytest.raises(ValueError, match="not a receipt of version 1"):
+    with pytest.raises(
+        ValueError, match="a receipt of version 2, and this blackbox knows version 1"
+    ):
         recovery.open()
 
 

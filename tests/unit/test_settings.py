@@ -235,7 +235,7 @@ def test_timers_are_not_answered_into_a_request_topic(environment: pytest.Monkey
 
 def test_nothing_is_delivered_to_a_topic_of_blackbox() -> None:
     found = load(request_topics="a:countdown,b:timer", oscillator_topic="seconds")
-    own = ["a", "b", "a.receipts", "b.receipts", "blackbox.dead-letters", "seconds"]
+    own = ["a", "b", "a.receipts", "theirs.receipts", "blackbox.dead-letters", "seconds"]
     assert [name for name in [*own, "b.expired", "orders"] if found.is_own_topic(name)] == own
     assert not load().is_own_topic("seconds")
 

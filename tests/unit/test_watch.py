@@ -17,7 +17,7 @@ from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.metrics import Metrics
 from blackbox.settings import load
-from blackbox.watch import Watch
+from blackbox.watch import PATIENT_LOOKS, Watch
 from tests.contract.conftest import start_redis
 
 
@@ -92,6 +92,24 @@ def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
         watch.look()
         assert told == expected, share
     assert is_paused(metrics) == 1
+
+
+def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between_75_and_85_percent(
+    watch: Watch, client: redis.Redis, told: list[str]
+) -> None:
+    for share, looks, expected in (
+        (0.80, PATIENT_LOOKS * 2, []),
+        (0.90, 1, ["pause"]),
+        (0.80, PATIENT_LOOKS, ["pause"]),
+        (0.80, 1, ["pause", "resume"]),
+        (0.90, 1, ["pause", "resume", "pause"]),
+        (0.80, PATIENT_LOOKS, ["pause", "resume", "pause"]),
+        (0.80, 1, ["pause", "resume", "pause", "resume"]),
+    ):
+        use(client, share)
+        for _ in range(looks):
+            watch.look()
+        assert told == expected, share
 
 
 def test_it_is_said_once(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.receipts import read_receipts
 from blackbox.pipeline.journals import Journal, Reach
 from blackbox.pipeline.ledger.manifest import Manifest
-from blackbox.receipt import decode
 
 _ANEW = (
     "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), "
@@ -60,11 +59,9 @@ def _written_ms(access: KafkaAccess, journal: Journal, offset: int) -> int | Non
     """When the record at this offset of the journal in Kafka was written."""
     wanted = Range(journal.topic, journal.shard.partition, offset, offset + 1)
     for chunk in read_ranges(access, [wanted]):
-        for message in chunk.messages:
-            if journal.table == "requests":
-                return int(message.timestamp()[1])
-            with suppress(ValueError):
-                return decode(message.value()).at_ms
+        if journal.table == "requests":
+            return next((int(message.timestamp()[1]) for message in chunk.messages), None)
+        return next((receipt.at_ms for _, receipt in read_receipts(chunk.messages)), None)
     return None
 
 

@@ -14,10 +14,11 @@ from blackbox.cold import as_asked, carried, carry_of
 from blackbox.connect import formats
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Chunk, Range, read_ranges
+from blackbox.journal.receipts import read_receipts
 from blackbox.journal.records import read_records
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.pipeline.tasks.tables import as_batches, numbers
-from blackbox.receipt import Places, Receipt, decode
+from blackbox.receipt import Places, Receipt
 from blackbox.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
 from blackbox.settings import Settings
 
@@ -81,10 +82,7 @@ class OutcomeRows:
     ranges: tuple[Range, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (
-            [row for message in chunk.messages for row in _told(chunk.range, message)]
-            for chunk in chunks(self.access, self.ranges, batches)
-        )
+        found = (list(_told(chunk)) for chunk in chunks(self.access, self.ranges, batches))
         return as_batches(found, OUTCOMES)
 
 
@@ -136,15 +134,11 @@ def _written(record: Record) -> tuple[Any, ...]:
     return record.key, record.value, headers
 
 
-def _told(range_: Range, message: Any) -> Iterator[tuple[Any, ...]]:
-    try:
-        receipt = decode(message.value())
-    except ValueError as error:
-        at = f"{range_.topic}/{range_.partition}@{message.offset()}"
-        raise ValueError(f"{at}: {error}") from None
-    topic, partition = range_.topic.removesuffix(RECEIPTS_SUFFIX), range_.partition
-    for outcome, offset, place in _outcomes(receipt):
-        yield (topic, partition, message.offset(), receipt.at_ms, outcome, offset, *place)
+def _told(chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+    topic, partition = chunk.range.topic.removesuffix(RECEIPTS_SUFFIX), chunk.range.partition
+    for at, receipt in read_receipts(chunk.messages):
+        for outcome, offset, place in _outcomes(receipt):
+            yield (topic, partition, at, receipt.at_ms, outcome, offset, *place)
 
 
 def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]]]:

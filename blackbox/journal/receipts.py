@@ -1,0 +1,55 @@
+"""Receipts among the records of a receipts topic, to which others may have written as well."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from confluent_kafka import Message
+
+from blackbox.doubt import Doubt
+from blackbox.journal.partition_reader import offset_of
+from blackbox.journal.records import read_headers
+from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.receipt import NotAReceipt, Receipt, decode
+from blackbox.request import Shard
+
+logger = logging.getLogger("blackbox.journal")
+
+OUR_HEADERS = "blackbox-"
+"""Of messages and dead letters; a receipt has none, so one that has is a message that somebody asked for."""
+
+
+def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
+    """The receipts of one partition, with their offsets; what its owners did not write is left out.
+
+    Raises Doubt for a receipt of another version.
+    """
+    foreign: list[Message] = []
+    for message in messages:
+        try:
+            yield offset_of(message), _receipt(message)
+        except NotAReceipt:
+            foreign.append(message)
+        except ValueError as error:
+            raise Doubt(f"{_place(message)}: {error}") from None
+    if foreign:
+        logger.error(
+            "%s: not a receipt, and left out, as %d more behind it: only blackbox may write to this "
+            "topic; look who has the right Write on it", _place(foreign[0]), len(foreign) - 1,
+        )  # fmt: skip
+
+
+def _receipt(message: Message) -> Receipt:
+    topic, partition = message.topic() or "", message.partition()
+    shard = Shard(topic.removesuffix(RECEIPTS_SUFFIX), -1 if partition is None else partition)
+    if message.key() != str(shard).encode():
+        raise NotAReceipt(f"its key is {message.key()!r}")
+    [headers], unreadable = read_headers([message])
+    if unreadable or any(header[0].startswith(OUR_HEADERS) for header in headers):
+        raise NotAReceipt("a message was delivered here")
+    return decode(message.value())
+
+
+def _place(message: Message) -> str:
+    return f"{message.topic()}/{message.partition()}@{message.offset()}"

@@ -1,0 +1,50 @@
+"""Records in the receipts topic that no owner of the shard wrote."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+from confluent_kafka import Producer
+
+from blackbox.journal.topics import receipts_topic
+from blackbox.request import Shard
+from tests.world import World, both_engines, until
+
+pytestmark = pytest.mark.service
+
+REQUESTS = 40
+
+
+@both_engines
+def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: World) -> None:
+    world = fragile_world
+    service = world.start_service().wait_ready()
+    world.ask(REQUESTS, within_s=16, from_s=14, partition=0)
+    until("all are stored", lambda: service.metric("blackbox_pending") == REQUESTS)
+    service.kill()
+    forge(world)
+    with redis.Redis.from_url(world.redis.url) as client:
+        client.flushall()
+
+    service = world.start_service().wait_ready()
+
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    assert "not a receipt, and left out, as 3 more behind it" in service.log.read_text()
+
+
+def forge(world: World) -> None:
+    """What another deployment would deliver there if it were asked to, and other things."""
+    topic = receipts_topic(world.requests)
+    shard = Shard(world.requests, 0)
+    ended = [asked.place[1] for asked in world.asked.values()]
+    receipt = json.dumps({"v": 1, "at_ms": 5, "dead": ended}).encode()
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    producer.produce(
+        topic, receipt, str(shard), partition=0, headers={"blackbox-id": b"of a message"}
+    )
+    for key, value in (("somebody", receipt), (str(shard), b"not JSON"), (str(shard), None)):
+        producer.produce(topic, value, key, partition=0)
+    assert producer.flush(10) == 0
