@@ -20,6 +20,11 @@ TURN_WITHIN_S = 2.0
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
+LOOKS = ("GET", "HEAD", "OPTIONS")
+OPEN = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
+OPEN_FOLDER = "/page/"
+"""Looked at without a token: probes, metrics, and pages that hold nothing but what everybody has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -34,6 +39,17 @@ class Access:
     _reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE), repr=False, compare=False
     )
+
+    def check(self, request: Request) -> None:
+        """Raises HTTPException 401 or 403 unless this caller may do this, by what its headers say.
+
+        Whatever is not known to be open needs a token, so that no route can forget to ask for one.
+        """
+        path = request.scope["path"]
+        if request.method not in LOOKS:
+            self.operate(request)
+        elif path not in OPEN and not path.startswith(OPEN_FOLDER):
+            self.read(request)
 
     def read(self, request: Request) -> None:
         """Raises HTTPException 401 unless this caller may look."""
@@ -75,7 +91,8 @@ class Access:
             return
         origin = request.headers.get("Origin")
         names = [request.url.hostname or "", *([urlsplit(origin).hostname or ""] if origin else [])]
-        if not all(map(is_loopback, names)):
+        is_from_elsewhere = request.headers.get("Sec-Fetch-Site") == "cross-site"
+        if is_from_elsewhere or not all(map(is_loopback, names)):
             raise HTTPException(
                 403,
                 "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",

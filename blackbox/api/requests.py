@@ -27,7 +27,6 @@ from blackbox.api.answers import (
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
 
-MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
 PROFILE_STEPS = 60
 
@@ -35,6 +34,8 @@ FAILURES: dict[int | str, dict[str, Any]] = {
     400: {"model": Failure},
     401: {"model": Failure},
     403: {"model": Failure},
+    408: {"model": Failure, "description": "the body did not come in time"},
+    413: {"model": Failure, "description": "the body is too large"},
     422: {"model": NotTaken},
     503: {"model": Failure, "description": "Kafka or Redis does not answer"},
 }
@@ -45,7 +46,6 @@ UNDETERMINED: dict[int | str, dict[str, Any]] = {
         "description": "where it is now was not found in time; nothing was done",
     }
 }
-TOO_LARGE: dict[int | str, dict[str, Any]] = {413: {"model": Failure}}
 
 ASKED = {
     "type": "object",
@@ -87,25 +87,22 @@ Name = Annotated[str | None, Query(max_length=255)]
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.read), Depends(access.turn)]
-    changes = [Depends(access.operate)]
+    looks = [Depends(access.turn)]
 
     @router.post(
-        "/requests", status_code=201, response_model=Ids, dependencies=changes,
-        responses=TOO_LARGE, openapi_extra=ONE,
+        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE,
     )  # fmt: skip
     async def ask(request: Request, caller: Caller = None) -> Any:
         """Ask for one message to be delivered; its id once Kafka has the request."""
-        body = await _read(request)
+        body = await request.body()
         return _asked(await run_in_threadpool(control.ask, [body], caller))
 
     @router.post(
-        "/requests/bulk", status_code=201, response_model=Ids, dependencies=changes,
-        responses=TOO_LARGE, openapi_extra=MANY,
+        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY,
     )  # fmt: skip
     async def ask_for_many(request: Request, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
-        lines = [line for line in (await _read(request)).splitlines() if line.strip()]
+        lines = [line for line in (await request.body()).splitlines() if line.strip()]
         if len(lines) > MOST_AT_ONCE:
             detail = (
                 f"{len(lines)} requests; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
@@ -145,7 +142,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         return RequestState.of(fate)
 
     @router.delete(
-        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
+        "/requests/{id:path}", response_model_exclude_none=True,
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def cancel(id: str) -> CancelState:
@@ -155,7 +152,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         return CancelState.of(done)
 
     @router.patch(
-        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
+        "/requests/{id:path}", response_model_exclude_none=True,
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def reschedule(id: str, due: Due) -> RescheduledState:
@@ -200,15 +197,6 @@ def routes(control: Control, access: Access) -> APIRouter:
         )
 
     return router
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"more than {MOST_BYTES} bytes; send less at once")
-    return bytes(body)
 
 
 def _asked(found: list[str] | list[Refused]) -> Any:

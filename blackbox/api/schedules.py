@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from blackbox.api.access import Access
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
+from blackbox.api.requests import FAILURES
 from blackbox.control.control import Control
 from blackbox.control.pending import Found
 from blackbox.entry import Entry
@@ -47,16 +48,10 @@ class Schedule(BaseModel):
     value: str | None
 
 
-READS: dict[int | str, dict[str, Any]] = {
-    401: {"model": Failure},
-    503: {"model": Failure},
-}
-
-
 def routes(health: Health, control: Control, access: Access, settings: Settings) -> APIRouter:
     """`/liveness`, `/info` and `/schedules`."""
-    router = APIRouter()
-    looks = [Depends(access.read), Depends(access.turn)]
+    router = APIRouter(responses=FAILURES)
+    looks = [Depends(access.turn)]
 
     @router.get("/liveness", responses={500: {"model": Failure}})
     def liveness() -> dict[str, bool]:
@@ -66,7 +61,7 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
         stuck = ", ".join(map(str, health.stuck()))
         return JSONResponse({"error": f"nothing is delivered from {stuck}"}, 500)  # type: ignore[return-value]
 
-    @router.get("/info", dependencies=looks, responses=READS)
+    @router.get("/info", dependencies=looks)
     def info() -> Info:
         """Where it runs, and with which topics."""
         name = socket.gethostname()
@@ -85,7 +80,7 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
             ),
         )
 
-    @router.get("/schedules", dependencies=looks, responses=READS, response_model=list[Schedule])
+    @router.get("/schedules", dependencies=looks, response_model=list[Schedule])
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
         found = control.each(settings.schedule_topics)

@@ -1,0 +1,179 @@
+"""What is decided before a request reaches its route, by a real HTTP server; no Kafka, no Redis."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from blackbox.api import door
+from blackbox.api.access import OPEN, OPEN_FOLDER
+from blackbox.api.app import make_app
+from blackbox.api.serve import HttpServer
+from blackbox.control.control import Control
+from blackbox.metrics import Metrics
+from blackbox.settings import load
+from tests.service.test_http import HOST, Patient
+
+LOOK, CHANGE = "l" * 16, "c" * 16
+BODIES = [
+    ("POST", "/requests"),
+    ("POST", "/requests/bulk"),
+    ("PATCH", "/requests/x"),
+    ("POST", "/dead-letters/replay"),
+    ("POST", "/dead-letters/discard"),
+]
+"""Whatever takes a body."""
+
+
+class Nobody:
+    """A control that is never asked for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+Open = Callable[..., HttpServer]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Starts a server with more settings; it asks `control`, by default one that must not be asked."""
+    with ExitStack() as ending:
+
+        def start(control: object | None = None, **more: object) -> HttpServer:
+            settings = load(kafka_bootstrap_servers="127.0.0.1:1", **more)
+            asked = cast(Control, control or Nobody())
+            server = HttpServer(make_app(Patient(), Metrics(), asked, settings), HOST, 0)
+            server.start()
+            ending.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def guarded(opened: Open) -> HttpServer:
+    return opened(api_token=CHANGE, api_read_token=LOOK)
+
+
+def client(server: HttpServer, token: str | None = None) -> httpx.Client:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=f"http://{HOST}:{server.port}", headers=headers, trust_env=False)
+
+
+def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes = b"") -> int:
+    """The status that is answered to this head, and this much of a body, while the client goes on to wait."""
+    head = [f"{method} {path} HTTP/1.1", f"Host: {HOST}:{server.port}", *lines, "", ""]
+    with socket.create_connection((HOST, server.port), timeout=10) as connection:
+        connection.sendall("\r\n".join(head).encode() + body)
+        return int(connection.recv(4096).split()[1])
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, path: str) -> None:
+    length = f"Content-Length: {door.MOST_BYTES}"
+    assert answer(guarded, method, path, length) == 401
+    assert answer(guarded, method, path, length, "Authorization: Bearer wrong") == 401
+    assert answer(guarded, method, path, "Transfer-Encoding: chunked") == 401
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+def test_no_body_from_a_website_is_waited_for(
+    opened: Open, method: str, path: str, kind: str
+) -> None:
+    length, kind = f"Content-Length: {door.MOST_BYTES}", f"Content-Type: {kind}"
+    server = opened()
+    assert answer(server, method, path, length, kind, "Origin: https://evil.example") == 403
+    assert answer(server, method, path, length, kind, "Origin: null") == 403
+    assert answer(server, method, path, length, kind, "Sec-Fetch-Site: cross-site") == 403
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_is_said_to_be_too_large_is_not_read(
+    guarded: HttpServer, method: str, path: str
+) -> None:
+    length, token = f"Content-Length: {door.MOST_BYTES + 1}", f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, length, token) == 413
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_becomes_too_large_is_read_no_further(
+    guarded: HttpServer, method: str, path: str
+) -> None:
+    parts = (b"x" * 65536 for _ in range(2 * door.MOST_BYTES // 65536))
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.request(
+            method, path, content=parts, headers={"Content-Type": "application/json"}
+        )
+    assert refused.status_code == 413
+    assert str(door.MOST_BYTES) in refused.json()["error"]
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_does_not_come_is_waited_for_no_longer_than_it_may_take(
+    guarded: HttpServer, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    monkeypatch.setattr(door, "BODY_WITHIN_S", 0.2)
+    token = f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, "Content-Length: 100", token, body=b"{") == 408
+
+
+def test_every_route_that_is_not_known_to_be_open_asks_for_a_token(guarded: HttpServer) -> None:
+    with client(guarded) as stranger, client(guarded, LOOK) as reader:
+        described = stranger.get("/openapi.json").json()["paths"]
+        assert len(described) > 10
+        for path, operations in described.items():
+            for method in operations:
+                status = stranger.request(method, path).status_code
+                assert status == (200 if path in OPEN else 401), (method, path)
+                if method != "get":
+                    assert reader.request(method, path).status_code in (401, 403)
+        assert stranger.get("/nothing-of-the-kind").status_code == 401
+        assert stranger.get(f"{OPEN_FOLDER}../stats").status_code in (401, 404)
+
+
+def test_the_description_says_that_a_body_may_be_too_large(guarded: HttpServer) -> None:
+    with client(guarded) as stranger:
+        described = stranger.get("/openapi.json").json()["paths"]
+    taking = [
+        (path, operation)
+        for path, operations in described.items()
+        for operation in operations.values()
+        if "requestBody" in operation
+    ]
+    assert len(taking) == len(BODIES)
+    assert [path for path, operation in taking if "413" not in operation["responses"]] == []
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault(
+    guarded: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = [
+        "POST /requests HTTP/1.1", f"Host: {HOST}", "Content-Length: 9",
+        f"Authorization: Bearer {CHANGE}", "", "",
+    ]  # fmt: skip
+    with socket.create_connection((HOST, guarded.port)) as connection:
+        connection.sendall("\r\n".join(head).encode() + b"{")
+    with client(guarded) as stranger:
+        for _ in range(20):
+            assert stranger.get("/livez").status_code == 200
+    assert caplog.records == []
+
+
+def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
+    class Asked(Nobody):
+        def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+            return [f"{caller} asked for {json.loads(value)}" for value in values]
+
+    with client(opened(Asked())) as allowed:
+        taken = allowed.post("/requests/bulk", content=b"1\n\n2\n", headers={"CALLER_SERVICE": "x"})
+    assert (taken.status_code, taken.json()) == (
+        201, {"ids": ["x asked for 1", "x asked for 2"]},
+    )  # fmt: skip
