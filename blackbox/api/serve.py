@@ -11,6 +11,7 @@ from threading import Thread
 import uvicorn
 from fastapi import FastAPI
 
+from blackbox.api.connections import BACKLOG, IDLE_S, Connection, most_open, tell_seldom
 from blackbox.settings import SettingsError
 
 START_S = 10.0
@@ -29,6 +30,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
+        tell_seldom(self._loop)
         if not self.should_exit:
             await self._ended.wait()
 
@@ -53,6 +55,9 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=Connection,
+                timeout_keep_alive=IDLE_S,
+                backlog=min(BACKLOG, most_open()),
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -107,8 +112,9 @@ def _listen(host: str | None, port: int, where: str) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address[:2], family=family)
     except OSError as error:
         raise SettingsError(
             f"{where}: cannot listen there: {error.strerror}; wanted: an address of this host and a free port (0 takes any)"
         ) from None
+    return listener
