@@ -17,32 +17,37 @@ logger = logging.getLogger("blackbox.http")
 MOST = 512
 """Open at once; fewer where the process may not have four times as many files."""
 
-BACKLOG = 128
-"""Accepted in one go, before the first of them is counted."""
+BACKLOG = 1024
+"""Kept by the system until they are accepted; whoever meets a full one tries again after a second."""
 
 HEAD_S = 10.0
 """From the connection, or the first byte of another request, to the end of its head."""
 
-IDLE_S = 75
+IDLE_S = 75.0
 """Between two requests. Proxies drop theirs after a minute, and must be the first to do so."""
 
 LEFTOVER_S = 2.0
 """For the rest of a body that nobody reads. Closed at once, the client might never see the answer."""
 
 UNREAD_S = 30.0
-"""For a client that does not take its answer."""
+"""In which a client takes something of its answer."""
 
 TOLD_EVERY_S = 60.0
 
 Phase = Literal["head", "body", "answer", "leftover", "idle"]
-_LIMITS: dict[Phase, float] = {"head": HEAD_S, "leftover": LEFTOVER_S}
-"""What `uvicorn` and the app do not limit."""
+_LIMITS: dict[Phase, float] = {"head": HEAD_S, "leftover": LEFTOVER_S, "idle": IDLE_S}
+"""How long each may take; `Door` limits bodies, and says so to the client."""
 
 
 def most_open() -> int:
     """As many connections as leave three quarters of this process' files to Kafka, Redis and Spark."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 4))
+
+
+def accepted_at_once() -> int:
+    """In each turn of the loop, and three turns pass before one that is too many is closed."""
+    return max(1, most_open() // 8)
 
 
 class Seldom:
@@ -110,15 +115,25 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(UNREAD_S, self._end)
+        self._look()
+        self._expect_less()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
+        self._look()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._end()
+        """Not uvicorn's: it starts before the answer is taken, and waits for that for ever."""
+
+    def _expect_less(self, before: float = math.inf) -> None:
+        """Of the answer to be taken, each time the client had a while."""
+        left = self.transport.get_write_buffer_size()
+        if left >= before:
+            self._end()
+        else:
+            self._unread = self.loop.call_later(UNREAD_S, self._expect_less, left)
 
     def _look(self) -> None:
         phase = self._now()
@@ -129,7 +144,7 @@ class Connection(H11Protocol):
         is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
             return "leftover" if is_answered else "body"
-        if not is_answered:
+        if not is_answered or self.flow.write_paused:
             return "answer"
         has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return "head" if has_begun else "idle"

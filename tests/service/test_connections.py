@@ -79,10 +79,30 @@ def taken(connection: socket.socket, wanted: float = math.inf) -> int:
     return count
 
 
+def answered(connection: socket.socket, asked: bytes = HEAD) -> bool:
+    """Whether what is asked for is answered; the whole answer is taken."""
+    connection.sendall(asked)
+    answer = connection.recv(4096)
+    while answer and not answer.endswith(b"}"):
+        answer += connection.recv(4096)
+    return answer.startswith(b"HTTP/1.1 200 ")
+
+
 def is_live(port: int) -> bool:
     with connect(port) as connection:
-        connection.sendall(HEAD)
-        return connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        return answered(connection)
+
+
+def test_an_answer_on_a_reused_connection_does_not_wait_for_an_acknowledgement(
+    server: HttpServer,
+) -> None:
+    took_s = []
+    with httpx.Client(base_url=f"http://{HOST}:{server.port}", trust_env=False) as client:
+        for _ in range(30):
+            began = time.perf_counter()
+            assert client.get("/livez").status_code == 200
+            took_s.append(time.perf_counter() - began)
+    assert statistics.median(took_s[1:]) < 0.02
 
 
 @pytest.mark.parametrize("begun", [b"", b"G", HEAD[:-1]])
@@ -117,27 +137,37 @@ def test_the_second_head_of_a_connection_has_a_deadline_too(
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.3)
     with connect(server.port) as slow:
-        slow.sendall(HEAD)
-        assert slow.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert answered(slow)
         time.sleep(0.6)
-        slow.sendall(HEAD)
-        assert slow.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert answered(slow)
         slow.sendall(b"GET")
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_a_connection_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.api.serve.IDLE_S", 1)
-    server = HttpServer(app(), HOST, 0)
-    server.start()
-    try:
-        with connect(server.port) as idle:
-            idle.sendall(HEAD)
-            assert idle.recv(4096).startswith(b"HTTP/1.1 200 ")
-            assert not is_closed(idle)
-            until("it is closed", lambda: is_closed(idle), 5)
-    finally:
-        server.stop()
+def test_a_connection_that_nobody_uses_is_closed(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
+    with connect(server.port) as idle:
+        assert answered(idle)
+        assert not is_closed(idle)
+        until("it is closed", lambda: is_closed(idle), 5)
+
+
+def test_an_answer_that_is_taken_slowly_is_not_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.5)
+    monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((HOST, server.port))
+        slow.sendall(HEAD.replace(b"livez", b"large"))
+        count = 0
+        for _ in range(15):
+            time.sleep(0.1)
+            count += taken(slow, 1 << 20)
+        assert count + taken(slow, LARGE - count) >= LARGE
 
 
 def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
@@ -146,15 +176,12 @@ def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
     monkeypatch.setitem(connections._LIMITS, "leftover", 0.3)
     head = b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
     with connect(server.port) as prompt:
-        prompt.sendall(head % 4)
-        assert prompt.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert answered(prompt, head % 4)
         prompt.sendall(b"abcd")
         time.sleep(0.6)
-        prompt.sendall(HEAD)
-        assert prompt.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert answered(prompt)
     with connect(server.port) as slow:
-        slow.sendall(head % 1_000_000)
-        assert slow.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert answered(slow, head % 1_000_000)
         until("it is closed", lambda: is_closed(slow), 5)
 
 
