@@ -177,7 +177,7 @@ class Control:
         def write(asker: Asker) -> list[str]:
             pairs = zip(values, keys, strict=True)
             written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
-            asker.flush()
+            asker.wait_for(written)
             return [one.id for one in written]
 
         return self._write(topic, write)
