@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -13,10 +14,15 @@ from fastapi import Request
 from fastapi.exceptions import HTTPException
 
 READS_AT_ONCE = 8
-"""Of the 40 threads that answer. A read may take seconds of one, and of the core that delivers."""
+CHANGES_AT_ONCE = 24
+"""Of the 40 threads that answer, so that neither takes those of the other.
+
+Each may wait seconds for Kafka or Redis; a read takes much of the core that delivers, too.
+"""
 
 TURN_WITHIN_S = 2.0
-"""How long a read waits for its turn; it takes no thread meanwhile."""
+CHANGE_WITHIN_S = 10.0
+"""How long a read, or a change, waits for its turn; it takes no thread meanwhile."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
@@ -38,6 +44,9 @@ class Access:
     read_token: str | None = field(default=None, repr=False)
     _reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE), repr=False, compare=False
+    )
+    _changes: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CHANGES_AT_ONCE), repr=False, compare=False
     )
 
     def check(self, request: Request) -> None:
@@ -61,17 +70,14 @@ class Access:
 
     async def turn(self) -> AsyncIterator[None]:
         """A turn to read something. Raises HTTPException 503 while too many others read."""
-        try:
-            async with asyncio.timeout(TURN_WITHIN_S):
-                await self._reads.acquire()
-        except TimeoutError:
-            raise HTTPException(
-                503, f"{READS_AT_ONCE} reads are being answered; ask again", {"Retry-After": "1"}
-            ) from None
-        try:
+        async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are being answered"):
             yield
-        finally:
-            self._reads.release()
+
+    async def change_turn(self) -> AsyncIterator[None]:
+        """A turn to change something. Raises HTTPException 503 while too many others do."""
+        told = f"{CHANGES_AT_ONCE} changes wait for Kafka or Redis"
+        async with _turn(self._changes, CHANGE_WITHIN_S, told):
+            yield
 
     def operate(self, request: Request) -> None:
         """Raises HTTPException 401 or 403 unless this caller may change things."""
@@ -97,6 +103,19 @@ class Access:
                 403,
                 "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",
             )
+
+
+@asynccontextmanager
+async def _turn(places: asyncio.Semaphore, within_s: float, told: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(within_s):
+            await places.acquire()
+    except TimeoutError:
+        raise HTTPException(503, f"{told}; ask again", {"Retry-After": "1"}) from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(
@@ -27,13 +28,13 @@ def routes(control: Control, access: Access) -> APIRouter:
         found = control.letters(reason, is_open=is_open)[:limit]
         return Letters(letters=[LetterState.of(one, control.target_of(one)) for one in found])
 
-    @router.post("/dead-letters/replay")
+    @router.post("/dead-letters/replay", dependencies=changes)
     def replay(asked: Places) -> PutAwayState:
         """Ask once more for what these letters asked for; each once, however often it is sent."""
         done = control.put_away(asked.places, again=True)
         return PutAwayState(done=done.done, left=done.left)
 
-    @router.post("/dead-letters/discard")
+    @router.post("/dead-letters/discard", dependencies=changes)
     def discard(asked: Places) -> PutAwayState:
         """Put these letters away; they stay in Kafka, marked."""
         done = control.put_away(asked.places, again=False)

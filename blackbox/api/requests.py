@@ -88,9 +88,10 @@ def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
 
     @router.post(
-        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE,
+        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=changes,
     )  # fmt: skip
     async def ask(request: Request, caller: Caller = None) -> Any:
         """Ask for one message to be delivered; its id once Kafka has the request."""
@@ -98,7 +99,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         return _asked(await run_in_threadpool(control.ask, [body], caller))
 
     @router.post(
-        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY,
+        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=changes,
     )  # fmt: skip
     async def ask_for_many(request: Request, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
@@ -142,7 +143,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         return RequestState.of(fate)
 
     @router.delete(
-        "/requests/{id:path}", response_model_exclude_none=True,
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def cancel(id: str) -> CancelState:
@@ -152,7 +153,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         return CancelState.of(done)
 
     @router.patch(
-        "/requests/{id:path}", response_model_exclude_none=True,
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def reschedule(id: str, due: Due) -> RescheduledState:

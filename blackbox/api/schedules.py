@@ -54,7 +54,7 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
     looks = [Depends(access.turn)]
 
     @router.get("/liveness", responses={500: {"model": Failure}})
-    def liveness() -> dict[str, bool]:
+    async def liveness() -> dict[str, bool]:
         """200 while what is due is delivered, else 500."""
         if health.is_live():
             return {"live": True}

@@ -18,18 +18,19 @@ def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
 
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:
         """The targets that get no messages until they are resumed."""
         return _told(control.paused())
 
-    @router.post("/targets/{topic}/pause")
+    @router.post("/targets/{topic}/pause", dependencies=changes)
     def pause(topic: Topic) -> PausedTargets:
         """Deliver nothing to this target from a second on; what comes due for it waits."""
         return _told(control.pause(topic))
 
-    @router.post("/targets/{topic}/resume")
+    @router.post("/targets/{topic}/resume", dependencies=changes)
     def resume(topic: Topic) -> PausedTargets:
         """Deliver to this target again; what waited follows within a minute."""
         return _told(control.resume(topic))

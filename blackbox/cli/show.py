@@ -35,6 +35,7 @@ def show(
     """
     settings = quietly()
     with closing(Registry(settings)) as registry:
+        registry.count_partitions()
         places = _places(id, registry, list(settings.topics))
         fates = [fate for place in places for fate in _fates(registry, place)]
     for fate in fates:

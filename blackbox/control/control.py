@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Literal, TypeVar
 
 from blackbox.cancel import HEADER
-from blackbox.client.asking import Asker, NotSent
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, NotSent
 from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
@@ -124,14 +124,20 @@ class Control:
         self._shared = shared(settings)
         self._lock = Lock()
         self._writing = Lock()
+        self._putting_away = Lock()
+        """Not the same: it takes a second among many letters, and nobody's request waits for that."""
         self._made: Registry | None = None
         self._askers: dict[str, Asker] = {}
         own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
         self._most_bytes = int(own) - HEADROOM_BYTES
 
     def find(self, text: str) -> Fate | None:
-        """The request of this id, or the pending one made under this caller id; None: there is none."""
-        places = self._places(text)
+        """The request of this id, or the pending one made under this caller id; None: there is none.
+
+        By a caller id what was written a moment ago may not be found: nobody waits until it is taken
+        in, which it is not while Redis is full.
+        """
+        places = self._places(text, wait=False)
         if not places:
             return None
         fate = self._registry().fate(*places[0])
@@ -320,7 +326,7 @@ class Control:
 
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
         """Discard or replay dead letters as `control.letters.put_away` has it."""
-        with self._writing:
+        with self._putting_away:  # two at once would fence each other
             return put_away(
                 self._registry().access,
                 self._settings.dead_letter_topic,
@@ -381,14 +387,14 @@ class Control:
         with self._lock:
             if self._made is None:
                 self._made = Registry(self._settings)
-            self._made.count_partitions()
-            return self._made
+        self._made.count_partitions()
+        return self._made
 
-    def _places(self, text: str) -> list[tuple[Shard, int]]:
+    def _places(self, text: str, *, wait: bool = True) -> list[tuple[Shard, int]]:
         """Where the request of this id is, or those pending under this caller id, the newest first.
 
         In every shard: the partition of an id is another one once partitions were added. Or the place
-        that the text itself is.
+        that the text itself is. Without one, `wait` until what was written by now is taken in.
         """
         try:
             return [locate(text, list(self._settings.topics))]
@@ -398,7 +404,8 @@ class Control:
         place = placed(text)
         if place is not None and place[0].topic in self._settings.topics:
             return registry.holders(text) or [place]
-        return registry.holders(text) or self._holders_once_read(registry, text)
+        found = registry.holders(text)
+        return found if found or not wait else self._holders_once_read(registry, text)
 
     def _holders_once_read(self, registry: Registry, text: str) -> list[tuple[Shard, int]]:
         """When intake has read what was written by now."""
@@ -438,13 +445,17 @@ class Control:
         return self._write(shard.topic, write)
 
     def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
-        with self._writing:
+        if not self._writing.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
+            raise NotSent("nothing was written: Kafka has not acknowledged what was written before")
+        try:
             if topic not in self._askers:
                 access = kafka(self._settings, QUIET)
                 self._askers[topic] = Asker(
                     access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
                 )
             return write(self._askers[topic])
+        finally:
+            self._writing.release()
 
     def _written_topic(self) -> str:
         for topic, contract in self._settings.topics.items():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 
@@ -58,3 +59,18 @@ def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World
     took_s = time.monotonic() - began
     print(f"room for all: stored {took_s:.1f} s later")
     assert took_s < RECOVERS_IN_S
+
+
+@pytest.mark.timeout(300)
+def test_nobody_who_looks_waits_while_redis_is_full(small_world: World) -> None:
+    service = small_world.start_service().wait_ready()
+    small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
+    until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=30) as client:
+        client.get("/requests/nobody")  # the first one meets Kafka
+        began = time.monotonic()
+        for _ in range(10):
+            assert client.get("/requests/nobody").status_code == 404
+        took_s = time.monotonic() - began
+    print(f"ten look-ups by a caller's id: {took_s:.2f} s")
+    assert took_s < 5
