@@ -25,7 +25,7 @@ def routes(control: Control, access: Access) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Letters:
         """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones."""
-        found = control.letters(reason, is_open=is_open)[:limit]
+        found = control.letters(reason, is_open=is_open, limit=limit)
         return Letters(letters=[LetterState.of(one, control.target_of(one)) for one in found])
 
     @router.post("/dead-letters/replay", dependencies=changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
@@ -24,11 +25,13 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
+from blackbox.api.kept import Kept
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
 
 MOST_AT_ONCE = 10_000
 PROFILE_STEPS = 60
+STATS_KEPT_S = 1.0
 
 FAILURES: dict[int | str, dict[str, Any]] = {
     400: {"model": Failure},
@@ -89,6 +92,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
     changes = [Depends(access.change_turn)]
+    kept = Kept(partial(_counts, control), STATS_KEPT_S)
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=changes,
@@ -167,37 +171,41 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
     def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
-        """How much is pending and late, whose, where to, and when it is due: sixty steps from now."""
-        now_ms = time.time_ns() // 1_000_000
-        edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
-        found = control.stats(now_ms, edges)
-        shards = [
-            ShardState(
-                shard=str(shard),
-                is_known=one.labels is not None,
-                pending=one.pending,
-                cold=one.cold,
-                due_now=one.due_now,
-                oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
-                next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
-            )
-            for shard, one in found.shards.items()
-        ]
-        return Counts(
-            pending=sum(one.pending for one in shards),
-            cold=sum(one.cold for one in shards),
-            due_now=sum(one.due_now for one in shards),
-            oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
-            shards=shards,
-            callers=dict(found.callers),
-            targets=dict(found.targets),
-            counted=found.counted,
-            profile_from_ms=now_ms,
-            profile_step_ms=step_ms,
-            profile=list(found.profile),
-        )
+        """How much is pending and late, whose, where to, and when it is due: sixty steps from now. A second old at most."""
+        return kept.get(step_ms)
 
     return router
+
+
+def _counts(control: Control, step_ms: int) -> Counts:
+    now_ms = time.time_ns() // 1_000_000
+    edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
+    found = control.stats(now_ms, edges)
+    shards = [
+        ShardState(
+            shard=str(shard),
+            is_known=one.labels is not None,
+            pending=one.pending,
+            cold=one.cold,
+            due_now=one.due_now,
+            oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
+            next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
+        )
+        for shard, one in found.shards.items()
+    ]
+    return Counts(
+        pending=sum(one.pending for one in shards),
+        cold=sum(one.cold for one in shards),
+        due_now=sum(one.due_now for one in shards),
+        oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
+        shards=shards,
+        callers=dict(found.callers),
+        targets=dict(found.targets),
+        counted=found.counted,
+        profile_from_ms=now_ms,
+        profile_step_ms=step_ms,
+        profile=list(found.profile),
+    )
 
 
 def _asked(found: list[str] | list[Refused]) -> Any:

@@ -22,6 +22,9 @@ from blackbox.control.pending import Found
 from blackbox.entry import Entry
 from blackbox.settings import Settings
 
+SCHEDULES_AT_ONCE = 100
+"""With their messages, of a megabyte or more each."""
+
 
 class OfKafka(BaseModel):
     bootstrap_servers: str
@@ -83,7 +86,7 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
     @router.get("/schedules", dependencies=looks, response_model=list[Schedule])
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
-        found = control.each(settings.schedule_topics)
+        found = control.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
         first = list(islice(found, 1))  # what is away is said before the answer begins
         return StreamingResponse(_array(chain(first, found)), media_type="application/json")
 

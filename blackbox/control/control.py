@@ -151,14 +151,21 @@ class Control:
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
     def each(
-        self, topics: Collection[str], wanted: Wanted | None = None, at_once: int = 1000
+        self,
+        topics: Collection[str],
+        wanted: Wanted | None = None,
+        at_once: int = 1000,
+        *,
+        whole: bool = False,
     ) -> Iterator[Found]:
-        """All pending requests of these request topics, page by page."""
+        """All pending requests of these request topics, page by page; with messages only if `whole`."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if shard.topic in topics]
         after: Place | None = None
         while True:
-            found, after = page(registry.inspector, shards, wanted or Wanted(), after, at_once)
+            found, after = page(
+                registry.inspector, shards, wanted or Wanted(), after, at_once, whole=whole
+            )
             yield from found
             if after is None:
                 return
@@ -306,13 +313,16 @@ class Control:
             raise ValueError(": ".join(_why(asked)))
         return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
 
-    def letters(self, reason: str | None = None, *, is_open: bool = True) -> list[Letter]:
+    def letters(
+        self, reason: str | None = None, *, is_open: bool = True, limit: int | None = None
+    ) -> list[Letter]:
         """Dead letters as `control.letters.letters` has it."""
         return letters(
             self._registry().access,
             self._settings.dead_letter_topic,
             reason=reason,
             is_open=is_open,
+            limit=limit,
         )
 
     def target_of(self, letter: Letter) -> str | None:

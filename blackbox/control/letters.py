@@ -58,15 +58,24 @@ class PutAway:
 
 
 def letters(
-    access: KafkaAccess, topic: str, *, reason: str | None = None, is_open: bool = True
+    access: KafkaAccess,
+    topic: str,
+    *,
+    reason: str | None = None,
+    is_open: bool = True,
+    limit: int | None = None,
 ) -> list[Letter]:
-    """The newest letters first, of this reason (None: of any); those that are still open, or all."""
-    found = map(Letter.of, Letterbox(access, topic).lying())
-    return [
-        letter
-        for letter in found
-        if reason in (None, letter.reason) and not (is_open and letter.became)
-    ]
+    """The newest letters first, of this reason (None: of any); those that are still open, or all.
+
+    With a `limit` no more are read than it takes to find so many.
+    """
+
+    def wanted(lying: Lying) -> Letter | None:
+        letter = Letter.of(lying)
+        is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
+        return letter if is_wanted else None
+
+    return Letterbox(access, topic).newest(wanted, limit)
 
 
 def put_away(
@@ -83,7 +92,9 @@ def put_away(
     begins anew, an instant that is past is at once.
     """
     box = Letterbox(access, topic)
-    known = {one.place: Letter.of(one) for one in box.lying()}
+    asked = frozenset(places)
+    found = box.newest(lambda lying: Letter.of(lying) if lying.place in asked else None)
+    known = {letter.place: letter for letter in found}
     left: dict[str, str] = {}
     wanted: dict[str, Again | None] = {}
     for place in dict.fromkeys(places):
