@@ -257,8 +257,12 @@ class Counts(BaseModel):
     due_now: int
     oldest_overdue_ms: int
     shards: list[ShardState]
-    callers: dict[str, int] = Field(description="of the `counted` ones; without a name: ''")
-    targets: dict[str, int] = Field(description="of the `counted` ones")
+    callers: dict[str, int] = Field(
+        description="of the `counted` ones, the 100 with most; without a name: ''"
+    )
+    callers_left_out: int = Field(description="how many more callers there are among these")
+    targets: dict[str, int] = Field(description="of the `counted` ones, the 100 with most")
+    targets_left_out: int = Field(description="how many more targets there are among these")
     counted: int = Field(description="the soonest 1,000 of each shard")
     profile_from_ms: int
     profile_step_ms: int

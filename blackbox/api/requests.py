@@ -28,9 +28,13 @@ from blackbox.api.answers import (
 from blackbox.api.kept import Kept
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
+from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
 PROFILE_STEPS = 60
+NAMES = 100
+"""Callers, and targets, that are told one by one."""
+
 STATS_KEPT_S = 1.0
 
 FAILURES: dict[int | str, dict[str, Any]] = {
@@ -83,8 +87,32 @@ ONE = _body("application/json", ASKED, "a request as in Kafka, format countdown"
 MANY = _body("application/x-ndjson", {"type": "string"}, "such a request on each line")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
-Caller = Annotated[str | None, Header(alias="CALLER_SERVICE", convert_underscores=False)]
+Named = Annotated[
+    str | None,
+    Header(alias="CALLER_SERVICE", convert_underscores=False, description="who asks"),
+]
+Proxied = Annotated[
+    str | None,
+    Header(alias="Caller-Service", description="the same, where a proxy drops the other"),
+]
 Name = Annotated[str | None, Query(max_length=255)]
+
+
+async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
+    """Who asks. Raises HTTPException 422 for what can be no caller's name, or for two."""
+    given = {held for held in (named, proxied) if held}
+    if not given:
+        return None
+    names = {caller_name(held.encode("latin-1")) for held in given}  # as HTTP headers are decoded
+    [name, *others] = names
+    if name is None or others:
+        raise HTTPException(
+            422, "CALLER_SERVICE or Caller-Service: give one name, of 1 to 255 printable characters"
+        )
+    return name
+
+
+Caller = Annotated[str | None, Depends(_caller)]
 
 
 def routes(control: Control, access: Access) -> APIRouter:
@@ -199,8 +227,10 @@ def _counts(control: Control, step_ms: int) -> Counts:
         due_now=sum(one.due_now for one in shards),
         oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
         shards=shards,
-        callers=dict(found.callers),
-        targets=dict(found.targets),
+        callers=dict(found.callers.most_common(NAMES)),
+        callers_left_out=max(0, len(found.callers) - NAMES),
+        targets=dict(found.targets.most_common(NAMES)),
+        targets_left_out=max(0, len(found.targets) - NAMES),
         counted=found.counted,
         profile_from_ms=now_ms,
         profile_step_ms=step_ms,

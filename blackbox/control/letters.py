@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blackbox.cancel import replaces
+from blackbox.formats.terms import caller_of
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import Again, Letterbox, Lying
 from blackbox.journal.shard_journal import ShardJournal
@@ -34,14 +35,13 @@ class Letter:
     def of(cls, lying: Lying) -> Letter:
         record = lying.record
         about = {n: (v or b"").decode(errors="replace") for n, v in _of_blackbox(record)}
-        callers = [held for name, held in record.headers if name == "CALLER_SERVICE"]
         return cls(
             place=lying.place,
             at_ms=record.timestamp_ms,
             reason=about.get("blackbox-reason", ""),
             detail=about.get("blackbox-detail", ""),
             source=about.get("blackbox-source", ""),
-            caller=(callers[0] or b"").decode(errors="replace") if callers else None,
+            caller=caller_of(record.headers),
             key=record.key,
             value=record.value,
             headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],

@@ -15,6 +15,7 @@ import orjson
 
 from blackbox.formats.refused import SHOWN_CHARS, RefusedError, shown
 from blackbox.formats.terms import (
+    CALLER_HEADER,
     Targets,
     caller_id_of,
     caller_of,
@@ -356,8 +357,12 @@ def _headers(headers: Any) -> Headers:
 
 
 def _header_name(name: str) -> str:
-    if not name or not name.isprintable() or name.startswith("blackbox-"):
-        detail = f"header name {shown(name)}; give printable characters, not starting blackbox-"
+    is_ours = name.startswith("blackbox-") or name == CALLER_HEADER
+    if is_ours or not name or not name.isprintable():
+        detail = (
+            f"header name {shown(name)}; give printable characters, not starting blackbox-, and not "
+            f"{CALLER_HEADER}, which is a header of the request itself"
+        )
         raise RefusedError(Reason.BAD_HEADERS, detail)
     return name
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from blackbox.api import door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.serve import HttpServer
-from blackbox.control.control import Control
+from blackbox.control.control import Control, Stats
 from blackbox.metrics import Metrics
 from blackbox.settings import load
 from tests.service.test_http import HOST, Patient
@@ -177,3 +178,64 @@ def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
     assert (taken.status_code, taken.json()) == (
         201, {"ids": ["x asked for 1", "x asked for 2"]},
     )  # fmt: skip
+
+
+class Naming(Nobody):
+    """Tells who asked."""
+
+    def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+        return [str(caller)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "caller"),
+    [
+        ([], "None"),
+        ([("CALLER_SERVICE", b"shop")], "shop"),
+        ([("Caller-Service", b"shop")], "shop"),
+        ([("caller-service", b"shop"), ("CALLER_SERVICE", b"shop")], "shop"),
+        ([("CALLER_SERVICE", "käse".encode())], "käse"),
+        ([("CALLER_SERVICE", b"")], "None"),
+        ([("CALLER_SERVICE", b"x" * 255)], "x" * 255),
+    ],
+)
+def test_a_caller_may_use_a_header_that_proxies_let_through(
+    opened: Open, headers: list[tuple[str, bytes]], caller: str
+) -> None:
+    with client(opened(Naming())) as allowed:
+        taken = allowed.post("/requests", content=b"{}", headers=headers)
+    assert (taken.status_code, taken.json()) == (201, {"ids": [caller]})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("CALLER_SERVICE", b"x" * 256)],
+        [("CALLER_SERVICE", b"\xff")],
+        [("CALLER_SERVICE", "a\u202egnillib".encode())],
+        [("Caller-Service", "a\u202egnillib".encode())],
+        [("CALLER_SERVICE", b"shop"), ("Caller-Service", b"billing")],
+    ],
+)
+def test_what_can_be_no_callers_name_is_refused(
+    opened: Open, headers: list[tuple[str, bytes]]
+) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.post("/requests", content=b"{}", headers=headers)
+    assert refused.status_code == 422
+    assert "255 printable characters" in refused.json()["error"]
+
+
+class Crowded(Nobody):
+    """A thousand callers, each with one request more than the one before."""
+
+    def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
+        many = Counter({f"caller-{number}": number + 1 for number in range(1000)})
+        return Stats({}, many, Counter(shop=1), 500_500, [0] * (len(edges_ms) - 1))
+
+
+def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
+    with client(opened(Crowded())) as reader:
+        told = reader.get("/stats").json()
+    assert list(told["callers"]) == [f"caller-{number}" for number in range(999, 899, -1)]
+    assert (told["callers_left_out"], told["targets_left_out"]) == (900, 0)

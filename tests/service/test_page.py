@@ -418,6 +418,14 @@ def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> 
     assert page.locator("script").count() == 1
 
 
+def test_nothing_that_callers_wrote_reorders_what_stands_around_it(page: Page) -> None:
+    ask = "text => import('/page/dom.js').then(dom => dom.element('p', {}, text).textContent)"
+    assert page.evaluate(ask, "a\u202egnillib\u2066\u200b\x1b") == (
+        r"a\u{202e}gnillib\u{2066}\u{200b}\u{1b}"
+    )
+    assert page.evaluate(ask, "two\nlines, שלום, \U0001f4a3") == "two\nlines, שלום, \U0001f4a3"
+
+
 @pytest.fixture(scope="module")
 def guarded(world: World) -> ServiceProcess:
     """A second service on the same shards, for who has a token."""
