@@ -91,6 +91,14 @@ class Access:
         else:
             self._at_home(request)
 
+    def may_operate(self, request: Request) -> bool:
+        """Whether this caller may change things."""
+        try:
+            self.operate(request)
+        except HTTPException:
+            return False
+        return True
+
     def _at_home(self, request: Request) -> None:
         """On loopback, no page of another site: one that had its name moved here, or one that posts."""
         if not all(map(is_loopback, self.hosts)):

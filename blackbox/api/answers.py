@@ -172,7 +172,10 @@ class RescheduledState(BaseModel):
 
 
 class LetterState(BaseModel):
-    """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so."""
+    """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so.
+
+    Those who may only look get neither.
+    """
 
     place: str
     at_ms: int
@@ -189,9 +192,9 @@ class LetterState(BaseModel):
     became: str | None = Field(None, description="replayed, discarded; without it it is open")
 
     @classmethod
-    def of(cls, letter: Letter, target: str | None) -> LetterState:
-        key, key_encoding = _shown(letter.key)
-        value, value_encoding = _shown(letter.value)
+    def of(cls, letter: Letter, target: str | None, *, with_record: bool = True) -> LetterState:
+        key, key_encoding = _shown(letter.key if with_record else None)
+        value, value_encoding = _shown(letter.value if with_record else None)
         return cls(
             **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
             target=target,

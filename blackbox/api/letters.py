@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
@@ -20,13 +21,18 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(
+        request: Request,
         reason: Annotated[str | None, Query(max_length=50)] = None,
         is_open: bool = True,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Letters:
-        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones."""
+        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones.
+
+        Keys and values only for those who may change things: a letter is a whole message.
+        """
         found = control.letters(reason, is_open=is_open, limit=limit)
-        return Letters(letters=[LetterState.of(one, control.target_of(one)) for one in found])
+        told = partial(LetterState.of, with_record=access.may_operate(request))
+        return Letters(letters=[told(one, control.target_of(one)) for one in found])
 
     @router.post("/dead-letters/replay", dependencies=changes)
     def replay(asked: Places) -> PutAwayState:

@@ -17,6 +17,7 @@ from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.serve import HttpServer
 from blackbox.control.control import Control, Stats
+from blackbox.control.letters import Letter
 from blackbox.metrics import Metrics
 from blackbox.settings import load
 from tests.service.test_http import HOST, Patient
@@ -239,3 +240,30 @@ def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
         told = reader.get("/stats").json()
     assert list(told["callers"]) == [f"caller-{number}" for number in range(999, 899, -1)]
     assert (told["callers_left_out"], told["targets_left_out"]) == (900, 0)
+
+
+class Dead(Nobody):
+    """A letter of somebody's secrets."""
+
+    def letters(self, *_: object, **__: object) -> list[Letter]:
+        held = dict.fromkeys(("reason", "detail", "source"), "x")
+        value = b'{"message": "secret"}'
+        return [
+            Letter(
+                place="letters/0@1", at_ms=0, caller="shop", key=b"secret", value=value,
+                headers=[], became=None, **held,
+            )
+        ]  # fmt: skip
+
+    def target_of(self, letter: Letter) -> str | None:
+        return "orders"
+
+
+def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Open) -> None:
+    server = opened(Dead(), api_token=CHANGE, api_read_token=LOOK)
+    with client(server, LOOK) as reader, client(server, CHANGE) as operator:
+        [seen] = reader.get("/dead-letters").json()["letters"]
+        [whole] = operator.get("/dead-letters").json()["letters"]
+    assert (seen["caller"], seen["target"], seen["value_bytes"]) == ("shop", "orders", 21)
+    assert "secret" not in json.dumps(seen)
+    assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
