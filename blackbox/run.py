@@ -17,6 +17,7 @@ from tenacity import (
 from tenacity.nap import sleep_using_event
 
 from blackbox import interpreter
+from blackbox.api.access import require_token
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
 from blackbox.api.serve import HttpServer
@@ -69,8 +70,10 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
 
     Returns whether everything has ended; otherwise threads of it still wait for a server, and the
     process is to be left without them. While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
-    Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
+    Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken, or open to
+    everybody.
     """
+    require_token(settings)
     interpreter.tune()
     metrics = Metrics()
     start = _Start(settings, stop)

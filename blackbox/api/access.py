@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from fastapi.exceptions import HTTPException
 
+from blackbox.settings import Settings, SettingsError
+
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 24
 """Of the 40 threads that answer, so that neither takes those of the other.
@@ -32,9 +34,20 @@ OPEN_FOLDER = "/page/"
 """Looked at without a token: probes, metrics, and pages that hold nothing but what everybody has."""
 
 
+def require_token(settings: Settings) -> None:
+    """Raises SettingsError unless strangers need a token, or cannot come: what is pending is not for all."""
+    addresses = {"HTTP_HOST": settings.http_host, "METRICS_ADDR": settings.metrics_addr}
+    for (name, value), host in zip(addresses.items(), settings.hosts, strict=False):
+        if settings.api_tokens == (None, None) and not is_loopback(host):
+            raise SettingsError(
+                f"BLACKBOX_{name}={value!r}: whoever reaches it could read everything; set "
+                "BLACKBOX_API_TOKEN, such as `openssl rand -hex 32` makes one; or listen on 127.0.0.1"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What callers need, who come by one of `hosts`. Without tokens everybody may look, and change things only on loopback.
+    """What callers need, who come by one of `hosts`. Without tokens these are of loopback alone, and who is there may do everything.
 
     With one of them nobody does anything without one.
     """
@@ -55,6 +68,8 @@ class Access:
         Whatever is not known to be open needs a token, so that no route can forget to ask for one.
         """
         path = request.scope["path"]
+        if self.operate_token is self.read_token is None:
+            self._at_home(request)
         if request.method not in LOOKS:
             self.operate(request)
         elif path not in OPEN and not path.startswith(OPEN_FOLDER):
@@ -62,8 +77,6 @@ class Access:
 
     def read(self, request: Request) -> None:
         """Raises HTTPException 401 unless this caller may look."""
-        if self.operate_token is self.read_token is None:
-            self._at_home(request)
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")

@@ -197,6 +197,8 @@ def test_without_tokens_no_page_of_another_site_gets_anything(
         for answer in (
             service.get("/requests", headers=headers),
             service.get("/schedules", headers=headers),
+            service.get("/metrics", headers=headers),
+            service.get("/", headers=headers),
             service.delete("/requests/x", headers=headers),
             service.post("/requests", json=request, headers=headers),
         ):
@@ -205,10 +207,30 @@ def test_without_tokens_no_page_of_another_site_gets_anything(
     assert service.post("/requests", json=request, headers=at_home).status_code == 201
 
 
-def test_beyond_loopback_nothing_is_changed_without_a_token(serve: Serve) -> None:
-    service = serve(http_host="0.0.0.0")
-    assert service.get("/requests").status_code == 200
-    told = service.delete("/requests/x")
+@pytest.mark.parametrize(
+    ("more", "variable"),
+    [
+        ({"http_host": "0.0.0.0"}, "BLACKBOX_HTTP_HOST='0.0.0.0'"),
+        ({"http_host": "::"}, "BLACKBOX_HTTP_HOST='::'"),
+        ({"metrics_addr": ":0"}, "BLACKBOX_METRICS_ADDR=':0'"),
+    ],
+)
+def test_beyond_loopback_no_service_starts_without_a_token(
+    world: World, more: dict[str, str], variable: str
+) -> None:
+    service = world.start_service(**more)
+    assert service.process.wait(30) != 0
+    told = service.log.read_text()
+    assert variable in told
+    assert "BLACKBOX_API_TOKEN" in told
+
+
+def test_beyond_loopback_nothing_is_changed_by_who_may_only_look(serve: Serve) -> None:
+    look = {"Authorization": f"Bearer {'l' * 16}"}
+    service = serve(http_host="0.0.0.0", api_read_token="l" * 16)
+    assert service.get("/requests").status_code == 401
+    assert service.get("/requests", headers=look).status_code == 200
+    told = service.delete("/requests/x", headers=look)
     assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True)
 
 
