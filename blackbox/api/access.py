@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -27,6 +28,7 @@ CHANGE_WITHIN_S = 10.0
 """How long a read, or a change, waits for its turn; it takes no thread meanwhile."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
+TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
 
 LOOKS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
@@ -95,14 +97,17 @@ class Access:
     def operate(self, request: Request) -> None:
         """Raises HTTPException 401 or 403 unless this caller may change things."""
         if self.operate_token is not None:
-            if not _has(request, self.operate_token):
-                raise _unknown("BLACKBOX_API_TOKEN")
-        elif not all(map(is_loopback, self.hosts)):
+            if _has(request, self.operate_token):
+                return
+            if self.read_token is not None and _has(request, self.read_token):
+                told = "this token may look, and change nothing; give what BLACKBOX_API_TOKEN says"
+                raise HTTPException(403, told, TOO_LITTLE)
+            raise _unknown("BLACKBOX_API_TOKEN")
+        if not all(map(is_loopback, self.hosts)):
             raise HTTPException(
                 403, f"nothing can be changed at {', '.join(self.hosts)} without BLACKBOX_API_TOKEN"
             )
-        else:
-            self._at_home(request)
+        self._at_home(request)
 
     def may_operate(self, request: Request) -> bool:
         """Whether this caller may change things."""
@@ -116,14 +121,29 @@ class Access:
         """On loopback, no page of another site: one that had its name moved here, or one that posts."""
         if not all(map(is_loopback, self.hosts)):
             return
-        origin = request.headers.get("Origin")
-        names = [request.url.hostname or "", *([urlsplit(origin).hostname or ""] if origin else [])]
-        is_from_elsewhere = request.headers.get("Sec-Fetch-Site") == "cross-site"
-        if is_from_elsewhere or not all(map(is_loopback, names)):
+        host, origin = request.headers.get("Host"), request.headers.get("Origin")
+        own = _address(str(request.url) if host is None else f"//{host}")
+        theirs = own if origin is None else _address(origin)
+        is_here = own.is_loopback and theirs.is_loopback and own.port == theirs.port
+        if not is_here or request.headers.get("Sec-Fetch-Site") == "cross-site":
             raise HTTPException(
                 403,
                 "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",
             )
+
+
+class _Address(NamedTuple):
+    is_loopback: bool
+    port: int | None
+
+
+def _address(url: str) -> _Address:
+    """Where a URL leads; nowhere on loopback if it cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return _Address(is_loopback(parts.hostname or ""), parts.port)
+    except ValueError:
+        return _Address(False, None)
 
 
 @asynccontextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.control.control import Cancelled, Rescheduled
 from blackbox.control.letters import Letter
-from blackbox.control.pending import Found
+from blackbox.control.pending import LAST_MS, Found
 from blackbox.fate import Fate
 from blackbox.request import request_id
 
@@ -150,10 +150,18 @@ class CancelState(BaseModel):
 class Due(BaseModel):
     """When instead: one of the two."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    countdown: float | None = Field(None, description="seconds from now")
+    countdown: float | None = Field(None, allow_inf_nan=False, description="seconds from now")
     at: str | int | None = Field(None, description="RFC 3339, or epoch ms")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.countdown is None) is (self.at is None):
+            raise ValueError("give exactly one of countdown and at")
+        if isinstance(self.at, int) and abs(self.at) > LAST_MS:
+            raise ValueError("at is no instant")
+        return self
 
 
 class RescheduledState(BaseModel):

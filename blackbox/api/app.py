@@ -85,7 +85,7 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        told = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+        told = "; ".join(f"{_last(fault['loc'])}: {fault['msg']}" for fault in error.errors())
         return JSONResponse({"error": told, "refused": []}, 422)
 
     @app.exception_handler(Doubt)
@@ -95,6 +95,10 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     app.add_exception_handler(NotSent, silent)
     app.add_exception_handler(IndexFull, silent)
     return app
+
+
+def _last(where: Sequence[object]) -> object:
+    return where[-1] if where else "body"
 
 
 def _probe(

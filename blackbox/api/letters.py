@@ -9,8 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
-from blackbox.api.requests import FAILURES
+from blackbox.api.requests import FAILURES, body_of, json_body
 from blackbox.control.control import Control
+
+Asked = Annotated[Places, Depends(body_of(Places))]
+NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
 def routes(control: Control, access: Access) -> APIRouter:
@@ -34,14 +37,14 @@ def routes(control: Control, access: Access) -> APIRouter:
         told = partial(LetterState.of, with_record=access.may_operate(request))
         return Letters(letters=[told(one, control.target_of(one)) for one in found])
 
-    @router.post("/dead-letters/replay", dependencies=changes)
-    def replay(asked: Places) -> PutAwayState:
+    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
+    def replay(asked: Asked) -> PutAwayState:
         """Ask once more for what these letters asked for; each once, however often it is sent."""
         done = control.put_away(asked.places, again=True)
         return PutAwayState(done=done.done, left=done.left)
 
-    @router.post("/dead-letters/discard", dependencies=changes)
-    def discard(asked: Places) -> PutAwayState:
+    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
+    def discard(asked: Asked) -> PutAwayState:
         """Put these letters away; they stay in Kafka, marked."""
         done = control.put_away(asked.places, again=False)
         return PutAwayState(done=done.done, left=done.left)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 
 from blackbox.api.access import Access
 from blackbox.api.answers import (
@@ -83,10 +86,31 @@ def _body(media_type: str, schema: dict[str, Any], description: str) -> dict[str
     return {"requestBody": {"required": True, "content": content, "description": description}}
 
 
-ONE = _body("application/json", ASKED, "a request as in Kafka, format countdown")
+def json_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """For the description of a route that reads its body itself."""
+    return _body("application/json", schema, description)
+
+
+ONE = json_body(ASKED, "a request as in Kafka, format countdown")
+MOVED = json_body(Due.model_json_schema(), "one of the two")
 MANY = _body("application/x-ndjson", {"type": "string"}, "such a request on each line")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
+B = TypeVar("B", bound=BaseModel)
+
+
+def body_of(model: type[B]) -> Callable[[Request], Awaitable[B]]:
+    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told."""
+
+    async def read(request: Request) -> B:
+        try:
+            return model.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+
+    return read
+
+
 Named = Annotated[
     str | None,
     Header(alias="CALLER_SERVICE", convert_underscores=False, description="who asks"),
@@ -136,6 +160,8 @@ def routes(control: Control, access: Access) -> APIRouter:
     async def ask_for_many(request: Request, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
         lines = [line for line in (await request.body()).splitlines() if line.strip()]
+        if not lines:
+            raise HTTPException(422, "no request is there; give one on each line")
         if len(lines) > MOST_AT_ONCE:
             detail = (
                 f"{len(lines)} requests; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
@@ -186,9 +212,9 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.patch(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
-        responses=NOT_FOUND | UNDETERMINED,
+        responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
     )  # fmt: skip
-    def reschedule(id: str, due: Due) -> RescheduledState:
+    def reschedule(id: str, due: Annotated[Due, Depends(body_of(Due))]) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
         try:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)

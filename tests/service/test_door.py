@@ -16,10 +16,11 @@ from blackbox.api import door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.serve import HttpServer
-from blackbox.control.control import Control, Stats
+from blackbox.control.control import Control, Rescheduled, Stats
 from blackbox.control.letters import Letter
+from blackbox.fate import Fate
 from blackbox.metrics import Metrics
-from blackbox.settings import load
+from blackbox.settings import SettingsError, load
 from tests.service.test_http import HOST, Patient
 
 LOOK, CHANGE = "l" * 16, "c" * 16
@@ -267,3 +268,99 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
     assert (seen["caller"], seen["target"], seen["value_bytes"]) == ("shop", "orders", 21)
     assert "secret" not in json.dumps(seen)
     assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://["},
+        {"Origin": "http://localhost:1"},
+        {"Origin": "http://localhost"},
+        {"Origin": "http://localhost:99999"},
+        {"Host": "localhost:x"},
+        {"Host": "["},
+        {"Host": "evil.example"},
+    ],
+)
+def test_what_is_no_address_of_this_service_is_refused(
+    opened: Open, headers: dict[str, str]
+) -> None:
+    with client(opened()) as website:
+        for method, path in (("POST", "/requests"), ("GET", "/stats"), ("GET", "/metrics")):
+            assert website.request(method, path, headers=headers).status_code == 403
+
+
+def test_a_page_of_the_service_itself_may_ask(opened: Open) -> None:
+    server = opened(Naming())
+    with client(server) as page:
+        for name in ("127.0.0.1", "localhost", "[::1]"):
+            origin = {"Origin": f"http://{name}:{server.port}", "Sec-Fetch-Site": "same-origin"}
+            assert page.post("/requests", content=b"{}", headers=origin).status_code == 201
+
+
+def test_who_may_only_look_is_told_so(guarded: HttpServer) -> None:
+    with client(guarded, LOOK) as reader, client(guarded, "w" * 16) as stranger:
+        refused = reader.delete("/requests/x")
+        assert (refused.status_code, "BLACKBOX_API_TOKEN" in refused.text) == (403, True)
+        assert "insufficient_scope" in refused.headers["WWW-Authenticate"]
+        assert stranger.delete("/requests/x").status_code == 401
+
+
+def test_a_token_from_a_file_with_a_newline_is_taken(opened: Open) -> None:
+    with client(opened(Crowded(), api_token=f"{CHANGE}\n"), CHANGE) as operator:
+        assert operator.get("/stats").status_code == 200
+
+
+@pytest.mark.parametrize("token", ["ä" * 16, "a\x00" * 8, "short", " " * 20])
+def test_a_token_that_no_header_can_have_is_refused(token: str) -> None:
+    with pytest.raises(SettingsError, match=r"BLACKBOX_API_TOKEN=\(hidden\)"):
+        load(kafka_bootstrap_servers="127.0.0.1:1", api_token=token)
+
+
+@pytest.mark.parametrize("topic", ["%2e", "%2e%2e", "a%20b"])
+@pytest.mark.parametrize("how", ["pause", "resume"])
+def test_what_names_no_topic_is_not_paused(opened: Open, topic: str, how: str) -> None:
+    port = opened().port
+    with socket.create_connection((HOST, port), timeout=10) as connection:
+        head = f"POST /targets/{topic}/{how} HTTP/1.1\r\nHost: {HOST}:{port}\r\n"
+        connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 422 ")
+
+
+class Moving(Nobody):
+    """Moves what it is asked to."""
+
+    def reschedule(
+        self, id: str, *, countdown_s: float | None, at: str | int | None
+    ) -> Rescheduled:
+        return Rescheduled("too-late", Fate(id, f"{countdown_s} {at}", "ended"))
+
+
+@pytest.mark.parametrize("kind", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_a_body_is_json_whatever_its_kind_is_said_to_be(opened: Open, kind: dict[str, str]) -> None:
+    with client(opened(Moving())) as allowed:
+        moved = allowed.patch("/requests/x", content=b'{"countdown": 60}', headers=kind)
+        assert (moved.status_code, moved.json()["request"]["source"]) == (200, "60.0 None")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{}", '{"countdown": NaN}', '{"countdown": Infinity}', '{"countdown": 1e999}', "", "[]",
+        '{"countdown": 1, "at": 2}', '{"countdown": null}', '{"countdown": "9"}', '{"at": true}',
+        '{"at": 1e30}', '{"at": 1000000000000000000000}', '{"in": 9}', "{",
+    ],
+)  # fmt: skip
+def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
+    opened: Open, body: str
+) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.patch("/requests/x", content=body)
+    assert (refused.status_code, bool(refused.json()["error"])) == (422, True)
+
+
+@pytest.mark.parametrize("body", [b"", b"\n", b" \n\n "])
+def test_a_bulk_of_nothing_is_refused(opened: Open, body: bytes) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.post("/requests/bulk", content=body)
+    assert (refused.status_code, "no request" in refused.json()["error"]) == (422, True)

@@ -80,6 +80,8 @@ def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyP
         async with client:
             slow = [asyncio.create_task(client.delete("/requests/slow")) for n in range(60)]
             refused, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            while sum(one.done() for one in slow) < 60 - CHANGES_AT_ONCE:
+                await asyncio.sleep(0.01)
             alive, info = await client.get("/liveness"), await client.get("/info")
             control.may_find.set()
             return refused.pop().result(), alive, info, await asyncio.gather(*slow)
