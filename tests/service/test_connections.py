@@ -231,6 +231,19 @@ def test_a_request_that_is_being_answered_makes_no_room(
         assert taken(busy, LARGE) >= LARGE
 
 
+def test_what_is_no_http_is_told_once(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [seldom] = logging.getLogger("uvicorn.error").filters
+    assert isinstance(seldom, connections.Seldom)
+    monkeypatch.setattr(seldom, "_next_s", -math.inf)
+    for _ in range(20):
+        with connect(server.port) as stranger:
+            stranger.sendall(b"\x16\x03\x01\r\n\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
+    assert [record.message for record in caplog.records] == ["Invalid HTTP request received."]
+
+
 FEW_FILES = """
 import logging, os, resource, sys
 logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
