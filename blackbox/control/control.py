@@ -19,6 +19,7 @@ from blackbox.control.letters import Letter, PutAway, letters, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
+from blackbox.index.server import RedisServer, Room
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
 from blackbox.request import (
@@ -38,6 +39,9 @@ from blackbox.settings import Settings
 T = TypeVar("T")
 
 TAKEN_IN_WITHIN_S = 5.0
+LOOKED_FOR_S = 1.0
+"""The same for who only looks, and may look again."""
+
 LOOK_S = 0.02
 COUNTED = 1_000
 """Entries of each shard, the soonest ones, that are counted by caller and target."""
@@ -122,6 +126,8 @@ class Control:
         self._formats = formats(settings)
         self._rules = rules(settings)
         self._shared = shared(settings)
+        self._redis = RedisServer(settings.redis_url.get_secret_value())
+        self._has_room = Room(self._redis)
         self._lock = Lock()
         self._writing = Lock()
         self._putting_away = Lock()
@@ -134,10 +140,10 @@ class Control:
     def find(self, text: str) -> Fate | None:
         """The request of this id, or the pending one made under this caller id; None: there is none.
 
-        By a caller id what was written a moment ago may not be found: nobody waits until it is taken
-        in, which it is not while Redis is full.
+        By a caller id what was written a moment ago may not be found: it is waited for a second at
+        most, and not at all while Redis is full, so that nothing is taken in.
         """
-        places = self._places(text, wait=False)
+        places = self._places(text, LOOKED_FOR_S)
         if not places:
             return None
         fate = self._registry().fate(*places[0])
@@ -389,6 +395,7 @@ class Control:
             for asker in self._askers.values():
                 asker.close()
         self._shared.close()
+        self._redis.close()
         with self._lock:
             if self._made is not None:
                 self._made.close()
@@ -400,11 +407,11 @@ class Control:
         self._made.count_partitions()
         return self._made
 
-    def _places(self, text: str, *, wait: bool = True) -> list[tuple[Shard, int]]:
+    def _places(self, text: str, within_s: float = TAKEN_IN_WITHIN_S) -> list[tuple[Shard, int]]:
         """Where the request of this id is, or those pending under this caller id, the newest first.
 
         In every shard: the partition of an id is another one once partitions were added. Or the place
-        that the text itself is. Without one, `wait` until what was written by now is taken in.
+        that the text itself is. Without one, `within_s` what was written by now may be taken in.
         """
         try:
             return [locate(text, list(self._settings.topics))]
@@ -415,12 +422,17 @@ class Control:
         if place is not None and place[0].topic in self._settings.topics:
             return registry.holders(text) or [place]
         found = registry.holders(text)
-        return found if found or not wait else self._holders_once_read(registry, text)
+        is_short = within_s < TAKEN_IN_WITHIN_S
+        if found or (is_short and not self._has_room()):
+            return found
+        return self._holders_once_read(registry, text, within_s)
 
-    def _holders_once_read(self, registry: Registry, text: str) -> list[tuple[Shard, int]]:
+    def _holders_once_read(
+        self, registry: Registry, text: str, within_s: float
+    ) -> list[tuple[Shard, int]]:
         """When intake has read what was written by now."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             labels = {shard: registry.inspector.labels(shard) for shard in ends}
             if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
