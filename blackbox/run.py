@@ -17,6 +17,7 @@ from tenacity import (
 from tenacity.nap import sleep_using_event
 
 from blackbox import interpreter
+from blackbox.api.access import CLOSED, Access
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
 from blackbox.api.serve import HttpServer
@@ -71,6 +72,8 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     process is to be left without them. While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
     Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
     """
+    if Access(settings.hosts, *settings.api_tokens).is_closed:
+        logger.warning("HTTP on %s: %s", ", ".join(settings.hosts), CLOSED)
     interpreter.tune()
     metrics = Metrics()
     start = _Start(settings, stop)

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import javaproperties
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from blackbox.aliases import Alias, aliases
@@ -112,6 +119,21 @@ def _spark_master(master: str) -> str:
     return master
 
 
+def _without_blanks(value: object) -> object:
+    """Files of secrets end with a newline as a rule, which no header can have."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _token(secret: SecretStr | None) -> SecretStr | None:
+    text = "" if secret is None else secret.get_secret_value()
+    if not (text.isascii() and (text.isprintable() or not text)):
+        raise ValueError("wanted: printable ASCII characters, as a header can have them")
+    return secret
+
+
+Token = Annotated[SecretStr | None, BeforeValidator(_without_blanks), AfterValidator(_token)]
+
+
 class Settings(BaseSettings):
     """Everything an operator can set. Secrets do not print."""
 
@@ -207,10 +229,10 @@ class Settings(BaseSettings):
     )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
-    api_token: SecretStr | None = Field(
+    api_token: Token = Field(
         None, min_length=16, description="bearer token of those who may change things over HTTP"
     )
-    api_read_token: SecretStr | None = Field(
+    api_read_token: Token = Field(
         None, min_length=16, description="bearer token of those who may look"
     )
     metrics_addr: str | None = Field(

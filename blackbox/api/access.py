@@ -5,27 +5,46 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.exceptions import HTTPException
 
 READS_AT_ONCE = 8
-"""Of the 40 threads that answer. A read may take seconds of one, and of the core that delivers."""
+CHANGES_AT_ONCE = 24
+"""Of the 40 threads that answer, so that neither takes those of the other.
+
+Each may wait seconds for Kafka or Redis; a read takes much of the core that delivers, too.
+"""
 
 TURN_WITHIN_S = 2.0
-"""How long a read waits for its turn; it takes no thread meanwhile."""
+CHANGE_WITHIN_S = 10.0
+"""How long a read, or a change, waits for its turn; it takes no thread meanwhile."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
+TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
+
+CLOSED = (
+    "others can reach this address: set BLACKBOX_API_TOKEN, such as `openssl rand -hex 32` makes one, "
+    "or listen on 127.0.0.1; until then only health and metrics are told here"
+)
+
+LOOKS = ("GET", "HEAD", "OPTIONS")
+OPEN = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
+OPEN_FOLDER = "/page/"
+"""Looked at without a token: probes, metrics, and pages that hold nothing but what everybody has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What callers need, who come by one of `hosts`. Without tokens everybody may look, and change things only on loopback.
+    """What callers need, who come by one of `hosts`. With a token, nobody does anything without one.
 
-    With one of them nobody does anything without one.
+    Without any, everybody on loopback may do everything; where strangers can come as well, nobody may:
+    only probes and metrics answer.
     """
 
     hosts: Sequence[str]
@@ -34,52 +53,113 @@ class Access:
     _reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE), repr=False, compare=False
     )
+    _changes: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CHANGES_AT_ONCE), repr=False, compare=False
+    )
+
+    def check(self, request: Request) -> None:
+        """Raises HTTPException 401 or 403 unless this caller may do this, by what its headers say.
+
+        Whatever is not known to be open needs a token, so that no route can forget to ask for one.
+        """
+        path = request.scope["path"]
+        is_look = request.method in LOOKS
+        is_open = is_look and (path in OPEN or path.startswith(OPEN_FOLDER))
+        if self.operate_token is self.read_token is None:
+            self._at_home(request)
+            if self.is_closed and not is_open:
+                raise HTTPException(403, CLOSED)
+        if not is_look:
+            self.operate(request)
+        elif not is_open:
+            self.read(request)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether strangers can come, and no token tells them from others."""
+        has_none = self.operate_token is self.read_token is None
+        return has_none and not all(map(is_loopback, self.hosts))
 
     def read(self, request: Request) -> None:
         """Raises HTTPException 401 unless this caller may look."""
-        if self.operate_token is self.read_token is None:
-            self._at_home(request)
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
 
     async def turn(self) -> AsyncIterator[None]:
         """A turn to read something. Raises HTTPException 503 while too many others read."""
-        try:
-            async with asyncio.timeout(TURN_WITHIN_S):
-                await self._reads.acquire()
-        except TimeoutError:
-            raise HTTPException(
-                503, f"{READS_AT_ONCE} reads are being answered; ask again", {"Retry-After": "1"}
-            ) from None
-        try:
+        async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are being answered"):
             yield
-        finally:
-            self._reads.release()
+
+    async def change_turn(self) -> AsyncIterator[None]:
+        """A turn to change something. Raises HTTPException 503 while too many others do."""
+        told = f"{CHANGES_AT_ONCE} changes wait for Kafka or Redis"
+        async with _turn(self._changes, CHANGE_WITHIN_S, told):
+            yield
 
     def operate(self, request: Request) -> None:
         """Raises HTTPException 401 or 403 unless this caller may change things."""
         if self.operate_token is not None:
-            if not _has(request, self.operate_token):
-                raise _unknown("BLACKBOX_API_TOKEN")
-        elif not all(map(is_loopback, self.hosts)):
+            if _has(request, self.operate_token):
+                return
+            if self.read_token is not None and _has(request, self.read_token):
+                told = "this token may look, and change nothing; give what BLACKBOX_API_TOKEN says"
+                raise HTTPException(403, told, TOO_LITTLE)
+            raise _unknown("BLACKBOX_API_TOKEN")
+        if not all(map(is_loopback, self.hosts)):
             raise HTTPException(
                 403, f"nothing can be changed at {', '.join(self.hosts)} without BLACKBOX_API_TOKEN"
             )
-        else:
-            self._at_home(request)
+        self._at_home(request)
+
+    def may_operate(self, request: Request) -> bool:
+        """Whether this caller may change things."""
+        try:
+            self.operate(request)
+        except HTTPException:
+            return False
+        return True
 
     def _at_home(self, request: Request) -> None:
         """On loopback, no page of another site: one that had its name moved here, or one that posts."""
         if not all(map(is_loopback, self.hosts)):
             return
-        origin = request.headers.get("Origin")
-        names = [request.url.hostname or "", *([urlsplit(origin).hostname or ""] if origin else [])]
-        if not all(map(is_loopback, names)):
+        host, origin = request.headers.get("Host"), request.headers.get("Origin")
+        own = _address(str(request.url) if host is None else f"//{host}")
+        theirs = own if origin is None else _address(origin)
+        is_here = own.is_loopback and theirs.is_loopback and own.port == theirs.port
+        if not is_here or request.headers.get("Sec-Fetch-Site") == "cross-site":
             raise HTTPException(
                 403,
                 "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",
             )
+
+
+class _Address(NamedTuple):
+    is_loopback: bool
+    port: int | None
+
+
+def _address(url: str) -> _Address:
+    """Where a URL leads; nowhere on loopback if it cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return _Address(is_loopback(parts.hostname or ""), parts.port)
+    except ValueError:
+        return _Address(False, None)
+
+
+@asynccontextmanager
+async def _turn(places: asyncio.Semaphore, within_s: float, told: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(within_s):
+            await places.acquire()
+    except TimeoutError:
+        raise HTTPException(503, f"{told}; ask again", {"Retry-After": "1"}) from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def is_loopback(host: str) -> bool:

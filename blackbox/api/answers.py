@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.control.control import Cancelled, Rescheduled
-from blackbox.control.pending import Found
+from blackbox.control.pending import LAST_MS, Found
 from blackbox.fate import Fate
 from blackbox.journal.letterbox import Letter
 from blackbox.request import request_id
@@ -150,10 +150,18 @@ class CancelState(BaseModel):
 class Due(BaseModel):
     """When instead: one of the two."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    countdown: float | None = Field(None, description="seconds from now")
+    countdown: float | None = Field(None, allow_inf_nan=False, description="seconds from now")
     at: str | int | None = Field(None, description="RFC 3339, or epoch ms")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.countdown is None) is (self.at is None):
+            raise ValueError("give exactly one of countdown and at")
+        if isinstance(self.at, int) and abs(self.at) > LAST_MS:
+            raise ValueError("at is no instant")
+        return self
 
 
 class RescheduledState(BaseModel):
@@ -172,7 +180,10 @@ class RescheduledState(BaseModel):
 
 
 class LetterState(BaseModel):
-    """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so."""
+    """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so.
+
+    Those who may only look get neither.
+    """
 
     place: str
     at_ms: int
@@ -189,9 +200,9 @@ class LetterState(BaseModel):
     became: str | None = Field(None, description="replayed, discarded; without it it is open")
 
     @classmethod
-    def of(cls, letter: Letter, target: str | None) -> LetterState:
-        key, key_encoding = _shown(letter.key)
-        value, value_encoding = _shown(letter.value)
+    def of(cls, letter: Letter, target: str | None, *, with_record: bool = True) -> LetterState:
+        key, key_encoding = _shown(letter.key if with_record else None)
+        value, value_encoding = _shown(letter.value if with_record else None)
         return cls(
             **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
             target=target,
@@ -257,8 +268,12 @@ class Counts(BaseModel):
     due_now: int
     oldest_overdue_ms: int
     shards: list[ShardState]
-    callers: dict[str, int] = Field(description="of the `counted` ones; without a name: ''")
-    targets: dict[str, int] = Field(description="of the `counted` ones")
+    callers: dict[str, int] = Field(
+        description="of the `counted` ones, the 100 with most; without a name: ''"
+    )
+    callers_left_out: int = Field(description="how many more callers there are among these")
+    targets: dict[str, int] = Field(description="of the `counted` ones, the 100 with most")
+    targets_left_out: int = Field(description="how many more targets there are among these")
     counted: int = Field(description="the soonest 1,000 of each shard")
     profile_from_ms: int
     profile_step_ms: int

@@ -12,9 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from blackbox.api import letters, pages, requests, schedules, targets
 from blackbox.api.access import Access
+from blackbox.api.door import Door, refused
 from blackbox.api.health import Health
 from blackbox.api.pages import READS
 from blackbox.client import NotSent
@@ -60,6 +62,7 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     """Probes, metrics, the API, which `/openapi.json` describes, and the page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
+    app.add_middleware(Door, access=access)
     app.include_router(requests.routes(control, access))
     app.include_router(letters.routes(control, access))
     app.include_router(targets.routes(control, access))
@@ -71,14 +74,18 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
         return JSONResponse(app.openapi())
 
     @app.exception_handler(HTTPException)
-    def refused(_: Request, error: Exception) -> JSONResponse:
+    def failed(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        return refused(error)
+
+    @app.exception_handler(ClientDisconnect)
+    def gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # read by nobody; without it the log has a traceback
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        told = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+        told = "; ".join(f"{_last(fault['loc'])}: {fault['msg']}" for fault in error.errors())
         return JSONResponse({"error": told, "refused": []}, 422)
 
     @app.exception_handler(Doubt)
@@ -88,6 +95,10 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     app.add_exception_handler(NotSent, silent)
     app.add_exception_handler(IndexFull, silent)
     return app
+
+
+def _last(where: Sequence[object]) -> object:
+    return where[-1] if where else "body"
 
 
 def _probe(

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
-from blackbox.api.requests import FAILURES
+from blackbox.api.requests import FAILURES, body_of, json_body
 from blackbox.control.control import Control
+
+Asked = Annotated[Places, Depends(body_of(Places))]
+NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.read), Depends(access.turn)]
-    changes = [Depends(access.operate)]
+    looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(
+        request: Request,
         reason: Annotated[str | None, Query(max_length=50)] = None,
         is_open: bool = True,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Letters:
-        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones."""
-        found = control.letters(reason, is_open=is_open)[:limit]
-        return Letters(letters=[LetterState.of(one, control.target_of(one)) for one in found])
+        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones.
 
-    @router.post("/dead-letters/replay", dependencies=changes)
-    def replay(asked: Places) -> PutAwayState:
+        Keys and values only for those who may change things: a letter is a whole message.
+        """
+        found = control.letters(reason, is_open=is_open, limit=limit)
+        told = partial(LetterState.of, with_record=access.may_operate(request))
+        return Letters(letters=[told(one, control.target_of(one)) for one in found])
+
+    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
+    def replay(asked: Asked) -> PutAwayState:
         """Ask once more for what these letters asked for; each once, however often it is sent."""
         done = control.put_away(asked.places, again=True)
         return PutAwayState(done=done.done, left=done.left)
 
-    @router.post("/dead-letters/discard", dependencies=changes)
-    def discard(asked: Places) -> PutAwayState:
+    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
+    def discard(asked: Asked) -> PutAwayState:
         """Put these letters away; they stay in Kafka, marked."""
         done = control.put_away(asked.places, again=False)
         return PutAwayState(done=done.done, left=done.left)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 
 from blackbox.api.access import Access
 from blackbox.api.answers import (
@@ -24,17 +28,24 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
+from blackbox.api.kept import Kept
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
+from blackbox.formats.terms import caller_name
 
-MOST_BYTES = 16 << 20
 MOST_AT_ONCE = 10_000
 PROFILE_STEPS = 60
+NAMES = 100
+"""Callers, and targets, that are told one by one."""
+
+STATS_KEPT_S = 1.0
 
 FAILURES: dict[int | str, dict[str, Any]] = {
     400: {"model": Failure},
     401: {"model": Failure},
     403: {"model": Failure},
+    408: {"model": Failure, "description": "the body did not come in time"},
+    413: {"model": Failure, "description": "the body is too large"},
     422: {"model": NotTaken},
     503: {"model": Failure, "description": "Kafka or Redis does not answer"},
 }
@@ -45,7 +56,6 @@ UNDETERMINED: dict[int | str, dict[str, Any]] = {
         "description": "where it is now was not found in time; nothing was done",
     }
 }
-TOO_LARGE: dict[int | str, dict[str, Any]] = {413: {"model": Failure}}
 
 ASKED = {
     "type": "object",
@@ -76,36 +86,82 @@ def _body(media_type: str, schema: dict[str, Any], description: str) -> dict[str
     return {"requestBody": {"required": True, "content": content, "description": description}}
 
 
-ONE = _body("application/json", ASKED, "a request as in Kafka, format countdown")
+def json_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """For the description of a route that reads its body itself."""
+    return _body("application/json", schema, description)
+
+
+ONE = json_body(ASKED, "a request as in Kafka, format countdown")
+MOVED = json_body(Due.model_json_schema(), "one of the two")
 MANY = _body("application/x-ndjson", {"type": "string"}, "such a request on each line")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
-Caller = Annotated[str | None, Header(alias="CALLER_SERVICE", convert_underscores=False)]
+B = TypeVar("B", bound=BaseModel)
+
+
+def body_of(model: type[B]) -> Callable[[Request], Awaitable[B]]:
+    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told."""
+
+    async def read(request: Request) -> B:
+        try:
+            return model.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+
+    return read
+
+
+Named = Annotated[
+    str | None,
+    Header(alias="CALLER_SERVICE", convert_underscores=False, description="who asks"),
+]
+Proxied = Annotated[
+    str | None,
+    Header(alias="Caller-Service", description="the same, where a proxy drops the other"),
+]
 Name = Annotated[str | None, Query(max_length=255)]
+
+
+async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
+    """Who asks. Raises HTTPException 422 for what can be no caller's name, or for two."""
+    given = {held for held in (named, proxied) if held}
+    if not given:
+        return None
+    names = {caller_name(held.encode("latin-1")) for held in given}  # as HTTP headers are decoded
+    [name, *others] = names
+    if name is None or others:
+        raise HTTPException(
+            422, "CALLER_SERVICE or Caller-Service: give one name, of 1 to 255 printable characters"
+        )
+    return name
+
+
+Caller = Annotated[str | None, Depends(_caller)]
 
 
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.read), Depends(access.turn)]
-    changes = [Depends(access.operate)]
+    looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
+    kept = Kept(partial(_counts, control), STATS_KEPT_S)
 
     @router.post(
-        "/requests", status_code=201, response_model=Ids, dependencies=changes,
-        responses=TOO_LARGE, openapi_extra=ONE,
+        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=changes,
     )  # fmt: skip
     async def ask(request: Request, caller: Caller = None) -> Any:
         """Ask for one message to be delivered; its id once Kafka has the request."""
-        body = await _read(request)
+        body = await request.body()
         return _asked(await run_in_threadpool(control.ask, [body], caller))
 
     @router.post(
-        "/requests/bulk", status_code=201, response_model=Ids, dependencies=changes,
-        responses=TOO_LARGE, openapi_extra=MANY,
+        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=changes,
     )  # fmt: skip
     async def ask_for_many(request: Request, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
-        lines = [line for line in (await _read(request)).splitlines() if line.strip()]
+        lines = [line for line in (await request.body()).splitlines() if line.strip()]
+        if not lines:
+            raise HTTPException(422, "no request is there; give one on each line")
         if len(lines) > MOST_AT_ONCE:
             detail = (
                 f"{len(lines)} requests; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
@@ -156,9 +212,9 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.patch(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
-        responses=NOT_FOUND | UNDETERMINED,
+        responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
     )  # fmt: skip
-    def reschedule(id: str, due: Due) -> RescheduledState:
+    def reschedule(id: str, due: Annotated[Due, Depends(body_of(Due))]) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
         try:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
@@ -169,46 +225,43 @@ def routes(control: Control, access: Access) -> APIRouter:
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
     def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
-        """How much is pending and late, whose, where to, and when it is due: sixty steps from now."""
-        now_ms = time.time_ns() // 1_000_000
-        edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
-        found = control.stats(now_ms, edges)
-        shards = [
-            ShardState(
-                shard=str(shard),
-                is_known=one.labels is not None,
-                pending=one.pending,
-                cold=one.cold,
-                due_now=one.due_now,
-                oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
-                next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
-            )
-            for shard, one in found.shards.items()
-        ]
-        return Counts(
-            pending=sum(one.pending for one in shards),
-            cold=sum(one.cold for one in shards),
-            due_now=sum(one.due_now for one in shards),
-            oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
-            shards=shards,
-            callers=dict(found.callers),
-            targets=dict(found.targets),
-            counted=found.counted,
-            profile_from_ms=now_ms,
-            profile_step_ms=step_ms,
-            profile=list(found.profile),
-        )
+        """How much is pending and late, whose, where to, and when it is due: sixty steps from now. A second old at most."""
+        return kept.get(step_ms)
 
     return router
 
 
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"more than {MOST_BYTES} bytes; send less at once")
-    return bytes(body)
+def _counts(control: Control, step_ms: int) -> Counts:
+    now_ms = time.time_ns() // 1_000_000
+    edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
+    found = control.stats(now_ms, edges)
+    shards = [
+        ShardState(
+            shard=str(shard),
+            is_known=one.labels is not None,
+            pending=one.pending,
+            cold=one.cold,
+            due_now=one.due_now,
+            oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
+            next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
+        )
+        for shard, one in found.shards.items()
+    ]
+    return Counts(
+        pending=sum(one.pending for one in shards),
+        cold=sum(one.cold for one in shards),
+        due_now=sum(one.due_now for one in shards),
+        oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
+        shards=shards,
+        callers=dict(found.callers.most_common(NAMES)),
+        callers_left_out=max(0, len(found.callers) - NAMES),
+        targets=dict(found.targets.most_common(NAMES)),
+        targets_left_out=max(0, len(found.targets) - NAMES),
+        counted=found.counted,
+        profile_from_ms=now_ms,
+        profile_step_ms=step_ms,
+        profile=list(found.profile),
+    )
 
 
 def _asked(found: list[str] | list[Refused]) -> Any:

@@ -16,10 +16,14 @@ from pydantic import BaseModel, Field
 from blackbox.api.access import Access
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
+from blackbox.api.requests import FAILURES
 from blackbox.control.control import Control
 from blackbox.control.pending import Found
 from blackbox.entry import Entry
 from blackbox.settings import Settings
+
+SCHEDULES_AT_ONCE = 100
+"""With their messages, of a megabyte or more each."""
 
 
 class OfKafka(BaseModel):
@@ -47,26 +51,20 @@ class Schedule(BaseModel):
     value: str | None
 
 
-READS: dict[int | str, dict[str, Any]] = {
-    401: {"model": Failure},
-    503: {"model": Failure},
-}
-
-
 def routes(health: Health, control: Control, access: Access, settings: Settings) -> APIRouter:
     """`/liveness`, `/info` and `/schedules`."""
-    router = APIRouter()
-    looks = [Depends(access.read), Depends(access.turn)]
+    router = APIRouter(responses=FAILURES)
+    looks = [Depends(access.turn)]
 
     @router.get("/liveness", responses={500: {"model": Failure}})
-    def liveness() -> dict[str, bool]:
+    async def liveness() -> dict[str, bool]:
         """200 while what is due is delivered, else 500."""
         if health.is_live():
             return {"live": True}
         stuck = ", ".join(map(str, health.stuck()))
         return JSONResponse({"error": f"nothing is delivered from {stuck}"}, 500)  # type: ignore[return-value]
 
-    @router.get("/info", dependencies=looks, responses=READS)
+    @router.get("/info", dependencies=looks)
     def info() -> Info:
         """Where it runs, and with which topics."""
         name = socket.gethostname()
@@ -85,10 +83,10 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
             ),
         )
 
-    @router.get("/schedules", dependencies=looks, responses=READS, response_model=list[Schedule])
+    @router.get("/schedules", dependencies=looks, response_model=list[Schedule])
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
-        found = control.each(settings.schedule_topics)
+        found = control.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
         first = list(islice(found, 1))  # what is away is said before the answer begins
         return StreamingResponse(_array(chain(first, found)), media_type="application/json")
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
+from pydantic import AfterValidator
 
 from blackbox.api.access import Access
 from blackbox.api.answers import PausedTarget, PausedTargets
 from blackbox.api.requests import FAILURES
 from blackbox.control.control import Control
+from blackbox.request import is_topic_name
 
-Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+
+def _topic(name: str) -> str:
+    if not is_topic_name(name):
+        raise ValueError("that can be the name of no topic")
+    return name
+
+
+Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_topic)]
 
 
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.read), Depends(access.turn)]
-    changes = [Depends(access.operate)]
+    looks = [Depends(access.turn)]
+    changes = [Depends(access.change_turn)]
 
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:

@@ -34,6 +34,7 @@ def show(
     """
     settings = quietly()
     with closing(Registry(settings)) as registry:
+        registry.count_partitions()
         fates = _fates(id, registry, list(settings.topics))
     for fate in fates:
         typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))

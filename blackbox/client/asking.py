@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -101,7 +101,8 @@ class Asker:
         self._producer: Producer = self.access.producer(None)
         self._own_headers = [(CALLER_HEADER, caller.encode())] if caller is not None else []
         self.request_topic = request_topic
-        self._failures: list[str] = []
+        self._refused = 0
+        self._first_refusal = ""
         self._partitions = 0
         self._counted_s = -math.inf
 
@@ -179,19 +180,38 @@ class Asker:
         """Take what Kafka has acknowledged by now."""
         self._producer.poll(0)
 
-    def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
-        """Wait until Kafka has acknowledged everything. Raises NotSent when it has not, or refused."""
-        left = self._producer.flush(timeout_s)
-        failures, self._failures = self._failures, []
+    def wait_for(self, asked: Sequence[Asked]) -> None:
+        """Wait until Kafka has acknowledged these. Raises NotSent when it has not, or refused one.
+
+        What became of others that were asked for before, or meanwhile, changes nothing.
+        """
+        deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
+        for one in asked:
+            self._poll_for(one, deadline)
+        left = sum(not one.is_settled for one in asked)
         if left:
-            raise NotSent(
-                f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
-                f"written later. Check the brokers at {self.access.bootstrap_servers}"
-            )
+            raise self._unacknowledged(left, ACKNOWLEDGED_WITHIN_S)
+        failures = [one.failure for one in asked if one.failure is not None]
         if failures:
-            raise NotSent(
-                f"Kafka refused {len(failures)} of the requests; the first: {failures[0]}"
-            )
+            raise _refusal(len(failures), failures[0])
+
+    def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
+        """Wait until Kafka has acknowledged everything. Raises NotSent when it has not, or refused.
+
+        Refused: anything since the last flush, whoever asked for it.
+        """
+        left = self._producer.flush(timeout_s)
+        refused, self._refused = self._refused, 0
+        if left:
+            raise self._unacknowledged(left, timeout_s)
+        if refused:
+            raise _refusal(refused, self._first_refusal)
+
+    def _unacknowledged(self, left: int, timeout_s: float) -> NotSent:
+        return NotSent(
+            f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
+            f"written later. Check the brokers at {self.access.bootstrap_servers}"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +238,8 @@ class Asker:
         def settle(error: KafkaError | None, message: Message) -> None:
             asked.settle(error, message)
             if asked.failure is not None:
-                self._failures.append(asked.failure)
+                self._first_refusal = self._first_refusal if self._refused else asked.failure
+                self._refused += 1
 
         try:
             produce(self._producer, self.request_topic, value, key, partition, settle, headers)
@@ -226,6 +247,12 @@ class Asker:
             raise NotSent(f"the client refuses the request: {error.args[0].str()}") from None
 
     def _wait_for(self, asked: Asked) -> None:
-        deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
+        self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
+
+    def _poll_for(self, asked: Asked, deadline: float) -> None:
         while not asked.is_settled and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
+
+
+def _refusal(count: int, first: str) -> NotSent:
+    return NotSent(f"Kafka refused {count} of the requests; the first: {first}")

@@ -136,7 +136,7 @@ class Client(_Caller):
         return self._looker.get(id, timeout_s)
 
     def _ids(self, asked: list[Asked]) -> list[str]:
-        self._asker.flush()
+        self._asker.wait_for(asked)
         return [one.id for one in asked]
 
     def __enter__(self) -> Self:

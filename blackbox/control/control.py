@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Literal, TypeVar
 
 from blackbox.cancel import HEADER
-from blackbox.client.asking import Asker, NotSent
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, NotSent
 from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.connect import formats, kafka, rules, shared
@@ -19,6 +19,7 @@ from blackbox.control.letters import PutAway, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate
 from blackbox.index.inspector import Standing
+from blackbox.index.server import RedisServer, Room
 from blackbox.journal.letterbox import Letter, Letterbox
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
@@ -39,6 +40,9 @@ from blackbox.settings import Settings
 T = TypeVar("T")
 
 TAKEN_IN_WITHIN_S = 5.0
+LOOKED_FOR_S = 1.0
+"""The same for who only looks, and may look again."""
+
 LOOK_S = 0.02
 COUNTED = 1_000
 """Entries of each shard, the soonest ones, that are counted by caller and target."""
@@ -123,16 +127,24 @@ class Control:
         self._formats = formats(settings)
         self._rules = rules(settings)
         self._shared = shared(settings)
+        self._redis = RedisServer(settings.redis_url.get_secret_value())
+        self._has_room = Room(self._redis)
         self._lock = Lock()
         self._writing = Lock()
+        self._putting_away = Lock()
+        """Not the same: it takes a second among many letters, and nobody's request waits for that."""
         self._made: Registry | None = None
         self._askers: dict[str, Asker] = {}
         own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
         self._most_bytes = int(own) - HEADROOM_BYTES
 
     def find(self, text: str) -> Fate | None:
-        """The request of this id, or the pending one made under this caller id; None: there is none."""
-        places = self._places(text)
+        """The request of this id, or the pending one made under this caller id; None: there is none.
+
+        By a caller id what was written a moment ago may not be found: it is waited for a second at
+        most, and not at all while Redis is full, so that nothing is taken in.
+        """
+        places = self._places(text, LOOKED_FOR_S)
         if not places:
             return None
         fate = self._registry().fate(*places[0])
@@ -146,14 +158,21 @@ class Control:
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
     def each(
-        self, topics: Collection[str], wanted: Wanted | None = None, at_once: int = 1000
+        self,
+        topics: Collection[str],
+        wanted: Wanted | None = None,
+        at_once: int = 1000,
+        *,
+        whole: bool = False,
     ) -> Iterator[Found]:
-        """All pending requests of these request topics, page by page."""
+        """All pending requests of these request topics, page by page; with messages only if `whole`."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if shard.topic in topics]
         after: Place | None = None
         while True:
-            found, after = page(registry.inspector, shards, wanted or Wanted(), after, at_once)
+            found, after = page(
+                registry.inspector, shards, wanted or Wanted(), after, at_once, whole=whole
+            )
             yield from found
             if after is None:
                 return
@@ -178,7 +197,7 @@ class Control:
         def write(asker: Asker) -> list[str]:
             pairs = zip(values, keys, strict=True)
             written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
-            asker.flush()
+            asker.wait_for(written)
             return [one.id for one in written]
 
         return self._write(topic, write)
@@ -301,14 +320,20 @@ class Control:
             raise ValueError(": ".join(_why(asked)))
         return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
 
-    def letters(self, reason: str | None = None, *, is_open: bool = True) -> list[Letter]:
-        """The newest dead letters first, of this reason (None: of any); those that are still open, or all."""
+    def letters(
+        self, reason: str | None = None, *, is_open: bool = True, limit: int | None = None
+    ) -> list[Letter]:
+        """The newest dead letters first, of this reason (None: of any); those that are still open, or all.
+
+        With a `limit` no more are read than it takes to find so many.
+        """
+
+        def wanted(letter: Letter) -> Letter | None:
+            is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
+            return letter if is_wanted else None
+
         box = Letterbox(self._registry().access, self._settings.dead_letter_topic)
-        return [
-            letter
-            for letter in box.letters()
-            if reason in (None, letter.reason) and not (is_open and letter.became)
-        ]
+        return box.newest(wanted, limit)
 
     def target_of(self, letter: Letter) -> str | None:
         """Where its message was to go; None when its request cannot be understood."""
@@ -321,7 +346,7 @@ class Control:
 
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
         """Discard or replay dead letters as `control.letters.put_away` has it."""
-        with self._writing:
+        with self._putting_away:  # two at once would fence each other
             return put_away(
                 self._registry().access,
                 self._settings.dead_letter_topic,
@@ -374,6 +399,7 @@ class Control:
             for asker in self._askers.values():
                 asker.close()
         self._shared.close()
+        self._redis.close()
         with self._lock:
             if self._made is not None:
                 self._made.close()
@@ -382,14 +408,14 @@ class Control:
         with self._lock:
             if self._made is None:
                 self._made = Registry(self._settings)
-            self._made.count_partitions()
-            return self._made
+        self._made.count_partitions()
+        return self._made
 
-    def _places(self, text: str) -> list[tuple[Shard, int]]:
+    def _places(self, text: str, within_s: float = TAKEN_IN_WITHIN_S) -> list[tuple[Shard, int]]:
         """Where the request of this id is, or those pending under this caller id, the newest first.
 
         In every shard: the partition of an id is another one once partitions were added. Or the place
-        that the text itself is.
+        that the text itself is. Without one, `within_s` what was written by now may be taken in.
         """
         try:
             return [locate(text, list(self._settings.topics))]
@@ -399,12 +425,18 @@ class Control:
         place = placed(text)
         if place is not None and place[0].topic in self._settings.topics:
             return registry.holders(text) or [place]
-        return registry.holders(text) or self._holders_once_read(registry, text)
+        found = registry.holders(text)
+        is_short = within_s < TAKEN_IN_WITHIN_S
+        if found or (is_short and not self._has_room()):
+            return found
+        return self._holders_once_read(registry, text, within_s)
 
-    def _holders_once_read(self, registry: Registry, text: str) -> list[tuple[Shard, int]]:
+    def _holders_once_read(
+        self, registry: Registry, text: str, within_s: float
+    ) -> list[tuple[Shard, int]]:
         """When intake has read what was written by now."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             labels = {shard: registry.inspector.labels(shard) for shard in ends}
             if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
@@ -439,13 +471,17 @@ class Control:
         return self._write(shard.topic, write)
 
     def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
-        with self._writing:
+        if not self._writing.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
+            raise NotSent("nothing was written: Kafka has not acknowledged what was written before")
+        try:
             if topic not in self._askers:
                 access = kafka(self._settings, QUIET)
                 self._askers[topic] = Asker(
                     access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
                 )
             return write(self._askers[topic])
+        finally:
+            self._writing.release()
 
     def _written_topic(self) -> str:
         for topic, contract in self._settings.topics.items():

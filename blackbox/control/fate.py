@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from blackbox.cold import carried, carry_of
 from blackbox.connect import formats, kafka
+from blackbox.doubt import JournalLost, NotAllowed
 from blackbox.entry import Entry
 from blackbox.fate import NO_REQUEST, Asked, Fate, Fates, Limit, LimitReached, State, origin_of
 from blackbox.index.inspector import Inspector, Pending, Standing
@@ -22,6 +24,7 @@ from blackbox.request import Record, Shard, request_id
 from blackbox.settings import Settings
 
 COUNTED_FOR_S = 5.0
+FAILED_FOR_S = 1.0
 VISIBLE_WITHIN_S = 5.0
 LOOK_S = 0.02
 DUE_TOGETHER = 100
@@ -29,7 +32,7 @@ DUE_TOGETHER = 100
 
 
 class Registry:
-    """Looks up fates. Raises JournalLost or IndexLost when Kafka or Redis does not answer."""
+    """Looks up fates, once partitions were counted. Raises JournalLost or IndexLost when Kafka or Redis does not answer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -38,18 +41,48 @@ class Registry:
         self._formats = formats(settings)
         self._admin = self.access.admin()
         self._partitions: dict[str, int] = {}
-        self._counted_s = -math.inf
-        self.count_partitions()
+        self._counting = Lock()
+        self._count_at_s = -math.inf
+        self._failure: JournalLost | None = None
 
     def count_partitions(self) -> None:
-        """Look how many there are, unless that was done a moment ago."""
-        if time.monotonic() - self._counted_s > COUNTED_FOR_S:
-            topics = self._settings.topics
-            journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
-            self._partitions = Topics(self._admin).partitions(
-                [*journals, self._settings.dead_letter_topic], to="Read"
-            )
-            self._counted_s = time.monotonic()
+        """Look how many there are, unless that was done a moment ago; before anything else is asked.
+
+        While somebody does, and while Kafka does not answer, all go by what was known before. Raises
+        JournalLost when nothing was, for a second the same for all who ask.
+        """
+        if self._is_counted() or not self._counting.acquire(blocking=not self._partitions):
+            return
+        try:
+            if not self._is_counted():
+                self._count_now()
+        finally:
+            self._counting.release()
+
+    def _is_counted(self) -> bool:
+        if time.monotonic() >= self._count_at_s:
+            return False
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
+        return True
+
+    def _count_now(self) -> None:
+        known_for_s, self._failure = COUNTED_FOR_S, None
+        try:
+            self._partitions = self._count()
+        except JournalLost as failure:
+            if not self._partitions or isinstance(failure, NotAllowed):
+                known_for_s, self._failure = FAILED_FOR_S, failure
+                raise
+        finally:
+            self._count_at_s = time.monotonic() + known_for_s
+
+    def _count(self) -> dict[str, int]:
+        topics = self._settings.topics
+        journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
+        return Topics(self._admin).partitions(
+            [*journals, self._settings.dead_letter_topic], to="Read"
+        )
 
     def shards(self) -> Iterator[Shard]:
         """Every shard there is."""

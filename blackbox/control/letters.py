@@ -35,7 +35,9 @@ def put_away(
     begins anew, an instant that is past is at once.
     """
     box = Letterbox(access, topic)
-    known = {letter.place: letter for letter in box.letters()}
+    asked = frozenset(places)
+    found = box.newest(lambda letter: letter if letter.place in asked else None)
+    known = {letter.place: letter for letter in found}
     left: dict[str, str] = {}
     wanted: dict[str, Again | None] = {}
     for place in dict.fromkeys(places):

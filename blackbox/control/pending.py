@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from blackbox.index.inspector import Inspector, Pending
@@ -66,14 +67,22 @@ class Found(NamedTuple):
 
 
 def page(
-    inspector: Inspector, shards: Iterable[Shard], wanted: Wanted, after: Place | None, limit: int
+    inspector: Inspector,
+    shards: Iterable[Shard],
+    wanted: Wanted,
+    after: Place | None,
+    limit: int,
+    *,
+    whole: bool = False,
 ) -> tuple[list[Found], Place | None]:
     """At most `limit` of them behind `after`, and where the next page begins; None: there is none.
 
-    A page may be short, or empty, and have a next one all the same.
+    A page may be short, or empty, and have a next one all the same. With messages only if `whole`.
     """
     found: list[Found] = []
-    each = heapq.merge(*(_of(inspector, shard, wanted, after) for shard in sorted(shards)))
+    at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
+    listed = partial(inspector.listed, count=at_once, whole=whole)
+    each = heapq.merge(*(_of(listed, at_once, shard, wanted, after) for shard in sorted(shards)))
     for looked_at, one in enumerate(each, 1):
         if wanted.holds(one.pending):
             found.append(one)
@@ -82,13 +91,19 @@ def page(
     return found, None
 
 
-def _of(inspector: Inspector, shard: Shard, wanted: Wanted, after: Place | None) -> Iterator[Found]:
+def _of(
+    listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
+    at_once: int,
+    shard: Shard,
+    wanted: Wanted,
+    after: Place | None,
+) -> Iterator[Found]:
     to_ms = LAST_MS if wanted.to_ms is None else wanted.to_ms
     from_ms, behind = _start(shard, wanted.from_ms or -LAST_MS, after)
     while True:
-        some = inspector.listed(shard, from_ms, to_ms, behind, AT_ONCE)
+        some = listed(shard, from_ms, to_ms, behind)
         yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
-        if len(some) < AT_ONCE:
+        if len(some) < at_once:
             return
         behind, last = some[-1]
         from_ms = last.at_ms

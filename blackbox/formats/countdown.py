@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from blackbox.formats.terms import (
+    CALLER_HEADER,
     SHOWN_CHARS,
     Format,
     RefusedError,
@@ -350,8 +351,12 @@ def _headers(headers: Any) -> Headers:
 
 
 def _header(name: str, held: Any) -> tuple[str, bytes]:
-    if not name or not name.isprintable() or name.startswith("blackbox-"):
-        detail = f"header name {shown(name)}; give printable characters, not starting blackbox-"
+    is_ours = name.startswith("blackbox-") or name == CALLER_HEADER
+    if is_ours or not name or not name.isprintable():
+        detail = (
+            f"header name {shown(name)}; give printable characters, not starting blackbox-, and not "
+            f"{CALLER_HEADER}, which is a header of the request itself"
+        )
         raise RefusedError(Reason.BAD_HEADERS, detail)
     if type(held) is not str:
         detail = f"header {shown(name)} is {shown(held)}; give a string"

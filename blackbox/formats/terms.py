@@ -12,6 +12,10 @@ from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, 
 
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
+MAX_NAME_BYTES = 4 * MAX_ID_CHARS + 4
+"""Of which more characters are read than a name may have: at most four bytes are one."""
+
+CALLER_HEADER = "CALLER_SERVICE"
 REMEMBERED = 4096
 SHOWN_CHARS = 80
 
@@ -116,14 +120,23 @@ def too_far(given: str, max_countdown_s: int) -> RefusedError:
 
 
 def caller_of(headers: Headers) -> str | None:
-    """Who asked: the first header CALLER_SERVICE, when it is UTF-8."""
+    """Who asked: the first header CALLER_SERVICE, when it can be a name."""
     for name, held in headers:
-        if name == "CALLER_SERVICE":
-            try:
-                return held.decode() or None if held else None
-            except UnicodeDecodeError:
-                return None
+        if name == CALLER_HEADER:
+            return caller_name(held)
     return None
+
+
+def caller_name(held: bytes | None) -> str | None:
+    """The same as text: 1 to 255 printable characters, UTF-8; None for anything else.
+
+    It is shown to people, and counted by: nothing that is endless, or passes for another name.
+    """
+    try:
+        name = (held or b"")[:MAX_NAME_BYTES].decode()
+    except UnicodeDecodeError:
+        return None
+    return name if is_caller_id(name) else None
 
 
 def caller_id_of(held: object, field: str = "id") -> str:

@@ -43,6 +43,11 @@ class Pending(NamedTuple):
     entry: Entry | None
 
 
+HEAD_BYTES = 1024
+LONG_HEAD_BYTES = 65_536
+"""Read of a stored request where its message is not wanted: at first, and if its headers are long."""
+
+
 class Inspector:
     """Reads any shard without taking part in it, also while Redis is full (so without MULTI).
 
@@ -119,12 +124,20 @@ class Inspector:
         return Pending(int(float(score)), None if stored is None else entries.decode(stored))
 
     def listed(
-        self, shard: Shard, from_ms: int, to_ms: int, behind: int | None, count: int
+        self,
+        shard: Shard,
+        from_ms: int,
+        to_ms: int,
+        behind: int | None,
+        count: int,
+        *,
+        whole: bool = False,
     ) -> list[tuple[int, Pending]]:
         """Pending requests that will be looked at from `from_ms` to `to_ms`, in that order, by offset.
 
         Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
-        may be left out.
+        may be left out. Entries have a message only if they are read `whole`; those with more than
+        64 KiB of headers count as gone otherwise.
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
@@ -132,11 +145,30 @@ class Inspector:
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
         names, scores = found[::2], found[1::2]  # in turn, as Redis replies
-        stored = self._clients.together(*(("GET", keys.message(name)) for name in names))
+        keyed = [keys.message(name) for name in names]
+        if whole:
+            payloads = self._clients.together(*(("GET", name) for name in keyed))
+            stored = [as_entry(payload) for payload in payloads]
+        else:
+            stored = self._heads(keyed)
         return [
-            (int(name, 16), Pending(int(float(score)), as_entry(payload)))
-            for name, score, payload in zip(names, scores, stored, strict=True)
+            (int(name, 16), Pending(int(float(score)), entry))
+            for name, score, entry in zip(names, scores, stored, strict=True)
         ]
+
+    def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
+        """What is stored under these names, without the messages."""
+        heads = self._starts(names, HEAD_BYTES)
+        longer = [
+            name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
+        ]
+        heads |= self._starts(longer, LONG_HEAD_BYTES)
+        found = (as_entry(heads[name]) for name in names)
+        return [None if entry is None else entry._replace(message=None) for entry in found]
+
+    def _starts(self, names: Sequence[bytes], count: int) -> dict[bytes, bytes]:
+        asked = (("GETRANGE", name, 0, count - 1) for name in names)
+        return dict(zip(names, self._clients.together(*asked), strict=True))
 
     def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
         """How many pending requests will be looked at from each instant to before the next one."""

@@ -6,15 +6,19 @@ partition: a record without a value, whose last header names the letter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import islice
+from operator import itemgetter
+from typing import Literal, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from blackbox.doubt import JournalLost
+from blackbox.formats.terms import caller_of
 from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.partition_reader import FETCHED_AHEAD
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
@@ -24,6 +28,11 @@ from blackbox.request import Headers, Record, Shard, placed
 HEADER = "blackbox-letter"
 TAIL = 10_000
 """Records at the end of each partition that are looked at."""
+
+LONGEST_STRETCH = 256
+"""Of them that are held at once where only some are wanted: each may have a megabyte."""
+
+T = TypeVar("T")
 
 Fate = Literal["replayed", "discarded"]
 FATES: tuple[Fate, ...] = ("replayed", "discarded")
@@ -48,14 +57,13 @@ class Letter:
     def of(cls, record: Record, place: str, became: Fate | None) -> Letter:
         ours = record.headers[-len(LETTER_HEADERS) :]
         about = {name: (held or b"").decode(errors="replace") for name, held in ours}
-        callers = [held for name, held in record.headers if name == "CALLER_SERVICE"]
         return cls(
             place=place,
             at_ms=record.timestamp_ms,
             reason=about.get("blackbox-reason", ""),
             detail=about.get("blackbox-detail", ""),
             source=about.get("blackbox-source", ""),
-            caller=(callers[0] or b"").decode(errors="replace") if callers else None,
+            caller=caller_of(record.headers),
             key=record.key,
             value=record.value,
             headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
@@ -83,22 +91,45 @@ class Letterbox:
         self._topic = topic
         self._admin = access.admin()
 
-    def letters(self) -> list[Letter]:
-        """The letters among the last ten thousand records of each partition, the newest first."""
-        count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
-        found: list[Letter] = []
-        for partition in range(count):
-            found += self._letters(Shard(self._topic, partition))
-        return sorted(found, key=lambda letter: letter.at_ms, reverse=True)
+    def newest(self, take: Callable[[Letter], T | None], limit: int | None = None) -> list[T]:
+        """What `take` makes of the letters, the newest first, without those that it makes nothing of.
 
-    def _letters(self, shard: Shard) -> list[Letter]:
-        with closing(ShardJournal(shard, self._access)) as journal:
+        Among the last ten thousand records of each partition; with a `limit` no more are read, from
+        the end, than it takes to find so many.
+        """
+        count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
+        found: list[tuple[int, T]] = []
+        for partition in range(count):
+            found += islice(self._taken(Shard(self._topic, partition), take, limit), limit)
+        found.sort(key=itemgetter(0), reverse=True)
+        return [taken for _, taken in found[:limit]]
+
+    def _taken(
+        self, shard: Shard, take: Callable[[Letter], T | None], limit: int | None
+    ) -> Iterator[tuple[int, T]]:
+        for letter in self._letters(shard, TAIL if limit is None else min(limit, LONGEST_STRETCH)):
+            taken = take(letter)
+            if taken is not None:
+                yield letter.at_ms, taken
+
+    def _letters(self, shard: Shard, stretch: int) -> Iterator[Letter]:
+        """From the end on, in stretches that double: a mark comes behind its letter."""
+        ahead = FETCHED_AHEAD if stretch == TAIL else 1
+        became: dict[str, Fate] = {}
+        with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
             start, end = journal.request_bounds()
-            batches = journal.requests(max(start, end - TAIL), end)
-            records = [record for batch in batches for record in batch.records]
-        became = {named: fate for record in records for named, fate in _mark(record)}
-        lying = {shard.source(record.offset): record for record in records if not _mark(record)}
-        return [Letter.of(record, place, became.get(place)) for place, record in lying.items()]
+            last = max(start, end - TAIL)
+            while end > last:
+                first = max(last, end - stretch)
+                batches = journal.requests(first, end)
+                records = [record for batch in batches for record in batch.records]
+                became |= {named: fate for record in records for named, fate in _mark(record)}
+                while records:
+                    record = records.pop()
+                    if not _mark(record):
+                        place = shard.source(record.offset)
+                        yield Letter.of(record, place, became.get(place))
+                end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
 
     def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
         """Mark these letters, and write again what is to be; which of them were open till then.
@@ -109,7 +140,7 @@ class Letterbox:
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             transactions.open()
-            open_now = {one.place for one in self.letters() if one.became is None}
+            open_now = set(self.newest(lambda one: one.place if one.became is None else None))
             chosen = [place for place in places if place in open_now]
             if chosen:
                 transactions.begin()

@@ -184,3 +184,58 @@ def test_a_redis_that_does_not_answer_is_a_doubt(ask: Callable[[Inspector], Any]
     inspector = Inspector.of(f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(IndexLost, match="Redis does not answer"):
         ask(inspector)
+
+
+def listed(inspector: Inspector, **more: bool) -> list[tuple[int, Pending]]:
+    return inspector.listed(SHARD, NOW_MS, NOW_MS + 1000, None, 100, **more)
+
+
+def test_a_list_has_no_messages_unless_they_are_asked_for(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    stored = {10: entry(NOW_MS, message=b"x\n" * 100_000), 11: entry(NOW_MS + 5, message=None)}
+    store(index, 10, 12, stored)
+    whole = [(at, one.entry and one.entry.message) for at, one in listed(inspector, whole=True)]
+    assert whole == [(10, b"x\n" * 100_000), (11, None)]
+    heads = listed(inspector)
+    assert [(at, one.at_ms, one.entry and one.entry.target) for at, one in heads] == [
+        (10, NOW_MS, "orders"), (11, NOW_MS + 5, "orders"),
+    ]  # fmt: skip
+    assert [one.entry and one.entry.message for _, one in heads] == [None, None]
+
+
+def test_a_list_has_everything_but_the_message_however_long_its_headers(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    asked = [
+        entry(NOW_MS, message=b"hello")._replace(headers=[("trace", "t" * length)])
+        for length in (*range(930, 990), 10_000, 60_000)
+    ]
+    store(index, 10, 10 + len(asked), dict(enumerate(asked, 10)))
+    assert [one.entry for _, one in listed(inspector)] == [
+        one._replace(message=None) for one in asked
+    ]
+
+
+def test_a_list_has_only_the_place_of_what_has_endless_headers(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    asked = entry(NOW_MS)._replace(headers=[("trace", "t" * 100_000)])
+    store(index, 10, 11, {10: asked})
+    assert listed(inspector) == [(10, Pending(NOW_MS, None))]
+
+
+@pytest.mark.parametrize("backend", ["real_backend"], indirect=True)  # the other counts no bytes
+def test_a_list_of_large_messages_moves_little(
+    inspector: Inspector, index: ShardIndex, backend: Backend
+) -> None:
+    count, size = 20, 200_000
+    store(index, 10, 10 + count, {10 + n: entry(NOW_MS, message=b"x" * size) for n in range(count)})
+
+    def sent() -> int:
+        told: Any = backend.client.info("stats")
+        return int(told["total_net_output_bytes"])
+
+    before = sent()
+    assert len(listed(inspector)) == count
+    assert sent() - before < count * 2_000

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import javaproperties
 import kubernetes_validate
@@ -16,6 +20,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
+from blackbox.api.access import Access
 from blackbox.formats import NAMES
 from blackbox.settings import Settings, SettingsError, load
 from tests.conftest import missing_tool
@@ -222,6 +227,86 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
     path = documents["ConfigMap"]["data"]["BLACKBOX_KAFKA_CONFIG"]
     assert path == f"{mount['mountPath']}/client.properties"
     assert "Secret" not in documents
+
+
+@pytest.mark.parametrize("engine", [[], PROCESS])
+def test_a_pod_without_a_token_of_its_operator_gets_one(
+    helm: Helm, engine: list[str | Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (render(helm, "--values", REQUIRED, *engine) for _ in range(2))
+    [container] = pod_of(first)["containers"]
+    [variable] = [one for one in container["env"] if one["name"] == "BLACKBOX_API_TOKEN"]
+    secret = first["Secret api"]
+    assert variable["valueFrom"]["secretKeyRef"] == {
+        "name": secret["metadata"]["name"],
+        "key": "api-token",
+    }
+    token = b64decode(secret["data"]["api-token"]).decode()
+    assert re.fullmatch("[A-Za-z0-9]{48}", token)
+    assert token != b64decode(second["Secret api"]["data"]["api-token"]).decode()
+    for name, value in first["ConfigMap"]["data"].items():
+        monkeypatch.setenv(name, value)
+    assert access(load()).is_closed
+    assert not access(load(api_token=token)).is_closed
+
+
+def access(settings: Settings) -> Access:
+    return Access(settings.hosts, *settings.api_tokens)
+
+
+class ClusterWithSecret(BaseHTTPRequestHandler):
+    """What helm asks of a cluster that has the chart's Secret."""
+
+    ANSWERS: ClassVar = {
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [
+                {"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": ["get"]}
+            ],
+        },
+        "/api/v1/namespaces/default/secrets/blackbox-api": {
+            "kind": "Secret",
+            "apiVersion": "v1",
+            "metadata": {"name": "blackbox-api", "namespace": "default"},
+            "data": {"api-token": b64encode(b"made before").decode()},
+        },
+    }
+
+    def do_GET(self) -> None:
+        answer = self.ANSWERS.get(self.path.partition("?")[0])
+        body = json.dumps(answer or {"kind": "Status", "code": 404}).encode()
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ClusterWithSecret)
+    Thread(target=server.serve_forever, daemon=True).start()
+    access = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(access))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_upgrade_keeps_the_token_that_was_made_before(helm: Helm) -> None:
+    documents = render(helm, "--values", REQUIRED, "--dry-run=server", "--namespace", "default")
+    assert b64decode(documents["Secret api"]["data"]["api-token"]) == b"made before"
 
 
 def test_the_callers_rules_come_from_a_config_map_and_follow_it(helm: Helm) -> None:

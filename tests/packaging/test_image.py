@@ -295,7 +295,8 @@ def test_compose_runs_kafka_without_zookeeper_and_creates_no_topic_by_accident()
 def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = COMPOSE["blackbox"]["environment"]
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+        if value is not None:  # that of the shell
+            monkeypatch.setenv(name, value)
     settings = load()
     listeners = COMPOSE["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
     assert f"//{settings.kafka_bootstrap_servers}" in listeners
@@ -306,7 +307,8 @@ def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.Monkey
 
 def test_compose_runs_blackbox_on_spark_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in COMPOSE["blackbox"]["environment"].items():
-        monkeypatch.setenv(name, value)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     settings = load()
     assert settings.engine == "spark"
     assert re.fullmatch(r"local\[\d]", settings.spark_master)
@@ -325,6 +327,26 @@ def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_
     assert folder.startswith("/tmp:exec,")
     assert "volumes" not in blackbox
     assert blackbox["cap_drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("given", [None, "", "of-the-shell-0123"])
+def test_compose_gives_blackbox_a_token_that_its_user_alone_can_read(
+    tmp_path: Path, given: str | None
+) -> None:
+    shell, option, script = COMPOSE["blackbox"]["entrypoint"]
+    (tmp_path / "docker-entrypoint.sh").write_text('#!/bin/sh\necho "$1 $BLACKBOX_API_TOKEN"\n')
+    (tmp_path / "docker-entrypoint.sh").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    if given is not None:
+        environment["BLACKBOX_API_TOKEN"] = given
+    script = script.replace("$$", "$").replace("/tmp/", f"{tmp_path}/")
+    command = [shell, option, script]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    kept = tmp_path / "api-token"
+    token = kept.read_text().strip()
+    assert said.stdout.split() == ["run", token]
+    assert kept.stat().st_mode & 0o077 == 0
+    assert token == given if given else re.fullmatch("[0-9a-f]{48}", token)
 
 
 def scripts() -> dict[str, str]:

@@ -133,6 +133,9 @@ def callers_with_rules(town: World) -> None:
     )
     service = town.start_service(callers_file=path).wait_ready()
     ask(town, {"topic": target, "message": "x", "countdown": 3600, "id": "unwanted"})
+    until(
+        "it is listed", lambda: "unwanted" in blackbox(town.environment(), "pending", "--json").out
+    )
     ask(town, {"id": "unwanted", "cancel": True})
     for _ in range(20):
         ask(town, {"topic": target, "message": "x", "countdown": 0})

@@ -182,9 +182,9 @@ def test_with_tokens_nobody_does_anything_without_one(serve: Serve) -> None:
     }
     assert codes == {
         ("GET", None): 401, ("GET", "wrong"): 401, ("GET", look): 200, ("GET", change): 200,
-        ("DELETE", None): 401, ("DELETE", "wrong"): 401, ("DELETE", look): 401,
+        ("DELETE", None): 401, ("DELETE", "wrong"): 401, ("DELETE", look): 403,
         ("DELETE", change): 404,
-        ("POST", None): 401, ("POST", "wrong"): 401, ("POST", look): 401, ("POST", change): 422,
+        ("POST", None): 401, ("POST", "wrong"): 401, ("POST", look): 403, ("POST", change): 422,
     }  # fmt: skip
     assert service.get("/livez").status_code == 200
 
@@ -197,6 +197,8 @@ def test_without_tokens_no_page_of_another_site_gets_anything(
         for answer in (
             service.get("/requests", headers=headers),
             service.get("/schedules", headers=headers),
+            service.get("/metrics", headers=headers),
+            service.get("/", headers=headers),
             service.delete("/requests/x", headers=headers),
             service.post("/requests", json=request, headers=headers),
         ):
@@ -205,10 +207,27 @@ def test_without_tokens_no_page_of_another_site_gets_anything(
     assert service.post("/requests", json=request, headers=at_home).status_code == 201
 
 
-def test_beyond_loopback_nothing_is_changed_without_a_token(serve: Serve) -> None:
-    service = serve(http_host="0.0.0.0")
-    assert service.get("/requests").status_code == 200
-    told = service.delete("/requests/x")
+@pytest.mark.parametrize("more", [{"http_host": "0.0.0.0"}, {"metrics_addr": ":0"}])
+def test_beyond_loopback_only_health_and_metrics_are_told_without_a_token(
+    serve: Serve, more: dict[str, str]
+) -> None:
+    service = serve(**more)
+    for path in ("/livez", "/readyz", "/metrics", "/liveness"):
+        assert service.get(path).status_code == 200, path
+    for method, path in (
+        ("GET", "/requests"), ("GET", "/stats"), ("GET", "/schedules"), ("GET", "/dead-letters"),
+        ("POST", "/requests"), ("DELETE", "/requests/x"), ("POST", "/livez"),
+    ):  # fmt: skip
+        told = service.request(method, path)
+        assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True), path
+
+
+def test_beyond_loopback_nothing_is_changed_by_who_may_only_look(serve: Serve) -> None:
+    look = {"Authorization": f"Bearer {'l' * 16}"}
+    service = serve(http_host="0.0.0.0", api_read_token="l" * 16)
+    assert service.get("/requests").status_code == 401
+    assert service.get("/requests", headers=look).status_code == 200
+    told = service.delete("/requests/x", headers=look)
     assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 import redis
 
@@ -15,6 +19,18 @@ from tests.world import World, both_engines_at_length, until
 pytestmark = pytest.mark.service
 
 RECOVERS_IN_S = 10.0
+
+
+@contextmanager
+def stopped(server: EmbeddedRedis) -> Iterator[None]:
+    """A Redis that hangs meanwhile."""
+    with redis.Redis.from_url(server.url) as client:
+        process = psutil.Process(client.info("server")["process_id"])
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 @pytest.fixture
@@ -58,3 +74,43 @@ def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World
     took_s = time.monotonic() - began
     print(f"room for all: stored {took_s:.1f} s later")
     assert took_s < RECOVERS_IN_S
+
+
+@pytest.mark.timeout(300)
+def test_nobody_who_looks_waits_while_redis_is_full(small_world: World) -> None:
+    service = small_world.start_service().wait_ready()
+    small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
+    until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=30) as client:
+        client.get("/requests/nobody")  # the first one meets Kafka
+        began = time.monotonic()
+        for _ in range(10):
+            assert client.get("/requests/nobody").status_code == 404
+        took_s = time.monotonic() - began
+    print(f"ten look-ups by a caller's id: {took_s:.2f} s")
+    assert took_s < 5
+
+
+def test_probes_answer_and_requests_are_taken_while_many_look_at_a_redis_that_hangs(
+    fragile_world: World,
+) -> None:
+    world = fragile_world
+    service = world.start_service().wait_ready()
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=60) as client:
+        asked = {"topic": world.targets[0], "message": "hi", "countdown": 3600}
+        for path in ("/stats", "/requests", "/requests/nobody"):
+            assert client.get(path).status_code in (200, 404)
+        with stopped(world.redis), ThreadPoolExecutor(60) as pool:
+            paths = ["/stats", "/requests", "/requests/nobody", "/targets/paused"] * 15
+            looks = [pool.submit(client.get, path) for path in paths]
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert client.get("/livez").status_code == 200
+            assert client.get("/liveness").status_code == 200
+            assert client.post("/requests", json=asked).status_code == 201
+            took_s = time.monotonic() - began
+            assert {look.result().status_code for look in looks} <= {200, 503}  # some were kept
+            ended_s = time.monotonic() - began
+    print(f"two probes and a request: {took_s:.2f} s; the last of 60 looks: {ended_s:.1f} s")
+    assert took_s < 2
+    assert ended_s < 20

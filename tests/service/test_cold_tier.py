@@ -263,6 +263,7 @@ def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
     registry = Registry(year.settings)
+    registry.count_partitions()
     shard = year.shards[0]
     cold = registry.fate(shard, 0)
     assert (cold.state, cold.is_cold, cold.due_ms) == ("pending", True, now_ms + 9 * HOUR_MS)

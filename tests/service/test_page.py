@@ -418,6 +418,14 @@ def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> 
     assert page.locator("script").count() == 1
 
 
+def test_nothing_that_callers_wrote_reorders_what_stands_around_it(page: Page) -> None:
+    ask = "text => import('/page/dom.js').then(dom => dom.element('p', {}, text).textContent)"
+    assert page.evaluate(ask, "a\u202egnillib\u2066\u200b\x1b") == (
+        r"a\u{202e}gnillib\u{2066}\u{200b}\u{1b}"
+    )
+    assert page.evaluate(ask, "two\nlines, שלום, \U0001f4a3") == "two\nlines, שלום, \U0001f4a3"
+
+
 @pytest.fixture(scope="module")
 def guarded(world: World) -> ServiceProcess:
     """A second service on the same shards, for who has a token."""
@@ -449,7 +457,7 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
     press(page.get_by_role("dialog"), "Cancel it")
     expect(dialog).to_contain_text("BLACKBOX_API_TOKEN")
     press(dialog, "Not now")
-    expect(page.locator("#told")).to_contain_text("Not cancelled: a token is needed")
+    expect(page.locator("#told")).to_contain_text("Not cancelled: this token may look")
     press(requests(page), "Cancel")
     press(page.get_by_role("dialog"), "Cancel it")
     give(CHANGE)

@@ -204,6 +204,16 @@ def test_a_request_that_kafka_does_not_take_says_so() -> None:
         asker.flush()
 
 
+def test_what_was_refused_before_is_no_failure_of_what_is_written_now(client: Client) -> None:
+    refused = client._asker.ask(request_value("orders", "hi", countdown_s=1), partition=99)
+    with pytest.raises(NotSent, match="Kafka did not take the request"):
+        _ = refused.id
+    assert client.send_later(None, "hi", "orders", SOON)
+    with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
+        client._asker.flush()
+    client._asker.flush()
+
+
 def test_a_client_whose_request_was_not_taken_can_be_left_in_peace() -> None:
     client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka refused 1 of the requests"
     with client, pytest.raises(NotSent, match=refused):

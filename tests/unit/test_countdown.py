@@ -269,12 +269,28 @@ def test_an_empty_key_is_not_a_missing_key() -> None:
         ([("CALLER_SERVICE", None)], None),
         ([("CALLER_SERVICE", b"")], None),
         ([("caller_service", b"billing")], None),
+        ([("CALLER_SERVICE", b"x" * 255)], "x" * 255),
+        ([("CALLER_SERVICE", ("\U0001f4a3" * 255).encode())], "\U0001f4a3" * 255),
+        ([("CALLER_SERVICE", b"x" * 256)], None),
+        ([("CALLER_SERVICE", b"x" * 500_000)], None),
+        ([("CALLER_SERVICE", ("\U0001f4a3" * 256).encode())], None),
+        ([("CALLER_SERVICE", "a\u202egnillib".encode())], None),
+        ([("CALLER_SERVICE", "a\u200bbilling".encode())], None),
+        ([("CALLER_SERVICE", b"two\nlines")], None),
     ],
 )
 def test_the_first_caller_header_says_who_asked(headers: Headers, caller: str | None) -> None:
     request = accepted(with_fields(""), headers)
 
     assert (request.caller, request.headers) == (caller, headers)
+
+
+@pytest.mark.parametrize("name", ["CALLER_SERVICE", "blackbox-id", "blackbox-x", "", "a\\n"])
+def test_a_header_that_is_the_requests_own_or_blackboxs_is_refused(name: str) -> None:
+    value = with_fields(f'"headers": {{"a": "b", "{name}": "root"}}')
+    refused = parse(value, [("CALLER_SERVICE", b"shop")])
+    assert isinstance(refused, Invalid)
+    assert refused.reason == "bad-headers"
 
 
 json_values = st.recursive(

@@ -55,6 +55,7 @@ ONLY_IN = {
     "markupsafe": {"pipeline.audit"},
     "fastapi": {"api"},
     "starlette": {"api"},
+    "h11": {"api"},
     "uvicorn": {"api"},
     "rich": {"cli", "demo"},
     "typer": {"cli", "demo"},

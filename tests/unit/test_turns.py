@@ -1,4 +1,4 @@
-"""Reads over HTTP take turns, so that they leave threads for whoever changes something."""
+"""Reads and changes over HTTP take turns, so that neither takes all threads of the other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from blackbox.api import requests
-from blackbox.api.access import READS_AT_ONCE, Access
+from blackbox.api import requests, schedules
+from blackbox.api.access import CHANGES_AT_ONCE, READS_AT_ONCE, Access
 from blackbox.control.control import Cancelled, Control
 from blackbox.fate import Fate
+from blackbox.settings import load
+from tests.service.test_http import Patient
 
 
 class SlowControl:
@@ -22,6 +24,7 @@ class SlowControl:
     def __init__(self) -> None:
         self.may_find = Event()
         self.looked_up = 0
+        self.cancelled = 0
 
     def find(self, id: str) -> Fate | None:
         self.looked_up += 1
@@ -29,6 +32,9 @@ class SlowControl:
         return None
 
     def cancel(self, id: str) -> Cancelled:
+        self.cancelled += 1
+        if id == "slow":
+            self.may_find.wait(30)
         return Cancelled("undetermined", Fate(id, "TB/0@1", "undetermined", detail="too much"))
 
 
@@ -57,3 +63,31 @@ def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> 
     assert "nothing was done to x: too much" in cancelled.text
     assert control.looked_up == READS_AT_ONCE
     assert sum(one.status_code == 404 for one in all_of_them) == READS_AT_ONCE
+
+
+def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.api.access.CHANGE_WITHIN_S", 0.2)
+    control, access = SlowControl(), Access(["127.0.0.1"])
+    app = FastAPI()
+    app.include_router(requests.routes(cast(Control, control), access))
+    settings = load(kafka_bootstrap_servers="127.0.0.1:1")
+    app.include_router(schedules.routes(Patient(), cast(Control, control), access, settings))
+
+    async def talk() -> tuple[Any, Any, Any, list[Any]]:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+        )
+        async with client:
+            slow = [asyncio.create_task(client.delete("/requests/slow")) for n in range(60)]
+            refused, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            while sum(one.done() for one in slow) < 60 - CHANGES_AT_ONCE:
+                await asyncio.sleep(0.01)
+            alive, info = await client.get("/liveness"), await client.get("/info")
+            control.may_find.set()
+            return refused.pop().result(), alive, info, await asyncio.gather(*slow)
+
+    refused, alive, info, _ = asyncio.run(talk())
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert f"{CHANGES_AT_ONCE} changes" in refused.text
+    assert (alive.status_code, info.status_code) == (200, 200)
+    assert control.cancelled == CHANGES_AT_ONCE

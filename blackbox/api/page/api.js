@@ -37,18 +37,18 @@ export async function call(method, path, { body, headers = {}, isQuiet = false }
     const given = token;
     const bearer = given ? { Authorization: `Bearer ${given}` } : {};
     const answer = await send(method, path, { body, headers: { ...headers, ...bearer } });
-    if (answer.status !== 401) {
+    if (!answer.headers.has("WWW-Authenticate")) {
       if (given === token) proven = given;
       return read(answer);
     }
     const why = await wordsOf(answer);
     if (given !== token) continue; // another call got a newer one meanwhile
-    if (isQuiet && isDeclined) throw new Failure(why, 401);
+    if (isQuiet && isDeclined) throw new Failure(why, answer.status);
     asking ??= askForToken(given ? `It was not taken: ${why}` : why).finally(() => { asking = null; });
     const entered = await asking;
     isDeclined = entered === null;
     token = entered ?? proven;
-    if (entered === null) throw new Failure(why, 401);
+    if (entered === null) throw new Failure(why, answer.status);
   }
 }
 

@@ -1,11 +1,11 @@
 // What stops the reader: a question, a token, facts. And what only tells.
 
-import { byId, element, say } from "./dom.js";
+import { byId, element, say, visible } from "./dom.js";
 
 /** Ask before something is done; whether it may be. */
 export async function confirmed(title, text, action) {
-  byId("confirm-title").textContent = title;
-  byId("confirm-text").textContent = text;
+  byId("confirm-title").textContent = visible(title);
+  byId("confirm-text").textContent = visible(text);
   const yes = byId("confirm-yes");
   yes.textContent = action;
   return opened(byId("confirm"), (close) => { yes.onclick = () => close(true); }).then(Boolean);
@@ -30,7 +30,7 @@ export async function askForToken(why) {
 /** Show `facts`, pairs of a name and a text or an element, with `actions`, buttons. */
 export function showFacts(title, facts, actions = []) {
   const dialog = byId("details");
-  byId("details-title").textContent = title;
+  byId("details-title").textContent = visible(title);
   dialog.querySelector("dl").replaceChildren(
     ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]),
   );
@@ -58,7 +58,7 @@ export function opened(dialog, wire) {
 export function tell(text, { isBad = false, show = null } = {}) {
   const told = byId("told");
   told.classList.toggle("bad", isBad);
-  told.querySelector("p").textContent = text;
+  told.querySelector("p").textContent = visible(text);
   byId("told-show").hidden = show === null;
   byId("told-show").onclick = show;
   byId("told-close").onclick = () => { told.hidden = true; };

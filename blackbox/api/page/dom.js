@@ -2,6 +2,14 @@
 
 export const byId = (id) => document.getElementById(id);
 
+// They reorder what stands around them, so that one name passes for another, or show nothing at all.
+const UNSEEN = /[\p{Cc}\p{Cf}\u2028\u2029]/gu;
+
+/** A text in which everything can be seen: what cannot is written as its number. */
+export const visible = (text) => text.replace(UNSEEN, (one) => (one === "\n" || one === "\t" ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
+
+const shown = (child) => (typeof child === "string" ? visible(child) : child);
+
 /** An element; functions among `attributes` are listeners, null ones are left out. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
@@ -17,7 +25,7 @@ function filled(made, attributes, children) {
     if (typeof value === "function") made.addEventListener(name, value);
     else if (value !== null && value !== undefined) made.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  made.append(...children.filter((child) => child !== null && child !== undefined).map(shown));
   return made;
 }
 
@@ -58,7 +66,7 @@ export function refill(body, rows, { isForced = true } = {}) {
 
 /** Show a text in an element that is hidden without one. */
 export function say(place, text) {
-  place.textContent = text ?? "";
+  place.textContent = visible(text ?? "");
   place.hidden = !text;
 }
 

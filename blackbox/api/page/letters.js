@@ -76,7 +76,7 @@ function details(letter) {
     ["caller", letter.caller], ["to topic", letter.target], ["became", letter.became],
     ["written at", letter.source], ["dead letter at", letter.place],
     [letter.key_encoding ? "key, base64" : "key", letter.key],
-    [`record, ${counted(letter.value_bytes, "byte")}${letter.value_encoding ? ", base64" : ""}`, letter.value && element("pre", {}, letter.value)],
+    [`record, ${counted(letter.value_bytes, "byte")}${letter.value_encoding ? ", base64" : ""}`, letter.value === undefined && letter.value_bytes ? "shown to those who may change things" : letter.value && element("pre", {}, letter.value)],
   ];
   showFacts("Dead letter", facts.filter(([, value]) => value));
 }

@@ -24,7 +24,7 @@ export async function look({ search }) {
   figures(stats);
   profile(stats);
   shards(stats);
-  callers(stats.callers, (name) => search("caller", name));
+  callers(stats, (name) => search("caller", name));
   const rest = stats.counted < stats.pending ? `of the soonest ${count(stats.counted)}` : "";
   for (const place of document.querySelectorAll(".counted")) place.textContent = rest;
   await targets.look({ counts: stats.targets, search: (name) => search("target", name) });
@@ -84,10 +84,12 @@ function ownership(name) {
   return shardsHere.get(name) ? "open" : element("b", { class: "dead" }, "closed");
 }
 
-function callers(counts, search) {
-  const most = Object.entries(counts).sort((one, other) => other[1] - one[1]);
-  refill(byId("callers"), most.map(([name, number]) => row([],
+function callers(stats, search) {
+  const most = Object.entries(stats.callers).sort((one, other) => other[1] - one[1]);
+  const rows = most.map(([name, number]) => row([],
     name ? element("button", { type: "button", class: "name", click: () => search(name) }, name) : element("span", { class: "soft" }, "without a name"),
     cell("n", count(number)),
-  )), { isForced: false });
+  ));
+  if (stats.callers_left_out) rows.push(row([], element("span", { class: "soft" }, `and ${counted(stats.callers_left_out, "caller")} with fewer`), ""));
+  refill(byId("callers"), rows, { isForced: false });
 }

@@ -1,0 +1,80 @@
+"""What is decided before a request reaches its route: who may, and how much a body may be."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blackbox.api.access import Access
+
+MOST_BYTES = 16 << 20
+BODY_WITHIN_S = 60.0
+
+
+class Door:
+    """Lets requests in by their headers alone; no byte of the body of anybody else is read.
+
+    Routes of FastAPI read a body before they look at what they depend on, and Starlette's own limit
+    answers before anybody asks for a token.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                request = Request(scope)
+                self._access.check(request)
+                _check_length(request)
+            except HTTPException as refusal:
+                await refused(refusal)(scope, receive, send)
+                return
+            receive = _Body(receive).receive
+        await self._app(scope, receive, send)
+
+
+def refused(refusal: HTTPException) -> JSONResponse:
+    """The answer to a request that is not let in, or fails."""
+    return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
+
+
+class _Body:
+    """What the app receives, up to a size and a deadline: HTTPException 413 and 408 beyond these."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read = 0
+        self._until_s = math.inf
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        if self._is_whole:  # what comes is the client's leaving, whenever that is
+            return await self._receive()
+        self._until_s = min(self._until_s, asyncio.get_running_loop().time() + BODY_WITHIN_S)
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body was not here within {BODY_WITHIN_S:g} s") from None
+        self._read += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._read > MOST_BYTES:
+            raise _too_large()
+        return message
+
+
+def _check_length(request: Request) -> None:
+    length = request.headers.get("Content-Length", "0")
+    if not length.isdecimal() or int(length) > MOST_BYTES:
+        raise _too_large()
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"the body has more than {MOST_BYTES} bytes; send less at once")

@@ -1,0 +1,46 @@
+"""An answer that many ask for, made once for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Generic, TypeVar
+
+from blackbox.doubt import Doubt
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Kept(Generic[K, V]):
+    """What `make` makes, for `kept_s`; who asks while it is being made waits for it. Safe from any thread.
+
+    A Doubt is kept as well, so that not everybody waits in turn for a server that is away.
+    """
+
+    def __init__(self, make: Callable[[K], V], kept_s: float) -> None:
+        self._make = make
+        self._kept_s = kept_s
+        self._kept: dict[K, tuple[float, V | Doubt]] = {}
+        self._lock = Lock()
+
+    def get(self, asked: K) -> V:
+        with self._lock:
+            now_s = time.monotonic()
+            self._kept = {
+                one: held for one, held in self._kept.items() if now_s - held[0] < self._kept_s
+            }
+            if asked not in self._kept:
+                self._kept[asked] = self._made(asked)
+            _, found = self._kept[asked]
+        if isinstance(found, Doubt):
+            raise type(found)(str(found))
+        return found
+
+    def _made(self, asked: K) -> tuple[float, V | Doubt]:
+        began_s = time.monotonic()
+        try:
+            return began_s, self._make(asked)
+        except Doubt as failure:
+            return time.monotonic(), failure

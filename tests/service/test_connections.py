@@ -1,0 +1,330 @@
+"""Strangers who connect to a real HTTP server and do not go on: too many, too slow, or never."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from blackbox.api import connections
+from blackbox.api.serve import HttpServer
+from tests.world import until
+
+HOST = "127.0.0.1"
+LARGE = 20_000_000
+HEAD = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def app() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/livez")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @app.get("/large")
+    async def large() -> Response:
+        return Response(b"x" * LARGE)
+
+    @app.post("/length")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    return app
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    server = HttpServer(app(), HOST, 0)
+    server.start()
+    yield server
+    server.stop()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection((HOST, port), timeout=10)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has ended it; what it sent before is passed over."""
+    while select.select([connection], [], [], 0)[0]:
+        try:
+            if not connection.recv(65536):
+                return True
+        except OSError:
+            return True
+    return False
+
+
+def taken(connection: socket.socket, wanted: float = math.inf) -> int:
+    """How many bytes come, until there are so many or the server ends the connection."""
+    connection.settimeout(10)
+    count = 0
+    with suppress(ConnectionError):
+        while count < wanted and (part := connection.recv(1 << 20)):
+            count += len(part)
+    return count
+
+
+def answered(connection: socket.socket, asked: bytes = HEAD) -> bool:
+    """Whether what is asked for is answered; the whole answer is taken."""
+    connection.sendall(asked)
+    answer = connection.recv(4096)
+    while answer and not answer.endswith(b"}"):
+        answer += connection.recv(4096)
+    return answer.startswith(b"HTTP/1.1 200 ")
+
+
+def is_live(port: int) -> bool:
+    with connect(port) as connection:
+        return answered(connection)
+
+
+def test_an_answer_on_a_reused_connection_does_not_wait_for_an_acknowledgement(
+    server: HttpServer,
+) -> None:
+    took_s = []
+    with httpx.Client(base_url=f"http://{HOST}:{server.port}", trust_env=False) as client:
+        for _ in range(30):
+            began = time.perf_counter()
+            assert client.get("/livez").status_code == 200
+            took_s.append(time.perf_counter() - began)
+    assert statistics.median(took_s[1:]) < 0.02
+
+
+@pytest.mark.parametrize("begun", [b"", b"G", HEAD[:-1]])
+def test_a_head_that_does_not_end_is_not_waited_for(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "head", 0.3)
+    with connect(server.port) as slow:
+        slow.sendall(begun)
+        until("it is closed", lambda: is_closed(slow), 5)
+
+
+def test_a_head_that_comes_byte_by_byte_gains_no_time(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "head", 0.5)
+    began = time.monotonic()
+    with connect(server.port) as slow:
+        for byte in HEAD[:-1] * 100:
+            try:
+                slow.sendall(bytes([byte]))
+            except OSError:
+                break
+            if is_closed(slow):
+                break
+            time.sleep(0.05)
+        assert time.monotonic() - began < 3
+
+
+def test_the_second_head_of_a_connection_has_a_deadline_too(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "head", 0.3)
+    with connect(server.port) as slow:
+        assert answered(slow)
+        time.sleep(0.6)
+        assert answered(slow)
+        slow.sendall(b"GET")
+        until("it is closed", lambda: is_closed(slow), 5)
+
+
+def test_a_connection_that_nobody_uses_is_closed(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
+    with connect(server.port) as idle:
+        assert answered(idle)
+        assert not is_closed(idle)
+        until("it is closed", lambda: is_closed(idle), 5)
+
+
+def test_an_answer_that_is_taken_slowly_is_not_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.5)
+    monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((HOST, server.port))
+        slow.sendall(HEAD.replace(b"livez", b"large"))
+        count = 0
+        for _ in range(15):
+            time.sleep(0.1)
+            count += taken(slow, 1 << 20)
+        assert count + taken(slow, LARGE - count) >= LARGE
+
+
+def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "leftover", 0.3)
+    head = b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    with connect(server.port) as prompt:
+        assert answered(prompt, head % 4)
+        prompt.sendall(b"abcd")
+        time.sleep(0.6)
+        assert answered(prompt)
+    with connect(server.port) as slow:
+        assert answered(slow, head % 1_000_000)
+        until("it is closed", lambda: is_closed(slow), 5)
+
+
+def test_an_answer_that_is_not_taken_is_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.3)
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((HOST, server.port))
+        deaf.sendall(HEAD.replace(b"livez", b"large"))
+        time.sleep(1)
+        assert taken(deaf) < LARGE
+
+
+def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 8)
+    monkeypatch.setattr(connections.Connection, "_is_full", connections.Seldom())
+    with ExitStack() as ending, caplog.at_level(logging.WARNING):
+        open_ = []
+        for _ in range(40):
+            open_.append(ending.enter_context(connect(server.port)))
+            time.sleep(0.005)
+        assert is_live(server.port)
+        closed = [is_closed(one) for one in open_]
+        assert closed == [True] * 33 + [False] * 7
+    assert [record.message for record in caplog.records] == [
+        "8 HTTP connections are open, the most there may be; each new one closes the one that has "
+        "waited longest for its client"
+    ]
+
+
+def test_a_request_that_is_being_answered_makes_no_room(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with socket.socket() as busy, ExitStack() as ending:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        busy.connect((HOST, server.port))
+        busy.sendall(HEAD.replace(b"livez", b"large"))
+        time.sleep(0.2)
+        for _ in range(20):
+            ending.enter_context(connect(server.port))
+        assert is_live(server.port)
+        assert taken(busy, LARGE) >= LARGE
+
+
+def test_what_is_no_http_is_told_once(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [seldom] = logging.getLogger("uvicorn.error").filters
+    assert isinstance(seldom, connections.Seldom)
+    monkeypatch.setattr(seldom, "_next_s", -math.inf)
+    for _ in range(20):
+        with connect(server.port) as stranger:
+            stranger.sendall(b"\x16\x03\x01\r\n\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
+    assert [record.message for record in caplog.records] == ["Invalid HTTP request received."]
+
+
+FEW_FILES = """
+import logging, os, resource, sys
+logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from blackbox.api.serve import HttpServer
+from tests.service.test_connections import app
+server = HttpServer(app(), "127.0.0.1", 0)
+server.start()
+print(server.port, flush=True)
+for line in sys.stdin:
+    kept = []
+    try:
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        os.close(kept.pop())
+    print("none is left", flush=True)
+    sys.stdin.readline()
+    for one in kept:
+        os.close(one)
+    print("some are left", flush=True)
+"""
+
+
+@pytest.fixture
+def modest(tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[str], Path]]:
+    """The port of a server whose process may have 256 files, its process, and its log."""
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", FEW_FILES],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        yield int(process.stdout.readline()), process, log
+        process.kill()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_probe_is_answered_while_a_thousand_connections_idle(
+    modest: tuple[int, subprocess.Popen[str], Path],
+) -> None:
+    port, _, log = modest
+    with ExitStack() as ending:
+        for _ in range(1000):
+            ending.enter_context(connect(port))
+        for _ in range(20):
+            assert is_live(port)
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_a_process_without_files_left_says_so_once_and_answers_when_there_are_some(
+    modest: tuple[int, subprocess.Popen[str], Path],
+) -> None:
+    port, process, log = modest
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("take all\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "none is left\n"
+    with ExitStack() as ending:
+        for _ in range(60):
+            ending.enter_context(connect(port))
+        time.sleep(3)
+        process.stdin.write("give them back\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "some are left\n"
+        assert is_live(port)
+    told = log.read_text().splitlines()
+    assert len(told) == 1
+    assert "no HTTP connection can be accepted" in told[0]

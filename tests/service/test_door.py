@@ -1,0 +1,366 @@
+"""What is decided before a request reaches its route, by a real HTTP server; no Kafka, no Redis."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from blackbox.api import door
+from blackbox.api.access import OPEN, OPEN_FOLDER
+from blackbox.api.app import make_app
+from blackbox.api.serve import HttpServer
+from blackbox.control.control import Control, Rescheduled, Stats
+from blackbox.fate import Fate
+from blackbox.journal.letterbox import Letter
+from blackbox.metrics import Metrics
+from blackbox.settings import SettingsError, load
+from tests.service.test_http import HOST, Patient
+
+LOOK, CHANGE = "l" * 16, "c" * 16
+BODIES = [
+    ("POST", "/requests"),
+    ("POST", "/requests/bulk"),
+    ("PATCH", "/requests/x"),
+    ("POST", "/dead-letters/replay"),
+    ("POST", "/dead-letters/discard"),
+]
+"""Whatever takes a body."""
+
+
+class Nobody:
+    """A control that is never asked for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+Open = Callable[..., HttpServer]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Starts a server with more settings; it asks `control`, by default one that must not be asked."""
+    with ExitStack() as ending:
+
+        def start(control: object | None = None, **more: object) -> HttpServer:
+            settings = load(kafka_bootstrap_servers="127.0.0.1:1", **more)
+            asked = cast(Control, control or Nobody())
+            server = HttpServer(make_app(Patient(), Metrics(), asked, settings), HOST, 0)
+            server.start()
+            ending.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def guarded(opened: Open) -> HttpServer:
+    return opened(api_token=CHANGE, api_read_token=LOOK)
+
+
+def client(server: HttpServer, token: str | None = None) -> httpx.Client:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=f"http://{HOST}:{server.port}", headers=headers, trust_env=False)
+
+
+def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes = b"") -> int:
+    """The status that is answered to this head, and this much of a body, while the client goes on to wait."""
+    head = [f"{method} {path} HTTP/1.1", f"Host: {HOST}:{server.port}", *lines, "", ""]
+    with socket.create_connection((HOST, server.port), timeout=10) as connection:
+        connection.sendall("\r\n".join(head).encode() + body)
+        return int(connection.recv(4096).split()[1])
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, path: str) -> None:
+    length = f"Content-Length: {door.MOST_BYTES}"
+    assert answer(guarded, method, path, length) == 401
+    assert answer(guarded, method, path, length, "Authorization: Bearer wrong") == 401
+    assert answer(guarded, method, path, "Transfer-Encoding: chunked") == 401
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+def test_no_body_from_a_website_is_waited_for(
+    opened: Open, method: str, path: str, kind: str
+) -> None:
+    length, kind = f"Content-Length: {door.MOST_BYTES}", f"Content-Type: {kind}"
+    server = opened()
+    assert answer(server, method, path, length, kind, "Origin: https://evil.example") == 403
+    assert answer(server, method, path, length, kind, "Origin: null") == 403
+    assert answer(server, method, path, length, kind, "Sec-Fetch-Site: cross-site") == 403
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_is_said_to_be_too_large_is_not_read(
+    guarded: HttpServer, method: str, path: str
+) -> None:
+    length, token = f"Content-Length: {door.MOST_BYTES + 1}", f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, length, token) == 413
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_becomes_too_large_is_read_no_further(
+    guarded: HttpServer, method: str, path: str
+) -> None:
+    parts = (b"x" * 65536 for _ in range(2 * door.MOST_BYTES // 65536))
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.request(
+            method, path, content=parts, headers={"Content-Type": "application/json"}
+        )
+    assert refused.status_code == 413
+    assert str(door.MOST_BYTES) in refused.json()["error"]
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_a_body_that_does_not_come_is_waited_for_no_longer_than_it_may_take(
+    guarded: HttpServer, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    monkeypatch.setattr(door, "BODY_WITHIN_S", 0.2)
+    token = f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, "Content-Length: 100", token, body=b"{") == 408
+
+
+def test_every_route_that_is_not_known_to_be_open_asks_for_a_token(guarded: HttpServer) -> None:
+    with client(guarded) as stranger, client(guarded, LOOK) as reader:
+        described = stranger.get("/openapi.json").json()["paths"]
+        assert len(described) > 10
+        for path, operations in described.items():
+            for method in operations:
+                status = stranger.request(method, path).status_code
+                assert status == (200 if path in OPEN else 401), (method, path)
+                if method != "get":
+                    assert reader.request(method, path).status_code in (401, 403)
+        assert stranger.get("/nothing-of-the-kind").status_code == 401
+        assert stranger.get(f"{OPEN_FOLDER}../stats").status_code in (401, 404)
+
+
+def test_the_description_says_that_a_body_may_be_too_large(guarded: HttpServer) -> None:
+    with client(guarded) as stranger:
+        described = stranger.get("/openapi.json").json()["paths"]
+    taking = [
+        (path, operation)
+        for path, operations in described.items()
+        for operation in operations.values()
+        if "requestBody" in operation
+    ]
+    assert len(taking) == len(BODIES)
+    assert [path for path, operation in taking if "413" not in operation["responses"]] == []
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault(
+    guarded: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = [
+        "POST /requests HTTP/1.1", f"Host: {HOST}", "Content-Length: 9",
+        f"Authorization: Bearer {CHANGE}", "", "",
+    ]  # fmt: skip
+    with socket.create_connection((HOST, guarded.port)) as connection:
+        connection.sendall("\r\n".join(head).encode() + b"{")
+    with client(guarded) as stranger:
+        for _ in range(20):
+            assert stranger.get("/livez").status_code == 200
+    assert caplog.records == []
+
+
+def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
+    class Asked(Nobody):
+        def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+            return [f"{caller} asked for {json.loads(value)}" for value in values]
+
+    with client(opened(Asked())) as allowed:
+        taken = allowed.post("/requests/bulk", content=b"1\n\n2\n", headers={"CALLER_SERVICE": "x"})
+    assert (taken.status_code, taken.json()) == (
+        201, {"ids": ["x asked for 1", "x asked for 2"]},
+    )  # fmt: skip
+
+
+class Naming(Nobody):
+    """Tells who asked."""
+
+    def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+        return [str(caller)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "caller"),
+    [
+        ([], "None"),
+        ([(b"CALLER_SERVICE", b"shop")], "shop"),
+        ([(b"Caller-Service", b"shop")], "shop"),
+        ([(b"caller-service", b"shop"), (b"CALLER_SERVICE", b"shop")], "shop"),
+        ([(b"CALLER_SERVICE", "käse".encode())], "käse"),
+        ([(b"CALLER_SERVICE", b"")], "None"),
+        ([(b"CALLER_SERVICE", b"x" * 255)], "x" * 255),
+    ],
+)
+def test_a_caller_may_use_a_header_that_proxies_let_through(
+    opened: Open, headers: list[tuple[bytes, bytes]], caller: str
+) -> None:
+    with client(opened(Naming())) as allowed:
+        taken = allowed.post("/requests", content=b"{}", headers=headers)
+    assert (taken.status_code, taken.json()) == (201, {"ids": [caller]})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"CALLER_SERVICE", b"x" * 256)],
+        [(b"CALLER_SERVICE", b"\xff")],
+        [(b"CALLER_SERVICE", "a\u202egnillib".encode())],
+        [(b"Caller-Service", "a\u202egnillib".encode())],
+        [(b"CALLER_SERVICE", b"shop"), (b"Caller-Service", b"billing")],
+    ],
+)
+def test_what_can_be_no_callers_name_is_refused(
+    opened: Open, headers: list[tuple[bytes, bytes]]
+) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.post("/requests", content=b"{}", headers=headers)
+    assert refused.status_code == 422
+    assert "255 printable characters" in refused.json()["error"]
+
+
+class Crowded(Nobody):
+    """A thousand callers, each with one request more than the one before."""
+
+    def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
+        many = Counter({f"caller-{number}": number + 1 for number in range(1000)})
+        return Stats({}, many, Counter(shop=1), 500_500, [0] * (len(edges_ms) - 1))
+
+
+def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
+    with client(opened(Crowded())) as reader:
+        told = reader.get("/stats").json()
+    assert list(told["callers"]) == [f"caller-{number}" for number in range(999, 899, -1)]
+    assert (told["callers_left_out"], told["targets_left_out"]) == (900, 0)
+
+
+class Dead(Nobody):
+    """A letter of somebody's secrets."""
+
+    def letters(self, *_: object, **__: object) -> list[Letter]:
+        held = dict.fromkeys(("reason", "detail", "source"), "x")
+        value = b'{"message": "secret"}'
+        return [
+            Letter(
+                place="letters/0@1", at_ms=0, caller="shop", key=b"secret", value=value,
+                headers=[], became=None, **held,
+            )
+        ]  # fmt: skip
+
+    def target_of(self, letter: Letter) -> str | None:
+        return "orders"
+
+
+def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Open) -> None:
+    server = opened(Dead(), api_token=CHANGE, api_read_token=LOOK)
+    with client(server, LOOK) as reader, client(server, CHANGE) as operator:
+        [seen] = reader.get("/dead-letters").json()["letters"]
+        [whole] = operator.get("/dead-letters").json()["letters"]
+    assert (seen["caller"], seen["target"], seen["value_bytes"]) == ("shop", "orders", 21)
+    assert "secret" not in json.dumps(seen)
+    assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://["},
+        {"Origin": "http://localhost:1"},
+        {"Origin": "http://localhost"},
+        {"Origin": "http://localhost:99999"},
+        {"Host": "localhost:x"},
+        {"Host": "["},
+        {"Host": "evil.example"},
+    ],
+)
+def test_what_is_no_address_of_this_service_is_refused(
+    opened: Open, headers: dict[str, str]
+) -> None:
+    with client(opened()) as website:
+        for method, path in (("POST", "/requests"), ("GET", "/stats"), ("GET", "/metrics")):
+            assert website.request(method, path, headers=headers).status_code == 403
+
+
+def test_a_page_of_the_service_itself_may_ask(opened: Open) -> None:
+    server = opened(Naming())
+    with client(server) as page:
+        for name in ("127.0.0.1", "localhost", "[::1]"):
+            origin = {"Origin": f"http://{name}:{server.port}", "Sec-Fetch-Site": "same-origin"}
+            assert page.post("/requests", content=b"{}", headers=origin).status_code == 201
+
+
+def test_who_may_only_look_is_told_so(guarded: HttpServer) -> None:
+    with client(guarded, LOOK) as reader, client(guarded, "w" * 16) as stranger:
+        refused = reader.delete("/requests/x")
+        assert (refused.status_code, "BLACKBOX_API_TOKEN" in refused.text) == (403, True)
+        assert "insufficient_scope" in refused.headers["WWW-Authenticate"]
+        assert stranger.delete("/requests/x").status_code == 401
+
+
+def test_a_token_from_a_file_with_a_newline_is_taken(opened: Open) -> None:
+    with client(opened(Crowded(), api_token=f"{CHANGE}\n"), CHANGE) as operator:
+        assert operator.get("/stats").status_code == 200
+
+
+@pytest.mark.parametrize("token", ["ä" * 16, "a\x00" * 8, "short", " " * 20])
+def test_a_token_that_no_header_can_have_is_refused(token: str) -> None:
+    with pytest.raises(SettingsError, match=r"BLACKBOX_API_TOKEN=\(hidden\)"):
+        load(kafka_bootstrap_servers="127.0.0.1:1", api_token=token)
+
+
+@pytest.mark.parametrize("topic", ["%2e", "%2e%2e", "a%20b"])
+@pytest.mark.parametrize("how", ["pause", "resume"])
+def test_what_names_no_topic_is_not_paused(opened: Open, topic: str, how: str) -> None:
+    port = opened().port
+    with socket.create_connection((HOST, port), timeout=10) as connection:
+        head = f"POST /targets/{topic}/{how} HTTP/1.1\r\nHost: {HOST}:{port}\r\n"
+        connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 422 ")
+
+
+class Moving(Nobody):
+    """Moves what it is asked to."""
+
+    def reschedule(
+        self, id: str, *, countdown_s: float | None, at: str | int | None
+    ) -> Rescheduled:
+        return Rescheduled("too-late", Fate(id, f"{countdown_s} {at}", "ended"))
+
+
+@pytest.mark.parametrize("kind", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_a_body_is_json_whatever_its_kind_is_said_to_be(opened: Open, kind: dict[str, str]) -> None:
+    with client(opened(Moving())) as allowed:
+        moved = allowed.patch("/requests/x", content=b'{"countdown": 60}', headers=kind)
+        assert (moved.status_code, moved.json()["request"]["source"]) == (200, "60.0 None")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{}", '{"countdown": NaN}', '{"countdown": Infinity}', '{"countdown": 1e999}', "", "[]",
+        '{"countdown": 1, "at": 2}', '{"countdown": null}', '{"countdown": "9"}', '{"at": true}',
+        '{"at": 1e30}', '{"at": 1000000000000000000000}', '{"in": 9}', "{",
+    ],
+)  # fmt: skip
+def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
+    opened: Open, body: str
+) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.patch("/requests/x", content=body)
+    assert (refused.status_code, bool(refused.json()["error"])) == (422, True)
+
+
+@pytest.mark.parametrize("body", [b"", b"\n", b" \n\n "])
+def test_a_bulk_of_nothing_is_refused(opened: Open, body: bytes) -> None:
+    with client(opened()) as allowed:
+        refused = allowed.post("/requests/bulk", content=body)
+    assert (refused.status_code, "no request" in refused.json()["error"]) == (422, True)

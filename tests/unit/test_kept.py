@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from blackbox.api.kept import Kept
+from blackbox.doubt import IndexLost
+
+
+class Made:
+    """How often it was made, and what."""
+
+    def __init__(self, takes_s: float = 0.0, failure: Exception | None = None) -> None:
+        self.times: list[int] = []
+        self._takes_s = takes_s
+        self._failure = failure
+
+    def __call__(self, asked: int) -> str:
+        self.times.append(asked)
+        time.sleep(self._takes_s)
+        if self._failure is not None:
+            raise self._failure
+        return f"{asked}, made {len(self.times)}"
+
+
+def test_what_many_ask_for_at_once_is_made_once() -> None:
+    made = Made(takes_s=0.1)
+    kept = Kept(made, 30)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(kept.get, [5] * 8)) == {"5, made 1"}
+    assert made.times == [5]
+
+
+def test_another_question_has_an_answer_of_its_own() -> None:
+    made = Made()
+    kept = Kept(made, 30)
+    assert [kept.get(one) for one in (1, 2, 1, 2)] == ["1, made 1", "2, made 2"] * 2
+
+
+def test_what_is_old_is_made_again_and_kept_no_longer() -> None:
+    made = Made()
+    kept = Kept(made, 0.05)
+    for one in (1, 2):
+        kept.get(one)
+    time.sleep(0.1)
+    assert kept.get(1) == "1, made 3"
+    assert list(kept._kept) == [1]
+
+
+def test_nobody_waits_a_second_time_for_a_server_that_is_away() -> None:
+    made = Made(takes_s=0.1, failure=IndexLost("Redis does not answer"))
+    kept = Kept(made, 0.2)
+    for _ in range(5):
+        with pytest.raises(IndexLost, match="Redis does not answer"):
+            kept.get(1)
+    assert made.times == [1]
+    time.sleep(0.3)
+    with pytest.raises(IndexLost):
+        kept.get(1)
+    assert made.times == [1, 1]

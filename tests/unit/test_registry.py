@@ -1,0 +1,107 @@
+"""Partitions are counted for everybody by one, and nobody waits for a Kafka that is away twice."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+
+import pytest
+
+from blackbox.control import fate
+from blackbox.control.fate import Registry
+from blackbox.doubt import JournalLost, NotAllowed
+from blackbox.request import Shard
+from blackbox.settings import load
+
+
+class Counted:
+    """What Kafka answers, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: dict[str, int] | JournalLost = {"TB": 2}
+        self.may_answer = Event()
+        self.may_answer.set()
+        self.times = 0
+        self._lock = Lock()
+
+    def __call__(self) -> dict[str, int]:
+        with self._lock:
+            self.times += 1
+        assert self.may_answer.wait(30)
+        if isinstance(self.answer, JournalLost):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted()
+    monkeypatch.setattr(Registry, "_count", lambda _: counted())
+    return counted
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(load(kafka_bootstrap_servers="127.0.0.1:1"))
+
+
+def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known becomes old at once."""
+    monkeypatch.setattr(fate, "COUNTED_FOR_S", 0.0)
+
+
+def test_what_was_counted_a_moment_ago_is_not_counted_again(
+    counted: Counted, registry: Registry
+) -> None:
+    for _ in range(10):
+        registry.count_partitions()
+    assert list(registry.shards()) == [Shard("TB", 0), Shard("TB", 1)]
+    assert counted.times == 1
+
+
+def test_while_one_counts_the_others_go_by_what_was_known(
+    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_by(monkeypatch)
+    registry.count_partitions()
+    counted.may_answer.clear()
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(registry.count_partitions)
+        while counted.times < 2:
+            time.sleep(0.001)
+        registry.count_partitions()
+        counted.may_answer.set()
+        slow.result(10)
+    assert counted.times == 2
+
+
+def test_when_kafka_does_not_answer_what_was_known_is_true(
+    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_by(monkeypatch)
+    registry.count_partitions()
+    counted.answer = JournalLost("away")
+    registry.count_partitions()
+    assert list(registry.shards()) == [Shard("TB", 0), Shard("TB", 1)]
+
+
+@pytest.mark.parametrize("failure", [JournalLost("away"), NotAllowed("not allowed")])
+def test_a_kafka_that_never_answered_is_waited_for_by_one(
+    counted: Counted, registry: Registry, failure: JournalLost
+) -> None:
+    counted.answer = failure
+    for _ in range(10):
+        with pytest.raises(type(failure), match=str(failure)):
+            registry.count_partitions()
+    assert counted.times == 1
+
+
+def test_a_right_that_was_taken_away_is_told(
+    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_by(monkeypatch)
+    registry.count_partitions()
+    counted.answer = NotAllowed("not allowed")
+    with pytest.raises(NotAllowed):
+        registry.count_partitions()
