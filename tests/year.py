@@ -168,9 +168,9 @@ class Year:
 
     def standing(self, shard: int = 0) -> tuple[int, int]:
         """Entries in Redis, and requests in the cold tier."""
-        inspector = Inspector(self.client.connection_pool)
-        found = inspector.standing(self.shards[shard], 0)
-        assert len(inspector.cold(self.shards[shard])[1]) == found.cold
+        with closing(Inspector.of(self.world.redis.url)) as inspector:
+            found = inspector.standing(self.shards[shard], 0)
+            assert len(inspector.cold(self.shards[shard])[1]) == found.cold
         return found.pending, found.cold
 
     def forget(self) -> None:
