@@ -80,7 +80,7 @@ def _drain(
         for _ in range(batch):
             producer.produce(TARGET, BODY, headers=ADDED)
         producer.flush(30)
-        producer.produce("TB.receipts", receipt, partition=0)
+        producer.produce("TB.receipts", receipt, "TB-0", 0)
         producer.flush(30)
         if exactly_once:
             producer.commit_transaction(30)

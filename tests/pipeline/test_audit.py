@@ -131,10 +131,14 @@ class Books:
     def tell(self, receipt: Receipt) -> int:
         """A receipt, in its journal only; its offset."""
         journal = receipts_topic(self.shard.topic)
-        return self._write(journal, self.shard.partition, encode(receipt), [])[1]
+        return self._write(journal, self.shard.partition, encode(receipt), [], key=str(self.shard))[
+            1
+        ]
 
-    def tell_garbage(self) -> None:
-        self._write(receipts_topic(self.shard.topic), self.shard.partition, b"no receipt", [])
+    def tell_of_the_future(self) -> None:
+        """A receipt of a later version."""
+        journal, receipt = receipts_topic(self.shard.topic), b'{"v":2,"at_ms":5}'
+        self._write(journal, self.shard.partition, receipt, [], key=str(self.shard))
 
     def forget(self, offset: int) -> None:
         """Redis loses a request."""
@@ -156,7 +160,13 @@ class Books:
             future.result(30)
 
     def _write(
-        self, topic: str, partition: int, value: Any, headers: Any, at_ms: int = 0
+        self,
+        topic: str,
+        partition: int,
+        value: Any,
+        headers: Any,
+        at_ms: int = 0,
+        key: str | None = None,
     ) -> tuple[int, int]:
         places: list[tuple[int, int]] = []
 
@@ -165,7 +175,7 @@ class Books:
             places.append((message.partition() or 0, message.offset() or 0))
 
         self._producer.produce(
-            topic, value, headers=headers, on_delivery=acknowledged, partition=partition,
+            topic, value, key, headers=headers, on_delivery=acknowledged, partition=partition,
             timestamp=at_ms,
         )  # fmt: skip
         assert self._producer.flush(30) == 0
@@ -516,7 +526,7 @@ def test_what_cannot_be_audited_is_said_in_one_line(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
-    books.tell_garbage()
+    books.tell_of_the_future()
 
     def problem(*typed: str) -> str:
         answer = type_audit(*typed)
@@ -525,7 +535,7 @@ def test_what_cannot_be_audited_is_said_in_one_line(
         return answer.stderr
 
     assert "holds no ledger; `blackbox ledger` makes one" in problem("--ledger", str(tmp_path))
-    assert f"{receipts_topic(books.shard.topic)}/0@0: " in problem()
+    assert f"{receipts_topic(books.shard.topic)}/0@0: a receipt of version 2" in problem()
 
 
 def test_an_audit_beside_a_live_service_under_load_finds_nothing(

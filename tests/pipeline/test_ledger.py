@@ -128,7 +128,8 @@ class Books:
         )
 
     def tell(self, receipt: Receipt, partition: int = 0) -> None:
-        self._producer.produce(self.receipts_topic, encode(receipt), partition=partition)
+        key = str(Shard(self.topic, partition))
+        self._producer.produce(self.receipts_topic, encode(receipt), key, partition)
         self.flush()
 
     def in_transaction(self, count: int, partition: int = 0, *, is_committed: bool) -> None:

@@ -490,7 +490,7 @@ def test_what_check_may_not_see_it_names(town: Town, missing: Right) -> None:
 @each("rebind")
 def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
     town.create_all()
-    town.kafka.send(town.receipts, encode(Receipt(at_ms=1, barrier=True)))
+    tell(town, Receipt(at_ms=1, barrier=True))
     town.allow(without(missing, "rebind"))
     answer = town.run("rebind", town.requests, "--pending", "drop")
     assert answer.code == 1
@@ -521,7 +521,11 @@ def leave_receipts_of_another_group(town: Town) -> None:
         Receipt(at_ms=1, barrier=True, group="another"),
         Receipt(2, {f"{town.target}/0": [(0, 0)]}, letters={f"{town.letters}/0": [(1, 0)]}),
     ):
-        town.kafka.send(town.receipts, encode(receipt))
+        tell(town, receipt)
+
+
+def tell(town: Town, receipt: Receipt) -> None:
+    town.kafka.send(town.receipts, encode(receipt), key=f"{town.requests}-0")
 
 
 def test_with_its_rights_it_decides_between_groups(town: Town) -> None:

@@ -22,7 +22,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch
 from blackbox.receipt import Receipt, encode
-from blackbox.request import locate, request_id
+from blackbox.request import Shard, locate, request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked
 from tests.service.test_low_water import keep, starts
@@ -73,7 +73,8 @@ def write_receipts(world: World, partition: int, count: int) -> None:
     now_ms = time.time_ns() // 1_000_000
     for number in range(count):
         receipt = Receipt(now_ms, delivered={"x/0": [(10**9 + number, number)]}, read=2 * 10**9)
-        producer.produce(receipts_topic(world.requests), encode(receipt), partition=partition)
+        shard = Shard(world.requests, partition)
+        producer.produce(receipts_topic(shard.topic), encode(receipt), str(shard), partition)
         producer.poll(0)
     assert producer.flush(60) == 0
 

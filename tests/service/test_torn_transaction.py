@@ -21,7 +21,7 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     world.ask(2 * TORN, within_s=0, partition=0)
     torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world)})
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
-    producer.produce(receipts, encode(torn), partition=0)
+    producer.produce(receipts, encode(torn), f"{world.requests}-0", 0)
     assert producer.flush(10) == 0
 
     service = world.start_service().wait_ready()
