@@ -65,12 +65,13 @@ class Taken:
 class Opening(NamedTuple):
     """How requests are read while an index is rebuilt.
 
-    `ended` have an outcome. What was due, or was to replace another, before `unknown_before_ms` and
+    `ended` have an outcome; replacements by id that are `too_late` ended nothing. What was due, or was to replace another, before `unknown_before_ms` and
     has none may have had one that is gone.
     """
 
     ended: Ended
     unknown_before_ms: int | None = None
+    too_late: Container[int] = frozenset()
 
 
 class Upcoming(NamedTuple):
@@ -130,7 +131,9 @@ class Intake:
         if opening is not None and opening.unknown_before_ms is not None:
             changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             parsed = parsed._replace(changes=changes, refused={}, asked=())
-        return self.store(parsed, latest_ms, ended=None if opening is None else opening.ended)
+        if opening is None:
+            return self.store(parsed, latest_ms)
+        return self.store(parsed, latest_ms, ended=opening.ended, too_late=opening.too_late)
 
     def store(
         self,
@@ -138,10 +141,11 @@ class Intake:
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
         ended: Container[int] | None = None,
+        too_late: Container[int] = frozenset(),
     ) -> Taken:
         """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch.
 
-        Who rebuilds the index says what has `ended`.
+        Who rebuilds the index says what has `ended`, and which replacements were `too_late`.
         """
         rules = parsed.rules
         over: dict[int, Refusal] | None = None
@@ -150,7 +154,8 @@ class Intake:
             nonlocal over
             if over is None:
                 over = self._over_quota(parsed, view)
-            plan = resolve(_judged(parsed, over, view.judged), view)
+            judged = _judged(parsed, over, view.judged)
+            plan = resolve(judged, view._replace(too_late=too_late))
             plan.tail = parsed.tail
             if rules is not None and rules.counted:
                 plan.counted = rules.counted_of(plan.puts)

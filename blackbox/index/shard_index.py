@@ -233,7 +233,13 @@ class ShardIndex:
         """Of these conditional records receipts say that they did not count."""
         with self._lock:
             self._watch_labels(self._keys.state)
-            self._exec_while_opening(self._mark(self._keys.ignored, offsets))
+            marks = self._mark(self._keys.ignored, offsets)
+            self._exec_while_opening(marks, even_if_full=True)
+
+    def is_ignored(self, offset: int) -> bool:
+        """Whether this conditional record did not count, as far as no later receipt than the mark's says so."""
+        with self._lock:
+            return bool(self._scores(self._keys.ignored, [offset]))
 
     def finish(self, receipts: int, ended: Ended) -> None:
         """End a rebuild: the label `receipts`, and in `skip` what has ended of the requests not read yet."""
@@ -572,6 +578,7 @@ class ShardIndex:
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
+        may_be_told = known_from or touched.replaced
         may_be_cold = list(touched.cold)
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
@@ -581,7 +588,7 @@ class ShardIndex:
             labels, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, told,
-            frozenset(self._scores(self._keys.ignored, touched.conditional if known_from else ())),
+            frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold),
