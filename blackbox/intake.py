@@ -77,12 +77,12 @@ class Opening(NamedTuple):
 class Upcoming(NamedTuple):
     """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin).
 
-    After them comes a replacement by id, as (offset, id), if there is one.
+    After them comes a replacement by id, as (offset, id, caller id), if there is one.
     """
 
     touched: Touched
     carried: Sequence[tuple[int, int, int]]
-    replacement: tuple[int, str] | None = None
+    replacement: tuple[int, str, str | None] | None = None
 
 
 class Parsed(NamedTuple):
@@ -186,7 +186,7 @@ class Intake:
         first = 0
         for at, (offset, change) in enumerate(changes):
             if type(change) is Replacement:
-                yield _upcoming(changes[first:at], (offset, change.id))
+                yield _upcoming(changes[first:at], (offset, change.id, change.caller_id))
                 first = at + 1
         yield _upcoming(changes[first:], None)
 
@@ -319,7 +319,7 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
 
 
 def _upcoming(
-    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str] | None
+    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str, str | None] | None
 ) -> Upcoming:
     others = [one for one in changes if type(one[1]) is not Carried]
     carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]

@@ -379,20 +379,22 @@ class Recovery:
                 self.index.settle(removed, self.index.labels.receipts)
             if ahead.replacement is None:
                 continue
-            offset, id = ahead.replacement
+            offset, id, caller_id = ahead.replacement
             if offset in too_late:
                 self.index.ignore([offset])
             elif not self.index.is_ignored(offset):
-                self._replace_early(offset, id)
+                self._replace_early(offset, id, caller_id)
 
-    def _replace_early(self, offset: int, id: str) -> None:
-        """Remove what a replacement names, and remember that this one counts.
+    def _replace_early(self, offset: int, id: str, caller_id: str | None) -> None:
+        """Remove what a replacement names, and what waits under its caller id; remember that it counts.
 
         It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
         """
         named = self.index.named([id]).get(id)
         if named is not None and named.is_pending:
-            removed = {named.offset: named.caller_id}
+            own = [] if caller_id is None else [caller_id]
+            removed = self.index.caller_ids(list(self.index.holders(own).values()))
+            removed[named.offset] = named.caller_id
             self.index.settle(removed, self.index.labels.receipts, early=[offset])
 
 
