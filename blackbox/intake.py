@@ -62,6 +62,12 @@ class Taken:
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
+VERDICT_LOST = (
+    "the payload is gone from Redis, and with it whether this replacement came in time: the other request "
+    "may have been delivered; check maxmemory-policy, and replay it if it was not"
+)
+
+
 class Opening(NamedTuple):
     """How requests are read while an index is rebuilt.
 
@@ -191,10 +197,17 @@ class Intake:
         yield _upcoming(changes[first:], None)
 
     def reread(self, record: Record) -> Entry:
-        """The entry of a request whose stored form was lost."""
+        """The entry of a request whose stored form was lost.
+
+        A replacement by id becomes a dead letter: that form alone told whether it had been in time.
+        """
         one = Batch(record.offset, record.offset + 1, [record])
         [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
-        if isinstance(change, Carried | Replacement):
+        if isinstance(change, Replacement):
+            letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
+            lost = refused_entry(record, letter, record.timestamp_ms)
+            return lost._replace(caller_id=change.caller_id)
+        if isinstance(change, Carried):
             change = change.asked
         if isinstance(change, Request):
             return Entry(*change)
