@@ -69,6 +69,7 @@ class Index(Protocol):
         put_off: Mapping[int, PutOff] = ...,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = ...,
+        origins: Sequence[int] = (),
         told: Sequence[int] = (),
         mark: Mark | None = None,
         early: Sequence[int] = (),

@@ -428,13 +428,15 @@ class ShardIndex:
         put_off: Mapping[int, PutOff] = _NOTHING,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = _NOTHING,
+        origins: Sequence[int] = (),
         told: Sequence[int] = (),
         mark: Mark | None = None,
         early: Sequence[int] = (),
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
 
-        `counted` are those of the callers whose pending requests are counted. `told` are ignored
+        `counted` are those of the callers whose pending requests are counted, `origins` the first
+        records of those that promotion wrote. `told` are ignored
         records that a receipt names by now, `mark` is the low-water mark that it carries. `early` are
         replacements that wait in Kafka, of what is removed here.
 
@@ -454,6 +456,7 @@ class ShardIndex:
                 holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 commands += self._skip(ahead)
+                commands += _zrem(self._keys.moved, origins)
                 commands += self._told(told, mark)
                 commands += self._mark(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
