@@ -155,7 +155,8 @@ class Dispatch:
         label = self.writer.commit(self._receipt(dead, places, letters, now_ms))
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
-        self.index.settle(removals, label, batch.deferred, now_ms, counted)  # 3
+        origins = [entry.origin for entry in ended.values() if entry.origin is not None]
+        self.index.settle(removals, label, batch.deferred, now_ms, counted, origins)  # 3
         self._told, self._told_ms = self._known, now_ms
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)

@@ -62,26 +62,33 @@ class Taken:
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
+VERDICT_LOST = (
+    "the payload is gone from Redis, and with it whether this replacement came in time: the other request "
+    "may have been delivered; check maxmemory-policy, and replay it if it was not"
+)
+
+
 class Opening(NamedTuple):
     """How requests are read while an index is rebuilt.
 
-    `ended` have an outcome. What was due, or was to replace another, before `unknown_before_ms` and
+    `ended` have an outcome; replacements by id that are `too_late` ended nothing. What was due, or was to replace another, before `unknown_before_ms` and
     has none may have had one that is gone.
     """
 
     ended: Ended
     unknown_before_ms: int | None = None
+    too_late: Container[int] = frozenset()
 
 
 class Upcoming(NamedTuple):
     """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin).
 
-    After them comes a replacement by id, as (offset, id), if there is one.
+    After them comes a replacement by id, as (offset, id, caller id), if there is one.
     """
 
     touched: Touched
     carried: Sequence[tuple[int, int, int]]
-    replacement: tuple[int, str] | None = None
+    replacement: tuple[int, str, str | None] | None = None
 
 
 class Parsed(NamedTuple):
@@ -130,7 +137,9 @@ class Intake:
         if opening is not None and opening.unknown_before_ms is not None:
             changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             parsed = parsed._replace(changes=changes, refused={}, asked=())
-        return self.store(parsed, latest_ms, ended=None if opening is None else opening.ended)
+        if opening is None:
+            return self.store(parsed, latest_ms)
+        return self.store(parsed, latest_ms, ended=opening.ended, too_late=opening.too_late)
 
     def store(
         self,
@@ -138,10 +147,11 @@ class Intake:
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
         ended: Container[int] | None = None,
+        too_late: Container[int] = frozenset(),
     ) -> Taken:
         """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch.
 
-        Who rebuilds the index says what has `ended`.
+        Who rebuilds the index says what has `ended`, and which replacements were `too_late`.
         """
         rules = parsed.rules
         over: dict[int, Refusal] | None = None
@@ -150,7 +160,8 @@ class Intake:
             nonlocal over
             if over is None:
                 over = self._over_quota(parsed, view)
-            plan = resolve(_judged(parsed, over, view.judged), view)
+            judged = _judged(parsed, over, view.judged)
+            plan = resolve(judged, view._replace(too_late=too_late))
             plan.tail = parsed.tail
             if rules is not None and rules.counted:
                 plan.counted = rules.counted_of(plan.puts)
@@ -181,15 +192,22 @@ class Intake:
         first = 0
         for at, (offset, change) in enumerate(changes):
             if type(change) is Replacement:
-                yield _upcoming(changes[first:at], (offset, change.id))
+                yield _upcoming(changes[first:at], (offset, change.id, change.caller_id))
                 first = at + 1
         yield _upcoming(changes[first:], None)
 
     def reread(self, record: Record) -> Entry:
-        """The entry of a request whose stored form was lost."""
+        """The entry of a request whose stored form was lost.
+
+        A replacement by id becomes a dead letter: that form alone told whether it had been in time.
+        """
         one = Batch(record.offset, record.offset + 1, [record])
         [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
-        if isinstance(change, Carried | Replacement):
+        if isinstance(change, Replacement):
+            letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
+            lost = refused_entry(record, letter, record.timestamp_ms)
+            return lost._replace(caller_id=change.caller_id)
+        if isinstance(change, Carried):
             change = change.asked
         if isinstance(change, Request):
             return Entry(*change)
@@ -314,7 +332,7 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
 
 
 def _upcoming(
-    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str] | None
+    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str, str | None] | None
 ) -> Upcoming:
     others = [one for one in changes if type(one[1]) is not Carried]
     carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]

@@ -190,6 +190,7 @@ class View(NamedTuple):
     them. Those below `judged` were let in, or refused, before the index was lost. What became of
     conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
     `early` are replacements by id that count: what they replace was removed before they could be stored.
+    `too_late` may be more of them that ended nothing, as receipts told.
     `ended` are requests of the cold tier that the cancel at this offset has ended by their ids, wherever
     they are by then; `has_cold`: there may be some.
     """
@@ -207,6 +208,7 @@ class View(NamedTuple):
     early: frozenset[int] = frozenset()
     ended: Mapping[int, int] = {}
     has_cold: bool = False
+    too_late: Container[int] = frozenset()
 
     def knows(self, offset: int) -> bool:
         """Whether the index can tell that this request is not pending."""
@@ -281,7 +283,8 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
 
     A request that is skipped (its removal was read before it) is not put, yet still ends the
     request it replaced. A carried one is put only if the request it carries on is still cold. A
-    replacement by id that is too late ends nothing, whatever its caller id.
+    replacement by id that is too late ends nothing, whatever its caller id; one that was, stays it,
+    whatever is pending under another horizon.
     """
     plan = Plan(holders=dict(view.holders))
     puts, first, skipped = plan.puts, view.labels.requests, view.skipped
@@ -295,7 +298,8 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
                 _end_wherever(plan, view, change.id, offset)
             continue
         if type(change) is Replacement:
-            is_in_time = _end_named(plan, view, change.id, offset)
+            was_too_late = offset in view.ignored or offset in view.too_late
+            is_in_time = not was_too_late and _end_named(plan, view, change.id, offset)
             plan.replaced += is_in_time
             if not is_in_time:
                 plan.ignored.add(offset)
@@ -390,7 +394,8 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
         _end(plan, view, previous)
         _end(plan, view, origin)
     plan.carried.add(offset)
-    plan.moved[origin] = offset
+    if type(change.asked) is not Cold and not was_delivered:
+        plan.moved[origin] = offset  # not of a cold one: a later batch would not find it either
     return True
 
 

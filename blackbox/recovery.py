@@ -271,12 +271,13 @@ class Recovery:
 
     def _rebuild(self, start: _Start, label: int) -> tuple[int, int | None]:
         """Outcomes into memory, then one pass over the requests, then one MULTI that ends it."""
-        ended = Ended()
+        ended, too_late = Ended(), Ended()
         ignored: list[int] = []
         count = judged = 0
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
             count += ended.add(receipt.removals())
             ignored += receipt.ignored
+            too_late.add(chain(receipt.ignored, receipt.invalid))
             judged = max(judged, receipt.read)
         first = self.index.labels.requests
         self._remove_ended(ended)
@@ -285,7 +286,7 @@ class Recovery:
         if start.unknown_before_ms is None:
             self.index.judged_before(judged)
         bounds = self.journal.request_bounds()
-        opening = Opening(ended, start.unknown_before_ms)
+        opening = Opening(ended, start.unknown_before_ms, too_late)
         try:
             for batch in self.journal.requests(first, bounds.end, ended):
                 self.progress(batch.end - start.labels.requests, bounds.end - start.labels.requests)
@@ -296,7 +297,7 @@ class Recovery:
             if start.unknown_before_ms is not None:  # who reads the rest would not know
                 raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end, ended)
+            self._end_ahead(bounds.end, ended, too_late)
         self.index.finish(label, ended)
         return count, judged
 
@@ -314,8 +315,12 @@ class Recovery:
     def _apply_receipts(self, start: int, label: int) -> tuple[int, int | None]:
         """How many outcomes there were; up to where rules judge nothing again, if that is not the label."""
         count = judged = 0
-        for reached, removed, read in _chunked(settled(self.journal.receipts(start, label))):
+        for reached, removed, read, invalid in _chunked(
+            settled(self.journal.receipts(start, label))
+        ):
             count += len(removed)
+            if late := [offset for offset in invalid if offset >= self.index.labels.requests]:
+                self.index.ignore(late)
             # A longer horizon delivered them by their first records, after this index was copied.
             removed += self.index.moved(removed).values()
             known = self.index.caller_ids(removed)
@@ -349,12 +354,15 @@ class Recovery:
                 self.apply(batch, None)
         except IndexFull as full:
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end, Ended())
+            self._end_ahead(bounds.end, Ended(), Ended())
             return False
         return True
 
-    def _end_ahead(self, end: int, ended: Ended) -> None:
-        """What is pending and ended by requests that stay in Kafka for now."""
+    def _end_ahead(self, end: int, ended: Ended, too_late: Ended) -> None:
+        """What is pending and ended by requests that stay in Kafka for now.
+
+        Of replacements that were `too_late` the index remembers it until they are read.
+        """
         batches = self.journal.requests(self.index.labels.requests, end)
         for ahead in chain.from_iterable(map(self.ahead, batches)):
             holders = self.index.holders(ahead.touched.caller_ids)
@@ -369,31 +377,43 @@ class Recovery:
             removed |= dict.fromkeys(known) | self.index.caller_ids(known)
             if removed:
                 self.index.settle(removed, self.index.labels.receipts)
-            if ahead.replacement is not None:
-                self._replace_early(*ahead.replacement)
+            if ahead.replacement is None:
+                continue
+            offset, id, caller_id = ahead.replacement
+            if offset in too_late:
+                self.index.ignore([offset])
+            elif not self.index.is_ignored(offset):
+                self._replace_early(offset, id, caller_id)
 
-    def _replace_early(self, offset: int, id: str) -> None:
-        """Remove what a replacement names, and remember that this one counts.
+    def _replace_early(self, offset: int, id: str, caller_id: str | None) -> None:
+        """Remove what a replacement names, and what waits under its caller id; remember that it counts.
 
         It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
         """
         named = self.index.named([id]).get(id)
         if named is not None and named.is_pending:
-            removed = {named.offset: named.caller_id}
+            own = [] if caller_id is None else [caller_id]
+            removed = self.index.caller_ids(list(self.index.holders(own).values()))
+            removed[named.offset] = named.caller_id
             self.index.settle(removed, self.index.labels.receipts, early=[offset])
 
 
 def _chunked(
     receipts: Iterable[tuple[int, Receipt]],
-) -> Iterator[tuple[int, list[int], int]]:
-    """Removals of many receipts at once, each time with the label they reach and the requests read by then."""
+) -> Iterator[tuple[int, list[int], int, list[int]]]:
+    """Removals of many receipts at once, each time with the label they reach and the requests read by then.
+
+    Last come those of them that could not be read, or were too late to replace another.
+    """
     removed: list[int] = []
+    invalid: list[int] = []
     read, offset = 0, -1
     for offset, receipt in receipts:
         removed.extend(receipt.removals())
+        invalid.extend(receipt.invalid)
         read = max(read, receipt.read)
         if len(removed) >= CHUNK:
-            yield offset + 1, removed, read
-            removed = []
+            yield offset + 1, removed, read, invalid
+            removed, invalid = [], []
     if offset >= 0:
-        yield offset + 1, removed, read
+        yield offset + 1, removed, read, invalid

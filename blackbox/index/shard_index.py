@@ -66,8 +66,10 @@ _CHUNK = 1000
 _WHY_ALONE = (
     "is maxmemory-policy noeviction, or did somebody delete it? Rebuilding from the journals"
 )
-_KEPT_APART = (b"named", b"cold")
-"""Of the state: whether there ever was a caller id, and how many requests are cold: keys of their own tell which."""
+_KEPT_APART = (b"named", b"cold", b"moved", b"ended", b"ahead")
+"""Of the state: whether there ever was a caller id, how many requests are cold, whether promotion ever brought
+one in, or a cancel ever ended one that only Kafka knew: keys of their own tell which. And up to where
+`skip` may remember something."""
 
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
@@ -130,10 +132,11 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark, tail, rebind, named, cold = state[3:]
+        *bound, rebuild, mark, tail, rebind = state[3 : -len(_KEPT_APART)]
+        apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
-            is_whole=self._lost(last, (named, cold), there) is None,
+            is_whole=self._lost(last, apart, there, found.requests) is None,
             is_rebuilding=rebuild is not None,
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
@@ -217,7 +220,7 @@ class ShardIndex:
             ]
             if first < self.labels.requests:
                 changes += [
-                    pack("HDEL", keys.state, "mark", "tail"),
+                    pack("HDEL", keys.state, "mark", "tail", "moved", "ended", "ahead"),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
                     pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
@@ -233,7 +236,13 @@ class ShardIndex:
         """Of these conditional records receipts say that they did not count."""
         with self._lock:
             self._watch_labels(self._keys.state)
-            self._exec_while_opening(self._mark(self._keys.ignored, offsets))
+            marks = self._mark(self._keys.ignored, offsets)
+            self._exec_while_opening(marks, even_if_full=True)
+
+    def is_ignored(self, offset: int) -> bool:
+        """Whether this conditional record did not count, as far as no later receipt than the mark's says so."""
+        with self._lock:
+            return bool(self._scores(self._keys.ignored, [offset]))
 
     def finish(self, receipts: int, ended: Ended) -> None:
         """End a rebuild: the label `receipts`, and in `skip` what has ended of the requests not read yet."""
@@ -241,6 +250,8 @@ class ShardIndex:
             self._watch_labels(self._keys.state, self._keys.receipts)
             later = ended.bits_from(self.labels.requests)
             done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
+            if later:
+                done.append(pack("HSET", self._keys.state, b"ahead", (max(later) + 1) * SEGMENT))
             done += [self._write_receipts(receipts), pack("HDEL", self._keys.state, b"rebuild")]
             if not self._exec_even_if_full(done, self.labels):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being rebuilt")
@@ -377,7 +388,7 @@ class ShardIndex:
                     *self._look_apart(),
                 ]
             )  # fmt: skip
-            if (lost := self._lost(last, state[3:], there)) is not None:
+            if (lost := self._lost(last, state[3:], there, int(state[1]))) is not None:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
@@ -422,13 +433,15 @@ class ShardIndex:
         put_off: Mapping[int, PutOff] = _NOTHING,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = _NOTHING,
+        origins: Sequence[int] = (),
         told: Sequence[int] = (),
         mark: Mark | None = None,
         early: Sequence[int] = (),
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
 
-        `counted` are those of the callers whose pending requests are counted. `told` are ignored
+        `counted` are those of the callers whose pending requests are counted, `origins` the first
+        records of those that promotion wrote. `told` are ignored
         records that a receipt names by now, `mark` is the low-water mark that it carries. `early` are
         replacements that wait in Kafka, of what is removed here.
 
@@ -448,6 +461,7 @@ class ShardIndex:
                 holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
                 commands += self._skip(ahead)
+                commands += _zrem(self._keys.moved, origins)
                 commands += self._told(told, mark)
                 commands += self._mark(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
@@ -572,6 +586,7 @@ class ShardIndex:
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
+        may_be_told = known_from or touched.replaced
         may_be_cold = list(touched.cold)
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
@@ -581,7 +596,7 @@ class ShardIndex:
             labels, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, told,
-            frozenset(self._scores(self._keys.ignored, touched.conditional if known_from else ())),
+            frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold),
@@ -615,9 +630,10 @@ class ShardIndex:
                 yield pack("ZADD", self._keys.callers, 0, caller)
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
         yield from _zrem(self._keys.early, sorted(view.early))
-        yield from _zadd(self._keys.ended, [(by, asked) for asked, by in plan.ended.items()])
+        ended = [(by, asked) for asked, by in plan.ended.items()]
+        yield from self._remember(self._keys.ended, b"ended", ended)
         hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
-        yield from _zadd(self._keys.moved, hot)
+        yield from self._remember(self._keys.moved, b"moved", hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
         yield self._write_requests(end, b"largest", largest, *names, *tail)
@@ -625,6 +641,15 @@ class ShardIndex:
             used = range(view.labels.requests // SEGMENT, end // SEGMENT)
             for segments in _chunks(list(used)):
                 yield pack("HDEL", self._keys.skip, *segments)
+
+    def _remember(
+        self, key: bytes, name: bytes, scored: Sequence[tuple[int, int]]
+    ) -> Iterator[bytes]:
+        """Into a sorted set that stays, once there is one, whatever is removed from it."""
+        if scored:
+            yield pack("ZADD", key, "+inf", SENTINEL)
+            yield pack("HSET", self._keys.state, name, 1)
+        yield from _zadd(key, scored)
 
     def _mark(self, key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
         return _zadd(key, [(offset, offset) for offset in offsets])
@@ -685,6 +710,8 @@ class ShardIndex:
     def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
             yield pack("HSET", self._keys.skip, segment, bitmap)
+        if offsets:
+            yield pack("HSET", self._keys.state, b"ahead", max(offsets) + 1)
 
     def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
         yield from _zrem(self._keys.ignored, told)
@@ -759,18 +786,29 @@ class ShardIndex:
             yield pack("HDEL", self._keys.ids, *freed)
 
     def _look_apart(self) -> list[bytes]:
-        return [pack("EXISTS", self._keys.ids), pack("EXISTS", self._keys.cold)]
+        keys = self._keys
+        return [pack("EXISTS", k) for k in (keys.ids, keys.cold, keys.moved, keys.ended, keys.skip)]
 
     def _lost(
-        self, last: list[bytes], expected: Sequence[bytes | None], there: Sequence[int]
+        self,
+        last: list[bytes],
+        expected: Sequence[bytes | None],
+        there: Sequence[int],
+        requests: int,
     ) -> bytes | None:
         """The key of the index that is not there though the others say that it should be."""
         if last != [SENTINEL]:
             return self._keys.due
+        keys = self._keys
+        *counts, ahead = (int(number or 0) for number in expected)
+        used = requests // SEGMENT * SEGMENT  # segments of `skip` below are removed
         for key, is_expected, exists in zip(
-            (self._keys.ids, self._keys.cold), expected, there, strict=True
+            (keys.ids, keys.cold, keys.moved, keys.ended, keys.skip),
+            (*counts, ahead - used),
+            there,
+            strict=True,
         ):
-            if int(is_expected or 0) > 0 and not exists:
+            if is_expected > 0 and not exists:
                 return key
         return None
 

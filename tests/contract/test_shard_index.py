@@ -557,6 +557,38 @@ def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: re
     assert index.labels == Labels(2, 1)
 
 
+@pytest.mark.parametrize("key", ["skip", "moved", "ended"])
+def test_what_an_index_remembers_besides_entries_is_missed_when_it_is_lost_alone(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, key: str
+) -> None:
+    asked = entry()._replace(origin=0)
+    store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
+    store(index, 2, 3, {2: Carried(0, 0, None, asked)})
+    store(index, 3, 5, {3: Carried(1, 1, None, Cold(None)), 4: Cancel(None, request_id(SHARD, 1))})
+    index.settle({2: None, 9: None}, 1, origins=[0])
+    assert index.due(NOW_MS, 10).entries == []
+
+    client.delete(PREFIX + key)
+
+    with pytest.raises(LabelsMoved, match=f"Redis lost the key .*{key} alone"):
+        index.due(NOW_MS, 10)
+    kept = open_index().load()
+    assert kept is not None
+    assert not kept.is_whole
+
+
+def test_an_index_that_used_up_what_it_remembered_is_whole(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    index.settle({1: None, SEGMENT - 1: None}, 1)
+    store(index, 0, SEGMENT, {})
+
+    assert index.due(NOW_MS, 10).entries == []
+    kept = open_index().load()
+    assert kept is not None
+    assert kept.is_whole
+
+
 def test_a_delivery_frees_the_caller_id_only_of_its_latest_request(
     index: ShardIndex, client: redis.Redis
 ) -> None:

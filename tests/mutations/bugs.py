@@ -392,8 +392,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "if int(is_expected or 0) > 0 and not exists:",
-                "if key == self._keys.ids and int(is_expected or 0) > 0 and not exists:",
+                "if is_expected > 0 and not exists:",
+                "if key != keys.cold and is_expected > 0 and not exists:",
             ),
             Change("index/walk.py", "if int(cold or 0) > 0 and not segments:", "if False:"),
         ),

@@ -21,7 +21,7 @@ from blackbox.index.shared import Shared
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch, Labels
+from blackbox.plan import Batch, Carried, Cold, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
@@ -354,6 +354,18 @@ def test_a_message_the_client_refuses_becomes_a_dead_letter_in_the_same_transact
     assert letter(writer, 1).value == b"record 1"
     assert (did.due_ms, did.dead) == ([NOW_MS], {"too-large": 1})
     assert (held(client).due, held(client).holders) == ([], {})
+
+
+def test_which_record_promotion_wrote_is_forgotten_when_the_request_ends(
+    dispatch: Dispatch, index: ShardIndex
+) -> None:
+    store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
+    carried = {2: to(origin=0), 3: to(due_ms=NOW_MS + 9, origin=1)}
+    store(index, 2, 4, {o: Carried(o - 2, o - 2, None, asked) for o, asked in carried.items()})
+
+    dispatch.tick(NOW_MS)
+
+    assert index.moved([0, 1]) == {1: 3}
 
 
 def test_an_invalid_request_becomes_a_dead_letter_that_is_its_record(

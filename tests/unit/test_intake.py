@@ -119,6 +119,16 @@ def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
     assert (refused.reason, refused.message, refused.due_ms) == ("empty", b"", 70)
 
 
+def test_a_lost_replacement_by_id_is_a_dead_letter_as_it_may_have_been_too_late(
+    index: ShardIndex,
+) -> None:
+    headers: Headers = [("blackbox-replaces", request_id(index.shard, 0).encode())]
+
+    again = intake(index, at_3=request(caller_id="a")).reread(record(3)._replace(headers=headers))
+
+    assert (again.reason, again.message, again.caller_id) == ("payload-lost", record(3).value, "a")
+
+
 def test_a_request_is_cancelled_by_the_id_in_a_header_whatever_the_format(
     index: ShardIndex,
 ) -> None:

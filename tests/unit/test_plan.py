@@ -310,6 +310,38 @@ def test_what_receipts_told_is_not_asked_about_requests_that_the_index_knows() -
     assert (plan.puts, plan.ignored) == ({13: TOO_LATE}, {12, 13})
 
 
+@pytest.mark.parametrize("told", [{"ignored": {13}}, {"too_late": {13}}])
+def test_a_replacement_that_was_too_late_stays_it_whatever_is_pending_now(
+    told: dict[str, set[int]],
+) -> None:
+    named = {"x": Named(3, True, "a")}
+    found = view(holders={"a": 3}, named=named)._replace(**told)  # type: ignore[arg-type]
+
+    plan = resolve([(13, Replacement("x", None, entry(), TOO_LATE))], found)
+
+    assert (plan.puts, plan.removals, plan.ignored) == ({13: TOO_LATE}, [], {13})
+
+
+@pytest.mark.parametrize("is_cold", [True, False], ids=["renewed", "delivered"])
+def test_whether_a_first_id_finds_what_was_carried_does_not_depend_on_batches(
+    is_cold: bool,
+) -> None:
+    skipped = set() if is_cold else {11}
+    changes: list[tuple[int, Change]] = [
+        (11, carried(3, "a", is_cold=is_cold)),
+        (12, Replacement("id of 3", None, entry(), TOO_LATE)),
+    ]
+    named = {"id of 3": Named(3, False, None)}
+    cut = view(skipped=skipped, cold={11} if is_cold else set(), named=named)
+
+    at_once = resolve(changes, view(skipped=skipped, cold={3}, named=named))
+    later = resolve(changes[1:], cut)
+
+    for plan in (at_once, later):
+        assert (plan.puts, plan.ignored) == ({12: TOO_LATE}, {12})
+    assert at_once.frozen == ({11} if is_cold else set())
+
+
 def test_a_carried_record_that_was_delivered_counted_whatever_receipts_told() -> None:
     plan = resolve([(12, carried(3, "a"))], behind(ignored=(12,))._replace(skipped={12}))
 

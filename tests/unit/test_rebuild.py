@@ -594,6 +594,47 @@ def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_on
     assert not client.exists(f"{PREFIX}early")
 
 
+@pytest.mark.parametrize("is_lost", [True, False], ids=["Redis is lost", "Redis went back"])
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "room"])
+def test_a_replacement_by_id_that_became_a_dead_letter_ends_nothing_of_what_is_pending_now(
+    make: Make, asked: Written, journal: FakeJournal, client: Any, is_full: bool, is_lost: bool
+) -> None:
+    asked(request("a"))
+    if not is_lost:
+        make().open()
+    asked(request())
+    asked(request(), headers=replaces(0))
+    journal.append(Receipt(1, invalid=[2]))
+    journal.read_at_once = 1
+
+    if is_full:
+        make(has_room=fills_up(1 if is_lost else 0)).open()
+        assert reasons(client) == {0: None}
+    make().open()
+
+    assert reasons(client) == {0: None, 1: None}
+    assert held(client).holders == {"a": 0}
+
+
+@pytest.mark.parametrize("is_pending", [True, False], ids=["in time", "too late"])
+def test_a_replacement_by_id_that_stays_in_kafka_ends_its_caller_ids_holder_if_it_counts(
+    make: Make, asked: Written, journal: FakeJournal, client: Any, is_pending: bool
+) -> None:
+    asked(request(), request("a"))
+    asked(request("a"), headers=replaces(0))
+    if not is_pending:
+        journal.append(delivered(0))
+    journal.read_at_once = 2
+
+    make(has_room=fills_up(1)).open()
+
+    assert held(client).offsets() == ([] if is_pending else [1])
+    assert held(client).holders == ({} if is_pending else {"a": 1})
+    make().open()
+    assert reasons(client) == ({2: None} if is_pending else {1: None, 2: "too-late"})
+    assert held(client).holders == {"a": 2 if is_pending else 1}
+
+
 def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
