@@ -30,19 +30,21 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
     """The receipt with the newest mark that lies below the start of neither journal.
 
     If there is none, the newest whose receipts are all there: some requests that it needs are gone.
-    With it comes where the receipts of this incarnation of the request topic begin. Raises Recreated
+    With it comes where the receipts of this incarnation of the request topic begin: at its first barrier,
+    as those between the last one of another and this tell outcomes of the other. Raises Recreated
     when the last owner wrote for another one, Shortened when requests below a mark are not there.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: Receipt | None = None
-    is_ours = False
+    ours_from: int | None = None
     for offset, receipt in _marks(journal, receipts):
         if receipt.topic_id not in ("", topic_id):
-            if is_ours:
-                return offset + 1, second
+            if ours_from is not None:
+                return ours_from, second
             theirs = Binding("", receipt.topic_id, "", "")
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
-        is_ours = is_ours or receipt.topic_id == topic_id
+        if receipt.topic_id == topic_id:
+            ours_from = offset
         mark = receipt.mark
         if mark is not None and mark.requests > requests.end:
             ends = Labels(requests.end, receipts.end)

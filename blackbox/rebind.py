@@ -27,6 +27,7 @@ from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
+from blackbox.receipt import Mark
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -211,7 +212,7 @@ class _Run:
         if decision.first is not None:
             self._move(decision, decision.first, done)
         if labels is not None and decision.is_begun:
-            index.begin(labels, binding=self._ours)
+            index.begin(labels, binding=self._ours, mark=Mark(*labels))
         elif labels is not None:
             index.rebind(labels, self._ours)
         if index.shard.partition < min(self._count, self._receipts_count):

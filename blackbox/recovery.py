@@ -199,7 +199,11 @@ class Recovery:
         told = judged = requests.end
         if found is None or mark is None:
             labels = Labels(requests.start, first)
-            if first == receipts.start > 0:
+            if (
+                first > receipts.start
+            ):  # those before speak of another topic: no mark is to name them
+                mark = Mark(*labels)
+            elif first == receipts.start > 0:
                 unknown_ms, judged = self._first_receipt_ms(receipts), 0
                 logger.error(
                     "%s: receipts begin at %d, and no low-water mark is known: requests that may "
@@ -274,7 +278,13 @@ class Recovery:
         ended = Ended()
         ignored: list[int] = []
         count = judged = 0
+        topic_id, is_ours = self.journal.binding(self.group).topic_id, True
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
+            if receipt.topic_id:
+                is_ours = receipt.topic_id == topic_id
+            if not is_ours:  # a mark of an older version names receipts of another topic too
+                ended, ignored, count, judged = Ended(), [], 0, 0
+                continue
             count += ended.add(receipt.removals())
             ignored += receipt.ignored
             judged = max(judged, receipt.read)
