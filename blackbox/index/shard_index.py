@@ -219,7 +219,8 @@ class ShardIndex:
                 changes += [
                     pack("HDEL", keys.state, "mark", "tail"),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
-                    pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
+                    pack("UNLINK", keys.skip, keys.early),
+                    *(pack("ZREMRANGEBYSCORE", k, first, "+inf") for k in (keys.moved, keys.ended)),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
