@@ -66,6 +66,16 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
     return "" if newest is None or newest[1].group == group else newest[1].group
 
 
+def is_known(journal: Journal, topic_id: str, group: str) -> bool:
+    """Whether the newest receipts tell that this group has opened this very request topic already."""
+    for _, receipt in _marks(journal, journal.receipt_bounds()):
+        if receipt.topic_id not in ("", topic_id):
+            return False
+        if receipt.topic_id == topic_id and receipt.group == group:
+            return True
+    return False
+
+
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
     """The refusal, which names both groups and the command that decides."""
     return OtherGroup(

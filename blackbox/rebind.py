@@ -25,7 +25,7 @@ from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark
+from blackbox.marks import Recreated, Shortened, foreign_group, is_another, is_known, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.receipt import Mark
 from blackbox.recurrence import asked_at
@@ -62,6 +62,7 @@ class _Decision:
     """What is to be done with an index: pending requests from `first` on move, the labels are set.
 
     Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
+    `is_stale`: it is discarded, as it is older than an opening of the topic that is there now.
     """
 
     index: ShardIndex
@@ -69,6 +70,7 @@ class _Decision:
     labels: Labels | None = None
     first: int | None = None
     is_begun: bool = False
+    is_stale: bool = False
     noted: Rebinding | None = None
 
 
@@ -85,7 +87,8 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     What is pending under other topics of the same name, or behind the end of one that became shorter,
     is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
-    topic changes loses nothing. Raises a Doubt when Kafka or Redis does not answer: run it again.
+    topic changes loses nothing. An index of another topic is only emptied if receipts tell that the group has
+    opened this one already: Redis went back to before that, and what is pending is in the journals. Raises a Doubt when Kafka or Redis does not answer: run it again.
 
     1. decide for all indexes, before a request that is written again can move the end of any journal;
     2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
@@ -137,7 +140,7 @@ class _Run:
             decision = self._decide(index, kept)
             if partition < self._count or decision.labels is not None:
                 decisions.append(decision)
-            if kept is not None and decision.is_begun:
+            if kept is not None and (decision.is_begun or decision.is_stale):
                 before = partition + 1
         # Among another number of partitions the keys of new requests name other ones than before.
         self._keeps_partitions = before in (0, self._count)
@@ -154,6 +157,9 @@ class _Run:
         if noted is not None and noted.topic_id != self._ours.topic_id:
             noted = None
         if kept.binding.topic_id != self._ours.topic_id:
+            is_there = partition < min(self._count, self._receipts_count)
+            if is_there and is_known(journal, self._ours.topic_id, self._ours.group):
+                return _Decision(index, "an index of before the topic was opened", is_stale=True)
             labels = Labels(requests.start, receipts.end)
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
         at = kept.labels
@@ -209,6 +215,8 @@ class _Run:
         done = Rebound(index.shard, decision.why)
         if decision.is_begun:
             done.cold = index.count_cold()
+        if decision.is_stale:
+            done.dropped = index.discard()
         if decision.first is not None:
             self._move(decision, decision.first, done)
         if labels is not None and decision.is_begun:
