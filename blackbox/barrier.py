@@ -27,6 +27,7 @@ def commit_barrier(
     gone: tuple[int, int] | None,
     binding: Binding,
     checked: int,
+    unknown_ms: int = 0,
 ) -> tuple[int, int]:
     """The label that a new owner's barrier reaches, and how many outcomes it voids.
 
@@ -51,7 +52,7 @@ def commit_barrier(
         group = others[-1] if others else binding.group  # who was first keeps the shard
         barrier = Receipt(
             at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests,
-            topic_id=binding.topic_id, group=group,
+            topic_id=binding.topic_id, group=group, unknown_ms=unknown_ms,
         )  # fmt: skip
         writer.begin()
         label = writer.commit(barrier)

@@ -28,6 +28,7 @@ from blackbox.journal.writer import Writer
 from blackbox.marks import Recreated, Shortened, foreign_group, is_another, is_known, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.receipt import Mark
+from blackbox.recovery import CLOCKS_APART_MS
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -63,6 +64,7 @@ class _Decision:
 
     Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
     `is_stale`: it is discarded, as it is older than an opening of the topic that is there now.
+    `unknown_ms`: the receipts that are there do not tell what became of requests that were due before.
     """
 
     index: ShardIndex
@@ -72,6 +74,7 @@ class _Decision:
     is_begun: bool = False
     is_stale: bool = False
     noted: Rebinding | None = None
+    unknown_ms: int = 0
 
 
 class _Record(NamedTuple):
@@ -163,17 +166,20 @@ class _Run:
             labels = Labels(requests.start, receipts.end)
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
         at = kept.labels
+        same = kept.binding.receipts_id == self._ours.receipts_id
+        is_untold = not same or at.receipts > receipts.end
+        unknown_ms = Clock().latest_ms() + CLOCKS_APART_MS if is_untold else 0
+        told = receipts.end if is_untold else at.receipts
         is_shorter = at.requests > requests.end or at.receipts > receipts.end
         lost = requests.end if is_shorter else _replaced(journal, kept.tail)
         if noted is not None or lost is not None:
             first = min(end for end in (lost, noted and noted.first) if end is not None)
-            labels = Labels(min(at.requests, first), min(at.receipts, receipts.end))
-            return _Decision(index, "a journal became shorter", labels, first, noted=noted)
+            labels, why = Labels(min(at.requests, first), told), "a journal became shorter"
+            return _Decision(index, why, labels, first, noted=noted, unknown_ms=unknown_ms)
         if kept.binding == self._ours:
             return _Decision(index, FITS)
-        same = kept.binding.receipts_id == self._ours.receipts_id
-        labels = at if same else at._replace(receipts=receipts.end)
-        return _Decision(index, "another group, or other receipts", labels)
+        why, labels = "another group, or other receipts", at._replace(receipts=told)
+        return _Decision(index, why, labels, unknown_ms=unknown_ms)
 
     def _begin(
         self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
@@ -222,7 +228,7 @@ class _Run:
         if labels is not None and decision.is_begun:
             index.begin(labels, binding=self._ours, mark=Mark(*labels))
         elif labels is not None:
-            index.rebind(labels, self._ours)
+            index.rebind(labels, self._ours, decision.unknown_ms)
         if index.shard.partition < min(self._count, self._receipts_count):
             self._take_over_receipts(index, done)
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,10 +10,14 @@ import pytest
 from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Binding, Labels
 from blackbox.rebind import Rebound, _Run
+from blackbox.receipt import Mark, Receipt
+from blackbox.request import Reason
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal
 from tests.unit.opening import Make, Written, delivered, request
+from tests.unit.test_rebuild import reasons
 
+LATER_MS = time.time_ns() // 1_000_000 + 3_600_000
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 
 
@@ -71,3 +76,54 @@ def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened
     make().open()
 
     assert held(client).offsets() == [0, 1]
+
+
+OTHERS = OURS._replace(receipts_id="others")
+
+
+def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_after_that(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OTHERS, mark=Mark(2, 7))
+    store(empty_index, 0, 2, {})
+    Run(journal, "deliver").run(empty_index)
+    assert make().open().mark is None
+    asked(request(due_ms=LATER_MS))
+    client.flushall()
+
+    make().open()
+
+    assert reasons(client) == {0: Reason.OUTCOME_UNKNOWN, 1: Reason.OUTCOME_UNKNOWN, 2: None}
+
+
+def test_a_mark_that_all_has_ended_below_leaves_nothing_unknown_of_receipts_that_were_deleted(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    store(empty_index, 0, 2, {})
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+    journal.append(Receipt(1, read=2, mark=Mark(2, len(journal.receipt_records))))
+    asked(request())
+    client.flushall()
+
+    make().open()
+
+    assert reasons(client) == {2: None}
+
+
+def test_a_first_mark_of_new_receipts_is_none_of_the_old_ones(
+    empty_index: ShardIndex, journal: FakeJournal, asked: Written
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+
+    kept = empty_index.load()
+    assert kept is not None
+    assert (kept.mark, kept.labels) == (None, Labels(2, 0))
+    assert kept.unknown_ms > LATER_MS - 3_600_000

@@ -23,7 +23,7 @@ from blackbox.marks import Shortened
 from blackbox.plan import Batch, Binding, Labels
 from blackbox.receipt import Mark, Receipt, encode
 from blackbox.recovery import CLOCKS_APART_MS, Recovery
-from blackbox.request import Cancel, Headers, request_id
+from blackbox.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
@@ -501,6 +501,24 @@ def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_
     due = None if is_known else "outcome-unknown"
     assert reasons(client) == {0: due, 1: due, 2: None}
     assert ("TB.receipts is empty" in caplog.text) is not is_known
+
+
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["killed", "redis lost again"])
+def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_done_again(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, client: Any, is_emptied: bool,
+) -> None:  # fmt: skip
+    asked(*(request(due_ms=1) for _ in range(4)))
+    journal.read_at_once, journal.read_before = 2, 4
+    with pytest.raises(JournalLost):
+        make(apply=dies_at(2, journal, empty_index)).open()
+    if is_emptied:
+        client.flushall()
+
+    make(others_index).open()
+
+    assert set(reasons(client).values()) == {Reason.OUTCOME_UNKNOWN}
+    assert len(reasons(client)) == 4
 
 
 def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
