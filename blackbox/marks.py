@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blackbox.doubt import ForeignIndex
 from blackbox.plan import Binding, Bounds, Labels, Tail
@@ -37,6 +38,7 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: Receipt | None = None
     ours_from: int | None = None
+    cut: int | None = None
     for offset, receipt in _marks(journal, receipts):
         if receipt.topic_id not in ("", topic_id):
             if ours_from is not None:
@@ -45,6 +47,11 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
         if receipt.topic_id == topic_id:
             ours_from = offset
+        if cut is not None and receipt.mark is not None:  # what it knows of others behind is void
+            known = receipt.mark._replace(requests=min(receipt.mark.requests, cut))
+            receipt = replace(receipt, mark=known, read=min(receipt.read, cut))
+        if receipt.cut:
+            cut = min(receipt.cut[0], receipt.cut[0] if cut is None else cut)
         mark = receipt.mark
         if mark is not None and mark.requests > requests.end:
             ends = Labels(requests.end, receipts.end)

@@ -65,6 +65,7 @@ class _Decision:
     Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
     `is_stale`: it is discarded, as it is older than an opening of the topic that is there now.
     `unknown_ms`: the receipts that are there do not tell what became of requests that were due before.
+    `is_cut`: the log lost its end, and earlier receipts do not speak of the requests that take its place.
     """
 
     index: ShardIndex
@@ -75,6 +76,7 @@ class _Decision:
     is_stale: bool = False
     noted: Rebinding | None = None
     unknown_ms: int = 0
+    is_cut: bool = False
 
 
 class _Record(NamedTuple):
@@ -175,7 +177,9 @@ class _Run:
         if noted is not None or lost is not None:
             first = min(end for end in (lost, noted and noted.first) if end is not None)
             labels, why = Labels(min(at.requests, first), told), "a journal became shorter"
-            return _Decision(index, why, labels, first, noted=noted, unknown_ms=unknown_ms)
+            return _Decision(
+                index, why, labels, first, noted=noted, unknown_ms=unknown_ms, is_cut=True
+            )
         if kept.binding == self._ours:
             return _Decision(index, FITS)
         why, labels = "another group, or other receipts", at._replace(receipts=told)
@@ -193,7 +197,9 @@ class _Run:
                 return _Decision(index, "another topic", labels, is_begun=True)
             except Shortened:  # all that is left of it had ended
                 labels = Labels(requests.end, receipts.end)
-                return _Decision(index, "a journal became shorter", labels, is_begun=True)
+                return _Decision(
+                    index, "a journal became shorter", labels, is_begun=True, is_cut=True
+                )
         return _Decision(index, NO_INDEX)
 
     def prepare(self, decisions: Sequence[_Decision]) -> None:
@@ -225,6 +231,10 @@ class _Run:
             done.dropped = index.discard()
         if decision.first is not None:
             self._move(decision, decision.first, done)
+        if decision.is_cut and labels is not None:
+            self._say(
+                index, labels, [labels.requests if decision.first is None else decision.first]
+            )
         if labels is not None and decision.is_begun:
             index.begin(labels, binding=self._ours, mark=Mark(*labels))
         elif labels is not None:
@@ -238,16 +248,24 @@ class _Run:
         journal = self._journal(index.shard.partition)
         if not foreign_group(journal, self._ours.group, index.labels.receipts):
             return
-        checked = journal.receipt_bounds().end
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
+        self._say(index, labels)
+        if done.why in (FITS, NO_INDEX):
+            done.why = "another group"
+
+    def _say(self, index: ShardIndex, labels: Labels, cut: Sequence[int] = ()) -> None:
+        """A barrier of ours; nothing where the receipts have no partition, which so tell nothing."""
+        if index.shard.partition >= min(self._count, self._receipts_count):
+            return
+        journal = self._journal(index.shard.partition)
+        checked = journal.receipt_bounds().end
         writer = Writer(index.shard, self._access, exactly_once=self._exactly_once)
         with closing(writer):
             writer.open()
             commit_barrier(
-                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked
-            )
-        if done.why in (FITS, NO_INDEX):
-            done.why = "another group"
+                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked,
+                cut=cut,
+            )  # fmt: skip
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.

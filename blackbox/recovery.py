@@ -292,6 +292,10 @@ class Recovery:
                 ended, ignored, count, judged = Ended(), [], 0, 0
                 unknown_ms = start.unknown_before_ms or 0
                 continue
+            if receipt.cut:  # the log had lost its end, and others are there now
+                ended.forget_from(receipt.cut[0])
+                ignored = [offset for offset in ignored if offset < receipt.cut[0]]
+                judged = min(judged, receipt.cut[0])
             count += ended.add(receipt.removals())
             ignored += receipt.ignored
             judged = max(judged, receipt.read)
