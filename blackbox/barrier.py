@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blackbox.doubt import Doubt
 from blackbox.marks import other_group
@@ -27,6 +27,8 @@ def commit_barrier(
     gone: tuple[int, int] | None,
     binding: Binding,
     checked: int,
+    unknown_ms: int = 0,
+    cut: Sequence[int] = (),
 ) -> tuple[int, int]:
     """The label that a new owner's barrier reaches, and how many outcomes it voids.
 
@@ -51,7 +53,7 @@ def commit_barrier(
         group = others[-1] if others else binding.group  # who was first keeps the shard
         barrier = Receipt(
             at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests,
-            topic_id=binding.topic_id, group=group,
+            topic_id=binding.topic_id, group=group, unknown_ms=unknown_ms, cut=cut,
         )  # fmt: skip
         writer.begin()
         label = writer.commit(barrier)

@@ -27,6 +27,13 @@ class Ended:
             bits[offset >> 3 & 0x1FFF] |= _BITS[offset & 7]
         return count
 
+    def forget_from(self, first: int) -> None:
+        """Of the offsets from here on nothing has ended."""
+        for at in [at for at in self._segments if at >= first >> 16]:
+            bits = self._segments[at]
+            for offset in range(max(first, at << 16), (at + 1) << 16):
+                bits[offset >> 3 & 0x1FFF] &= ~_BITS[offset & 7]
+
     def __contains__(self, offset: object) -> bool:
         assert isinstance(offset, int)
         bits = self._segments.get(offset >> 16)

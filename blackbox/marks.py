@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blackbox.doubt import ForeignIndex
 from blackbox.plan import Binding, Bounds, Labels, Tail
@@ -30,19 +31,27 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
     """The receipt with the newest mark that lies below the start of neither journal.
 
     If there is none, the newest whose receipts are all there: some requests that it needs are gone.
-    With it comes where the receipts of this incarnation of the request topic begin. Raises Recreated
+    With it comes where the receipts of this incarnation of the request topic begin: at its first barrier,
+    as those between the last one of another and this tell outcomes of the other. Raises Recreated
     when the last owner wrote for another one, Shortened when requests below a mark are not there.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: Receipt | None = None
-    is_ours = False
+    ours_from: int | None = None
+    cut: int | None = None
     for offset, receipt in _marks(journal, receipts):
         if receipt.topic_id not in ("", topic_id):
-            if is_ours:
-                return offset + 1, second
+            if ours_from is not None:
+                return ours_from, second
             theirs = Binding("", receipt.topic_id, "", "")
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
-        is_ours = is_ours or receipt.topic_id == topic_id
+        if receipt.topic_id == topic_id:
+            ours_from = offset
+        if cut is not None and receipt.mark is not None:  # what it knows of others behind is void
+            known = receipt.mark._replace(requests=min(receipt.mark.requests, cut))
+            receipt = replace(receipt, mark=known, read=min(receipt.read, cut))
+        if receipt.cut:
+            cut = min(receipt.cut[0], receipt.cut[0] if cut is None else cut)
         mark = receipt.mark
         if mark is not None and mark.requests > requests.end:
             ends = Labels(requests.end, receipts.end)
@@ -62,6 +71,16 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
     first, end = journal.receipt_bounds()
     newest = next(_marks(journal, Bounds(max(first, since), end)), None)
     return "" if newest is None or newest[1].group == group else newest[1].group
+
+
+def is_known(journal: Journal, topic_id: str, group: str) -> bool:
+    """Whether the newest receipts tell that this group has opened this very request topic already."""
+    for _, receipt in _marks(journal, journal.receipt_bounds()):
+        if receipt.topic_id not in ("", topic_id):
+            return False
+        if receipt.topic_id == topic_id and receipt.group == group:
+            return True
+    return False
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:

@@ -91,6 +91,7 @@ class Kept(NamedTuple):
     `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
     who did so was interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last
     request record that was read. `rebinding`: who bound it to something else was interrupted.
+    `unknown_ms`: requests that were due before this may have had an outcome that no receipt tells.
     """
 
     labels: Labels
@@ -100,6 +101,7 @@ class Kept(NamedTuple):
     mark: Mark | None = None
     tail: Tail | None = None
     rebinding: Rebinding | None = None
+    unknown_ms: int = 0
 
 
 class Batch(NamedTuple):

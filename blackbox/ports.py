@@ -42,6 +42,7 @@ class Index(Protocol):
         mark: Mark | None = None,
         told: int = 0,
         judged: int = 0,
+        unknown_ms: int = 0,
         is_rebuild: bool = False,
     ) -> None: ...
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None: ...

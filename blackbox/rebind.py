@@ -25,8 +25,10 @@ from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark
+from blackbox.marks import Recreated, Shortened, foreign_group, is_another, is_known, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
+from blackbox.receipt import Mark
+from blackbox.recovery import CLOCKS_APART_MS
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
 from blackbox.settings import Settings
@@ -61,6 +63,9 @@ class _Decision:
     """What is to be done with an index: pending requests from `first` on move, the labels are set.
 
     Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
+    `is_stale`: it is discarded, as it is older than an opening of the topic that is there now.
+    `unknown_ms`: the receipts that are there do not tell what became of requests that were due before.
+    `is_cut`: the log lost its end, and earlier receipts do not speak of the requests that take its place.
     """
 
     index: ShardIndex
@@ -68,7 +73,10 @@ class _Decision:
     labels: Labels | None = None
     first: int | None = None
     is_begun: bool = False
+    is_stale: bool = False
     noted: Rebinding | None = None
+    unknown_ms: int = 0
+    is_cut: bool = False
 
 
 class _Record(NamedTuple):
@@ -84,7 +92,8 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     What is pending under other topics of the same name, or behind the end of one that became shorter,
     is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
-    topic changes loses nothing. Raises a Doubt when Kafka or Redis does not answer: run it again.
+    topic changes loses nothing. An index of another topic is only emptied if receipts tell that the group has
+    opened this one already: Redis went back to before that, and what is pending is in the journals. Raises a Doubt when Kafka or Redis does not answer: run it again.
 
     1. decide for all indexes, before a request that is written again can move the end of any journal;
     2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
@@ -136,7 +145,7 @@ class _Run:
             decision = self._decide(index, kept)
             if partition < self._count or decision.labels is not None:
                 decisions.append(decision)
-            if kept is not None and decision.is_begun:
+            if kept is not None and (decision.is_begun or decision.is_stale):
                 before = partition + 1
         # Among another number of partitions the keys of new requests name other ones than before.
         self._keeps_partitions = before in (0, self._count)
@@ -153,20 +162,28 @@ class _Run:
         if noted is not None and noted.topic_id != self._ours.topic_id:
             noted = None
         if kept.binding.topic_id != self._ours.topic_id:
+            is_there = partition < min(self._count, self._receipts_count)
+            if is_there and is_known(journal, self._ours.topic_id, self._ours.group):
+                return _Decision(index, "an index of before the topic was opened", is_stale=True)
             labels = Labels(requests.start, receipts.end)
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
         at = kept.labels
+        same = kept.binding.receipts_id == self._ours.receipts_id
+        is_untold = not same or at.receipts > receipts.end
+        unknown_ms = Clock().latest_ms() + CLOCKS_APART_MS if is_untold else 0
+        told = receipts.end if is_untold else at.receipts
         is_shorter = at.requests > requests.end or at.receipts > receipts.end
         lost = requests.end if is_shorter else _replaced(journal, kept.tail)
         if noted is not None or lost is not None:
             first = min(end for end in (lost, noted and noted.first) if end is not None)
-            labels = Labels(min(at.requests, first), min(at.receipts, receipts.end))
-            return _Decision(index, "a journal became shorter", labels, first, noted=noted)
+            labels, why = Labels(min(at.requests, first), told), "a journal became shorter"
+            return _Decision(
+                index, why, labels, first, noted=noted, unknown_ms=unknown_ms, is_cut=True
+            )
         if kept.binding == self._ours:
             return _Decision(index, FITS)
-        same = kept.binding.receipts_id == self._ours.receipts_id
-        labels = at if same else at._replace(receipts=receipts.end)
-        return _Decision(index, "another group, or other receipts", labels)
+        why, labels = "another group, or other receipts", at._replace(receipts=told)
+        return _Decision(index, why, labels, unknown_ms=unknown_ms)
 
     def _begin(
         self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
@@ -180,7 +197,9 @@ class _Run:
                 return _Decision(index, "another topic", labels, is_begun=True)
             except Shortened:  # all that is left of it had ended
                 labels = Labels(requests.end, receipts.end)
-                return _Decision(index, "a journal became shorter", labels, is_begun=True)
+                return _Decision(
+                    index, "a journal became shorter", labels, is_begun=True, is_cut=True
+                )
         return _Decision(index, NO_INDEX)
 
     def prepare(self, decisions: Sequence[_Decision]) -> None:
@@ -208,12 +227,18 @@ class _Run:
         done = Rebound(index.shard, decision.why)
         if decision.is_begun:
             done.cold = index.count_cold()
+        if decision.is_stale:
+            done.dropped = index.discard()
         if decision.first is not None:
             self._move(decision, decision.first, done)
+        if decision.is_cut and labels is not None:
+            self._say(
+                index, labels, [labels.requests if decision.first is None else decision.first]
+            )
         if labels is not None and decision.is_begun:
-            index.begin(labels, binding=self._ours)
+            index.begin(labels, binding=self._ours, mark=Mark(*labels))
         elif labels is not None:
-            index.rebind(labels, self._ours)
+            index.rebind(labels, self._ours, decision.unknown_ms)
         if index.shard.partition < min(self._count, self._receipts_count):
             self._take_over_receipts(index, done)
         return done
@@ -223,16 +248,24 @@ class _Run:
         journal = self._journal(index.shard.partition)
         if not foreign_group(journal, self._ours.group, index.labels.receipts):
             return
-        checked = journal.receipt_bounds().end
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
+        self._say(index, labels)
+        if done.why in (FITS, NO_INDEX):
+            done.why = "another group"
+
+    def _say(self, index: ShardIndex, labels: Labels, cut: Sequence[int] = ()) -> None:
+        """A barrier of ours; nothing where the receipts have no partition, which so tell nothing."""
+        if index.shard.partition >= min(self._count, self._receipts_count):
+            return
+        journal = self._journal(index.shard.partition)
+        checked = journal.receipt_bounds().end
         writer = Writer(index.shard, self._access, exactly_once=self._exactly_once)
         with closing(writer):
             writer.open()
             commit_barrier(
-                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked
-            )
-        if done.why in (FITS, NO_INDEX):
-            done.why = "another group"
+                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked,
+                cut=cut,
+            )  # fmt: skip
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.

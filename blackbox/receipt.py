@@ -46,6 +46,9 @@ class Receipt:
                   ignores did count
     topic_id   -- in a barrier, which incarnation of the request topic this and later receipts speak of
     group      -- in a barrier or with a mark, the consumer group whose receipts these are
+    unknown_ms -- in a barrier: requests that were due before this may have had an outcome that no receipt tells
+    cut        -- in a barrier, one offset or none: earlier receipts speak of other requests from there on, as the
+                  log had lost its end
     """
 
     at_ms: int
@@ -63,6 +66,8 @@ class Receipt:
     mark: Mark | None = None
     topic_id: str = ""
     group: str = ""
+    unknown_ms: int = 0
+    cut: Sequence[int] = ()
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""

@@ -114,7 +114,7 @@ class Recovery:
         binding = self.journal.binding(self.group)
         label, void = commit_barrier(  # 3
             self.shard, self.journal, self.writer, self.now_ms, start.labels, start.gone,
-            binding, checked,
+            binding, checked, start.unknown_before_ms or 0,
         )  # fmt: skip
         if start.is_rebuild:  # 4
             count, judged = self._rebuild(start, label)
@@ -150,19 +150,21 @@ class Recovery:
                 "%s: Redis lost a key of the index alone: is maxmemory-policy noeviction, or did "
                 "somebody delete it? Rebuilding the index from the journals", self.shard,
             )  # fmt: skip
-            return self._begin(binding, requests, receipts)
+            return self._begin(binding, requests, receipts, kept)
         if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
             logger.warning(
                 "%s: the index is at %s, and the journals begin at %d and %d: it is older than what "
                 "was removed from them; rebuilding it", self.shard, tuple(kept.labels),
                 requests.start, receipts.start,
             )  # fmt: skip
-            return self._begin(binding, requests, receipts)
+            return self._begin(binding, requests, receipts, kept)
         self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
         if kept.is_rebuilding:
             logger.info("%s: going on with a rebuild at %d", self.shard, kept.labels.requests)
             is_unknown = kept.mark is None and kept.labels.receipts == receipts.start > 0
-            before_ms = self._first_receipt_ms(receipts) if is_unknown else None
+            before_ms = kept.unknown_ms or (
+                self._first_receipt_ms(receipts) if is_unknown else None
+            )
             return _Start(kept.labels, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms)
         return self._keep(kept, requests, receipts)
 
@@ -189,18 +191,24 @@ class Recovery:
             self.index.lost_before(requests.start, requests.end)
             self.apply(Batch(labels.requests, requests.start, []), None)
             labels = self.index.labels
-        return _Start(labels, gone=gone, mark=kept.mark)
+        return _Start(labels, gone=gone, mark=kept.mark, unknown_before_ms=kept.unknown_ms or None)
 
-    def _begin(self, binding: Binding, requests: Bounds, receipts: Bounds) -> _Start:
+    def _begin(
+        self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
+    ) -> _Start:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         first, found = newest_mark(self.shard, self.journal, binding.topic_id)
-        gone = unknown_ms = None
+        gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
         mark = None if found is None else found.mark
         told = judged = requests.end
         if found is None or mark is None:
             labels = Labels(requests.start, first)
-            if first == receipts.start > 0:
-                unknown_ms, judged = self._first_receipt_ms(receipts), 0
+            if (
+                first > receipts.start
+            ):  # those before speak of another topic: no mark is to name them
+                mark = Mark(*labels)
+            elif first == receipts.start > 0:
+                unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
                 logger.error(
                     "%s: receipts begin at %d, and no low-water mark is known: requests that may "
                     "have been delivered before become dead letters", self.shard, receipts.start,
@@ -224,9 +232,10 @@ class Recovery:
                     self.shard, *gone, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
-            labels, binding=binding, mark=mark, told=told, judged=judged, is_rebuild=True
-        )
-        return _Start(labels, is_rebuild=True, gone=gone, mark=mark, unknown_before_ms=unknown_ms)
+            labels, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
+            is_rebuild=True,
+        )  # fmt: skip
+        return _Start(labels, True, gone, mark, unknown_ms or None)
 
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
         """Whether a mark tells all that is pending: else the index may know more than the journals."""
@@ -274,19 +283,32 @@ class Recovery:
         ended, too_late = Ended(), Ended()
         ignored: list[int] = []
         count = judged = 0
+        unknown_ms = start.unknown_before_ms or 0
+        topic_id, is_ours = self.journal.binding(self.group).topic_id, True
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
+            if receipt.topic_id:
+                is_ours = receipt.topic_id == topic_id
+            if not is_ours:  # a mark of an older version names receipts of another topic too
+                ended, too_late, ignored, count, judged = Ended(), Ended(), [], 0, 0
+                unknown_ms = start.unknown_before_ms or 0
+                continue
+            if receipt.cut:  # the log had lost its end, and others are there now
+                ended.forget_from(receipt.cut[0])
+                too_late.forget_from(receipt.cut[0])
+                ignored = [offset for offset in ignored if offset < receipt.cut[0]]
+                judged = min(judged, receipt.cut[0])
             count += ended.add(receipt.removals())
             ignored += receipt.ignored
             too_late.add(chain(receipt.ignored, receipt.invalid))
             judged = max(judged, receipt.read)
+            unknown_ms = max(unknown_ms, receipt.unknown_ms)
         first = self.index.labels.requests
         self._remove_ended(ended)
         if ignored:
             self.index.ignore([offset for offset in ignored if offset >= first])
-        if start.unknown_before_ms is None:
-            self.index.judged_before(judged)
+        self.index.judged_before(0 if unknown_ms else judged)
         bounds = self.journal.request_bounds()
-        opening = Opening(ended, start.unknown_before_ms, too_late)
+        opening = Opening(ended, unknown_ms or None, too_late)
         try:
             for batch in self.journal.requests(first, bounds.end, ended):
                 self.progress(batch.end - start.labels.requests, bounds.end - start.labels.requests)
@@ -294,7 +316,7 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, opening)
         except IndexFull as full:
-            if start.unknown_before_ms is not None:  # who reads the rest would not know
+            if unknown_ms:  # who reads the rest would not know
                 raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
             self._end_ahead(bounds.end, ended, too_late)

@@ -122,6 +122,7 @@ class ShardIndex:
             b"mark",
             b"tail",
             b"rebind",
+            b"unknown",
             *_KEPT_APART,
         )
         look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
@@ -132,7 +133,7 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark, tail, rebind = state[3 : -len(_KEPT_APART)]
+        *bound, rebuild, mark, tail, rebind, unknown = state[3 : -len(_KEPT_APART)]
         apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
@@ -142,6 +143,7 @@ class ShardIndex:
             mark=None if mark is None else Mark(*orjson.loads(mark)),
             tail=None if tail is None else Tail(*orjson.loads(tail)),
             rebinding=None if rebind is None else Rebinding(*orjson.loads(rebind)),
+            unknown_ms=int(unknown or 0),
         )
 
     def begin(
@@ -152,12 +154,14 @@ class ShardIndex:
         mark: Mark | None = None,
         told: int = 0,
         judged: int = 0,
+        unknown_ms: int = 0,
         is_rebuild: bool = False,
     ) -> None:
         """Empty the index and give it its first labels, in one MULTI.
 
         Of requests below the first label it knows nothing: conditional records below `told` counted,
-        unless they are `ignored`. Requests below `judged` are not judged by callers' rules again. With
+        unless they are `ignored`. Requests below `judged` are not judged by callers' rules again. Those due before
+        `unknown_ms` may have had an outcome that no receipt tells: kept until `finish`. With
         `is_rebuild` nobody else stores anything, until `finish`. Raises LabelsMoved when the labels
         are not those that `load` found.
         """
@@ -167,6 +171,8 @@ class ShardIndex:
             about += (b"judged", judged)
             if mark is not None:
                 about += (b"mark", orjson.dumps(tuple(mark)))
+            if unknown_ms:
+                about += (b"unknown", unknown_ms)
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
             first = [
                 self._empty(callers),
@@ -196,11 +202,22 @@ class ShardIndex:
             note = pack("HSET", self._keys.state, "rebind", orjson.dumps(tuple(rebinding)))
             self._exec_while_opening([note], even_if_full=True)
 
-    def rebind(self, labels: Labels, binding: Binding) -> None:
+    def discard(self) -> int:
+        """Empty an index: who opens it next begins it from the journals. How many requests it had."""
+        with self._lock:
+            count = int(self._session.ask("ZCOUNT", self._keys.due, "-inf", "(+inf"))
+            self._drop_payloads()
+            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+            self._exec_while_opening([self._empty(callers)])
+            self.labels = Labels(-1, -1)
+            return count
+
+    def rebind(self, labels: Labels, binding: Binding, unknown_ms: int = 0) -> None:
         """Let a kept index belong to something else, at these labels.
 
         What it remembers of requests at or above them besides entries is forgotten: others will have
-        their offsets.
+        their offsets. With `unknown_ms` it has other receipts, which do not tell outcomes of requests that were
+        due before: its mark goes, and who opens it says so in a receipt.
         """
         with self._lock:
             self._watch_loaded()
@@ -218,11 +235,18 @@ class ShardIndex:
                 self._write_receipts(labels.receipts),
                 pack("HDEL", keys.state, "rebind"),
             ]
+            if unknown_ms:
+                about = pack("HSET", keys.state, "unknown", unknown_ms)
+                changes += [pack("HDEL", keys.state, "mark"), about]
             if first < self.labels.requests:
                 changes += [
-                    pack("HDEL", keys.state, "mark", "tail", "moved", "ended", "ahead"),
+                    pack("HDEL", keys.state, "mark", "tail", "ahead"),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
-                    pack("UNLINK", keys.skip, keys.early, keys.moved, keys.ended),
+                    pack("UNLINK", keys.skip, keys.early),
+                    *(
+                        pack("ZREMRANGEBYSCORE", k, first, "(+inf")
+                        for k in (keys.moved, keys.ended)
+                    ),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
@@ -252,7 +276,10 @@ class ShardIndex:
             done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
             if later:
                 done.append(pack("HSET", self._keys.state, b"ahead", (max(later) + 1) * SEGMENT))
-            done += [self._write_receipts(receipts), pack("HDEL", self._keys.state, b"rebuild")]
+            done += [
+                self._write_receipts(receipts),
+                pack("HDEL", self._keys.state, b"rebuild", b"unknown"),
+            ]
             if not self._exec_even_if_full(done, self.labels):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being rebuilt")
             self.labels = self.labels._replace(receipts=receipts)
@@ -717,6 +744,7 @@ class ShardIndex:
         yield from _zrem(self._keys.ignored, told)
         if mark is not None:
             yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
+            yield pack("HDEL", self._keys.state, "unknown")  # the barrier before the mark says it
             # what was asked before has ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")

@@ -987,3 +987,18 @@ def test_what_an_index_knows_behind_a_log_that_became_shorter_is_forgotten(
     assert held(client).offsets() == [8, 12]
     assert index.labels == Labels(14, 5)
     assert client.hget(PREFIX + "state", "cold") == b"1"
+
+
+def test_what_records_before_the_end_of_a_log_that_became_shorter_did_is_remembered(
+    index: ShardIndex, client: Any
+) -> None:
+    store(index, 0, 10, {9: entry()})
+    kept = {"moved": {member(1): 5, member(2): 6}, "ended": {member(3): 5, member(4): 6}}
+    for key, scores in kept.items():
+        client.zadd(PREFIX + key, scores)
+    index.load()
+
+    index.rebind(Labels(6, 0), Binding("cluster", "topic", "receipts", "group"))
+
+    left = {key: client.zrange(PREFIX + key, 0, -1) for key in kept}
+    assert left == {"moved": [member(1)], "ended": [member(3)]}

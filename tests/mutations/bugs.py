@@ -410,8 +410,8 @@ BUGS = (
             ),
             Change(
                 "index/shard_index.py",
-                "            self._drop_payloads()\n",
-                "            self._drop_payloads()\n            self._watch_loaded()\n",
+                "            self._drop_payloads()\n            about",
+                "            self._drop_payloads()\n            self._watch_loaded()\n            about",
             ),
         ),
         ("service frozen past its session, beside another",),

@@ -30,7 +30,7 @@ from blackbox.journal.bulk import Bulk
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.metrics import Metrics
-from blackbox.receipt import Mark
+from blackbox.receipt import Mark, decode
 from blackbox.request import Shard
 from tests.service.test_low_water import keep, starts
 from tests.world import AT_LENGTH, ServiceProcess, World, read_all, until
@@ -142,6 +142,38 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     until("the old ones wait", lambda: pending(world, client) == again)
     delivered_before = sorted(before)[:200]
     assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
+
+
+@pytest.mark.parametrize("more", [{}, {"trim_interval_s": 1}], ids=["no mark", "marks"])
+def test_receipts_of_a_topic_that_was_created_again_end_nothing_when_redis_is_lost_after_that(
+    world: World, client: Any, more: dict[str, Any]
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(200, within_s=0)
+    until("they are delivered", lambda: len(bodies(world)) == 200)
+    service.stop()
+    before, world.asked = world.asked, {}
+    delete(world, world.requests)
+    make(world, world.requests, world.partitions)
+    rebind(world, "drop")
+    service = world.start_service(**more).wait_ready()
+    world.ask(100, from_s=8, within_s=1)
+    until("they are taken in", lambda: pending(world, client) == 100)
+    if more:
+        until("marks are written", lambda: marks(world) >= world.partitions)
+
+    lose(world, client)
+
+    until("new ones are delivered", lambda: len(bodies(world)) >= 300)
+    assert sorted(bodies(world)) == sorted([*before, *world.asked]), "each exactly once"
+
+
+def marks(world: World) -> int:
+    topic = receipts_topic(world.requests)
+    return sum(
+        decode(found.value()).mark is not None
+        for found in read_all(world.kafka.bootstrap_servers, topic)
+    )
 
 
 def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world: World) -> None:

@@ -21,9 +21,9 @@ from blackbox.index.shard_index import OLDER, ShardIndex
 from blackbox.intake import Intake, Opening, Taken
 from blackbox.marks import Shortened
 from blackbox.plan import Batch, Binding, Labels
-from blackbox.receipt import Mark, Receipt
+from blackbox.receipt import Mark, Receipt, encode
 from blackbox.recovery import CLOCKS_APART_MS, Recovery
-from blackbox.request import Cancel, Headers, request_id
+from blackbox.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
@@ -503,6 +503,24 @@ def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_
     assert ("TB.receipts is empty" in caplog.text) is not is_known
 
 
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["killed", "redis lost again"])
+def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_done_again(
+    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, client: Any, is_emptied: bool,
+) -> None:  # fmt: skip
+    asked(*(request(due_ms=1) for _ in range(4)))
+    journal.read_at_once, journal.read_before = 2, 4
+    with pytest.raises(JournalLost):
+        make(apply=dies_at(2, journal, empty_index)).open()
+    if is_emptied:
+        client.flushall()
+
+    make(others_index).open()
+
+    assert set(reasons(client).values()) == {Reason.OUTCOME_UNKNOWN}
+    assert len(reasons(client)) == 4
+
+
 def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
@@ -704,6 +722,36 @@ def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_o
         recovery.open()
 
     assert held(client).labels is None
+
+
+OLD = Receipt(1, barrier=True, topic_id="old", group="blackbox")
+NEW = Receipt(1, barrier=True, topic_id="topic", group="blackbox")
+
+
+def test_outcomes_between_the_last_barrier_of_an_old_topic_and_the_first_of_the_new_one_end_nothing(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request(), request())
+    for receipt in (OLD, delivered(0, 1, 2), NEW, delivered(1)):
+        journal.append(receipt)
+
+    recovered = recovery.open()
+
+    assert held(client).offsets() == [0, 2]
+    assert recovered.mark == Mark(0, journal.receipt_records.index(encode(NEW)))
+
+
+def test_a_mark_that_names_receipts_of_an_old_topic_lets_them_end_nothing(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request(), request())
+    for receipt in (OLD, delivered(0, 1, 2), NEW, delivered(1)):
+        journal.append(receipt)
+    journal.append(replace(mark(0, 0, read=3), topic_id="topic"))
+
+    recovery.open()
+
+    assert held(client).offsets() == [0, 2]
 
 
 THEIRS = Receipt(1, barrier=True, topic_id="topic", group="theirs")

@@ -1,0 +1,192 @@
+"""What is decided about an index that belongs to something else, and what a rebuild makes of it later."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from blackbox import rebind as rebinding
+from blackbox.ended import Ended
+from blackbox.index.bits import SEGMENT
+from blackbox.index.shard_index import ShardIndex
+from blackbox.plan import Binding, Labels
+from blackbox.rebind import Rebound, _Run
+from blackbox.receipt import Mark, Receipt
+from blackbox.request import Reason
+from tests.contract.held import SHARD, entry, held, store
+from tests.fakes import FakeJournal, FakeWriter
+from tests.unit.opening import Make, Written, delivered, request
+from tests.unit.test_rebuild import reasons
+
+LATER_MS = time.time_ns() // 1_000_000 + 3_600_000
+OURS = Binding("cluster", "topic", "receipts", "blackbox")
+
+
+@pytest.fixture(autouse=True)
+def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> None:
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(FakeWriter(journal)))
+
+
+def closable(writer: Any) -> Any:
+    writer.close = lambda: None
+    return writer
+
+
+class Run(_Run):
+    """Over journals in lists."""
+
+    def __init__(self, journal: FakeJournal, pending: str = "drop", ours: Binding = OURS) -> None:
+        self._ours = ours
+        self._count = self._receipts_count = SHARD.partition + 1
+        self._pending = pending  # type: ignore[assignment]
+        self._contract = "countdown"
+        self._topic = SHARD.topic
+        self._fake = journal
+        self._access: Any = None
+        self._exactly_once = True
+
+    def _journal(self, partition: int) -> Any:
+        return self._fake
+
+    def run(self, index: ShardIndex) -> Rebound:
+        decision = self._decide(index, index.load())
+        self.prepare([decision])
+        return self.carry_out(decision)
+
+
+@pytest.mark.parametrize("pending", ["drop", "deliver"])
+def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_delivers_nothing_again(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, pending: str
+) -> None:  # fmt: skip
+    asked(request(), request(), request())
+    make().open()
+    journal.append(delivered(0, 1))
+    client.flushall()
+    empty_index.load()
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 6, {5: entry()})
+
+    done = Run(journal, pending).run(empty_index)
+    make().open()
+
+    assert (done.again, done.dropped) == (0, 1)
+    assert held(client).offsets() == [2]
+
+
+def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    journal.topic_id = "old"
+    make().open()
+    journal.append(delivered(0, 1))
+    client.flushall()
+    empty_index.load()
+    journal.topic_id = "topic"
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+
+    Run(journal).run(empty_index)
+    make().open()
+
+    assert held(client).offsets() == [0, 1]
+
+
+OTHERS = OURS._replace(receipts_id="others")
+
+
+def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_after_that(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OTHERS, mark=Mark(2, 7))
+    store(empty_index, 0, 2, {})
+    Run(journal, "deliver").run(empty_index)
+    assert make().open().mark is None
+    asked(request(due_ms=LATER_MS))
+    client.flushall()
+
+    make().open()
+
+    assert reasons(client) == {0: Reason.OUTCOME_UNKNOWN, 1: Reason.OUTCOME_UNKNOWN, 2: None}
+
+
+def test_a_mark_that_all_has_ended_below_leaves_nothing_unknown_of_receipts_that_were_deleted(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    store(empty_index, 0, 2, {})
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+    journal.append(Receipt(1, read=2, mark=Mark(2, len(journal.receipt_records))))
+    asked(request())
+    client.flushall()
+
+    make().open()
+
+    assert reasons(client) == {2: None}
+
+
+def test_a_first_mark_of_new_receipts_is_none_of_the_old_ones(
+    empty_index: ShardIndex, journal: FakeJournal, asked: Written
+) -> None:
+    asked(request(), request())
+    empty_index.begin(Labels(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+
+    kept = empty_index.load()
+    assert kept is not None
+    assert (kept.mark, kept.labels) == (None, Labels(2, 0))
+    assert kept.unknown_ms > LATER_MS - 3_600_000
+
+
+def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    make().open()
+    journal.append(delivered(0, 1, 2, 3, 4, read=5))
+    journal.append(Receipt(1, read=5, mark=Mark(4, 1), topic_id="topic", group="blackbox"))
+    make().open()
+    del journal.request_records[2:]
+
+    Run(journal, "deliver").run(empty_index)
+    asked(request(), request(), request())
+    make().open()
+    journal.append(delivered(3))
+    client.flushall()
+    make().open()
+
+    assert held(client).offsets() == [2, 4]
+
+
+def test_a_mark_beyond_a_lost_end_counts_up_to_there(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    make().open()
+    journal.append(Receipt(1, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
+    client.flushall()
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+    client.flushall()
+    asked(request())
+    make().open()
+
+    assert held(client).offsets() == [2]
+
+
+def test_what_has_ended_from_an_offset_on_can_be_forgotten() -> None:
+    ended = Ended()
+    many = [0, 8, 9, SEGMENT - 1, SEGMENT, 3 * SEGMENT + 5]
+    ended.add(many)
+
+    ended.forget_from(9)
+
+    assert [offset for offset in many if offset in ended] == [0, 8]
