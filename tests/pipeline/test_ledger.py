@@ -521,11 +521,12 @@ def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
         Journals(books.spark, books.settings, books.access, books.open(path))
 
 
-def test_a_record_among_the_receipts_that_is_none_is_named(books: Books, tmp_path: Path) -> None:
-    books._producer.produce(books.receipts_topic, b"hello", partition=1)
+def test_a_receipt_of_a_later_version_is_named(books: Books, tmp_path: Path) -> None:
+    key = str(Shard(books.topic, 1))
+    books._producer.produce(books.receipts_topic, b'{"v":2,"at_ms":5}', key, 1)
     books.flush()
 
-    with pytest.raises(LedgerError, match=rf"{books.receipts_topic}/1@0: .*"):
+    with pytest.raises(LedgerError, match=rf"{books.receipts_topic}/1@0: a receipt of version 2"):
         books.extend(tmp_path / "ledger")
 
 
