@@ -8,13 +8,13 @@ class LedgerError(Exception):
 
 
 def in_one_line(failure: BaseException) -> str:
-    """The line that names the cause: the last `Caused by`, doubt or Python error, else the first line."""
+    """The line that names the cause: a doubt, the last `Caused by` or Python error, else the first line."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     causes = [
         line
         for line in lines
-        if line.startswith(("Caused by:", "blackbox.doubt."))
-        or line.partition(":")[0].endswith(("Error", "Exception"))
+        if line.startswith("Caused by:") or line.partition(":")[0].endswith(("Error", "Exception"))
     ]
-    chosen = causes[-1] if causes else lines[0] if lines else ""
+    doubts = [line for line in lines if line.startswith("blackbox.doubt.")]
+    chosen = next(iter([*doubts[-1:], *causes[-1:], *lines[:1]]), "")
     return f"{type(failure).__name__}: {chosen.removeprefix('Caused by: ')}"[:500]
