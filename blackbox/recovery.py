@@ -203,9 +203,8 @@ class Recovery:
         told = judged = requests.end
         if found is None or mark is None:
             labels = Labels(requests.start, first)
-            if (
-                first > receipts.start
-            ):  # those before speak of another topic: no mark is to name them
+            if first > receipts.start:
+                # Those before speak of another topic: no mark is to name them.
                 mark = Mark(*labels)
             elif first == receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0

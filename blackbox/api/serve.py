@@ -94,9 +94,8 @@ class HttpServer:
                 raise RuntimeError(f"the HTTP server on {self._host}:{self._port} did not start")
             time.sleep(_POLL_S)
         for one in self._sockets:
-            one.listen(
-                BACKLOG
-            )  # asyncio has one number for this and for how many it accepts in one go
+            # asyncio has one number for this and for how many it accepts in one go.
+            one.listen(BACKLOG)
 
     def stop(self) -> None:
         """Answer what was asked, for 1 s at most, and close. Safe to call twice, or unstarted."""
