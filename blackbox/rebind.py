@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from itertools import count as count_on
 from typing import Literal, NamedTuple
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
 from blackbox import entry as entries
 from blackbox.barrier import commit_barrier
 from blackbox.clock import Clock
 from blackbox.connect import kafka
-from blackbox.doubt import Doubt, JournalLost
+from blackbox.doubt import Doubt, Fenced, JournalLost
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -36,6 +38,7 @@ from blackbox.settings import Settings
 AT_ONCE = 1000
 ALL_DUE_MS = 1 << 52
 """Later than anything can be due."""
+SAY_WITHIN_S = 60
 
 Pending = Literal["deliver", "drop"]
 FITS = "it fits already"
@@ -257,15 +260,32 @@ class _Run:
         """A barrier of ours; nothing where the receipts have no partition, which so tell nothing."""
         if index.shard.partition >= min(self._count, self._receipts_count):
             return
-        journal = self._journal(index.shard.partition)
+        # A service that tries to open the shard meanwhile fences whoever writes there.
+        again = Retrying(
+            retry=retry_if_exception_type(Fenced),
+            wait=wait_random_exponential(multiplier=0.1, max=1),
+            stop=stop_after_delay(SAY_WITHIN_S),
+            reraise=True,
+        )
+        again(self._commit_barrier, index.shard, labels, cut)
+
+    def _commit_barrier(self, shard: Shard, labels: Labels, cut: Sequence[int]) -> None:
+        journal = self._journal(shard.partition)
         checked = journal.receipt_bounds().end
-        writer = Writer(index.shard, self._access, exactly_once=self._exactly_once)
+        writer = Writer(shard, self._access, exactly_once=self._exactly_once)
         with closing(writer):
             writer.open()
             commit_barrier(
-                index.shard, journal, writer, Clock().earliest_ms, labels, None, self._ours, checked,
+                shard,
+                journal,
+                writer,
+                Clock().earliest_ms,
+                labels,
+                None,
+                self._ours,
+                checked,
                 cut=cut,
-            )  # fmt: skip
+            )
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.

@@ -20,6 +20,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from blackbox import rebind as rebinding
+from blackbox.barrier import commit_barrier
 from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.connect import kafka
@@ -29,6 +30,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.bulk import Bulk
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
+from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
 from blackbox.receipt import Mark, decode
 from blackbox.request import Shard
@@ -349,6 +351,31 @@ def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     assert "became shorter; 0 asked for again, 0 dropped" in rebind(world, "deliver")
     again.wait_ready()
     assert pending(world, client) == 100
+
+
+def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebinds_it(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(10, from_s=3000, within_s=3600, partition=0)
+    until("they are taken in", lambda: pending(world, client) == 10)
+    service.stop()
+    client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
+    fenced: list[Shard] = []
+
+    def beside_a_service(shard: Shard, *args: Any, **more: Any) -> Any:
+        if not fenced:
+            fenced.append(shard)
+            with closing(Writer(shard, kafka(world.settings()), exactly_once=True)) as other:
+                other.open()
+        return commit_barrier(shard, *args, **more)
+
+    monkeypatch.setattr(rebinding, "commit_barrier", beside_a_service)
+    rebinding.rebind(world.settings(), world.requests, "deliver")
+
+    assert fenced
+    world.start_service().wait_ready()
+    assert pending(world, client) == 10
 
 
 def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
