@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from blackbox.doubt import Doubt
 from blackbox.marks import other_group
-from blackbox.plan import Binding, Bounds, Labels
+from blackbox.plan import Bounds
 from blackbox.ports import Journal, Writer
 from blackbox.receipt import DOUBTFUL, Receipt
 from blackbox.request import Shard
@@ -19,28 +19,19 @@ ROUNDS = DOUBTFUL - 2
 
 
 def commit_barrier(
-    shard: Shard,
-    journal: Journal,
-    writer: Writer,
-    now_ms: Callable[[], int],
-    labels: Labels,
-    gone: tuple[int, int] | None,
-    binding: Binding,
-    checked: int,
-    unknown_ms: int = 0,
-    cut: Sequence[int] = (),
+    shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
 ) -> tuple[int, int]:
     """The label that a new owner's barrier reaches, and how many outcomes it voids.
 
-    The owner's index is at `labels`, and it has opened its writer; below the offset `checked` it has
-    looked whose receipts these are. Raises a Doubt when others keep writing receipts, OtherGroup when
-    another group opened the shard in the same moment.
+    The owner has opened its writer, and its index knows the receipts before `since`; of those below `checked` it has
+    looked whose they are. Raises a Doubt when others keep writing receipts, OtherGroup when another group opened the
+    shard in the same moment.
     """
-    void, start = 0, labels.receipts
+    void = 0
     for attempt in range(ROUNDS):
         bounds = journal.receipt_bounds()
         end = bounds.end
-        tail = _tail(journal, Bounds(max(start, bounds.start), end))
+        tail = _tail(journal, Bounds(max(since, bounds.start), end))
         newest = tail[-1:] if attempt == 0 else tail
         missing = journal.missing([r for _, r in newest if not r.barrier])
         if missing:
@@ -49,17 +40,13 @@ def commit_barrier(
                 shard, len(missing),
             )  # fmt: skip
         void += len(missing)
-        others = [r.group for at, r in tail if at >= checked and r.group not in ("", binding.group)]
-        group = others[-1] if others else binding.group  # who was first keeps the shard
-        barrier = Receipt(
-            at_ms=now_ms(), void=missing, barrier=True, gone=gone, read=labels.requests,
-            topic_id=binding.topic_id, group=group, unknown_ms=unknown_ms, cut=cut,
-        )  # fmt: skip
+        others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
+        group = others[-1] if others else barrier.group  # who was first keeps the shard
         writer.begin()
-        label = writer.commit(barrier)
+        label = writer.commit(replace(barrier, barrier=True, void=missing, group=group))
         if others:
-            raise other_group(shard, group, binding.group)
-        start = end
+            raise other_group(shard, group, barrier.group)
+        since = end
         if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
             return label, void
     raise Doubt(f"{shard}: other owners kept writing receipts; starting over")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from blackbox.index.bits import SEGMENT, Bits
 
@@ -33,6 +33,9 @@ class Ended:
             bits = self._segments[at]
             for offset in range(max(first, at << 16), (at + 1) << 16):
                 bits[offset >> 3 & 0x1FFF] &= ~_BITS[offset & 7]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(Bits(self._segments))
 
     def __contains__(self, offset: object) -> bool:
         assert isinstance(offset, int)

@@ -27,26 +27,22 @@ class OtherGroup(ForeignIndex):
     """The last owner that wrote receipts was of another group, which may have a Redis of its own."""
 
 
-def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Receipt | None]:
-    """The receipt with the newest mark that lies below the start of neither journal.
+def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None:
+    """The newest receipt with a mark that lies below the start of neither journal.
 
-    If there is none, the newest whose receipts are all there: some requests that it needs are gone.
-    With it comes where the receipts of this incarnation of the request topic begin: at its first barrier,
-    as those between the last one of another and this tell outcomes of the other. Raises Recreated
-    when the last owner wrote for another one, Shortened when requests below a mark are not there.
+    If there is none, the newest whose receipts are all there: some requests that it needs are gone. Where the
+    request topic was created again, the first mark of it is that of its rebind, behind all receipts of the other.
+    Raises Recreated when the last owner wrote for another one, Shortened when requests below a mark are not there.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: Receipt | None = None
-    ours_from: int | None = None
     cut: int | None = None
     for offset, receipt in _marks(journal, receipts):
         if receipt.topic_id not in ("", topic_id):
-            if ours_from is not None:
-                return ours_from, second
+            if second is not None:
+                return second
             theirs = Binding("", receipt.topic_id, "", "")
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
-        if receipt.topic_id == topic_id:
-            ours_from = offset
         if cut is not None and receipt.mark is not None:  # what it knows of others behind is void
             known = receipt.mark._replace(requests=min(receipt.mark.requests, cut))
             receipt = replace(receipt, mark=known, read=min(receipt.read, cut))
@@ -58,9 +54,9 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[int, Rec
             raise shortened(shard, Labels(mark.requests, mark.receipts), ends)
         if mark is not None and receipts.start <= mark.receipts <= offset:
             if mark.requests >= requests.start:
-                return mark.receipts, receipt
+                return receipt
             second = second or receipt
-    return receipts.start, second
+    return second
 
 
 def foreign_group(journal: Journal, group: str, since: int) -> str:
@@ -75,12 +71,8 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
 
 def is_known(journal: Journal, topic_id: str, group: str) -> bool:
     """Whether the newest receipts tell that this group has opened this very request topic already."""
-    for _, receipt in _marks(journal, journal.receipt_bounds()):
-        if receipt.topic_id not in ("", topic_id):
-            return False
-        if receipt.topic_id == topic_id and receipt.group == group:
-            return True
-    return False
+    newest = next(_marks(journal, journal.receipt_bounds()), None)
+    return newest is not None and (newest[1].topic_id, newest[1].group) == (topic_id, group)
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:

@@ -26,10 +26,11 @@ from blackbox.journal.bulk import Bulk
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
 from blackbox.marks import Recreated, Shortened, foreign_group, is_another, is_known, newest_mark
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
-from blackbox.receipt import Mark
+from blackbox.receipt import Mark, Receipt
 from blackbox.recovery import CLOCKS_APART_MS
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
@@ -129,6 +130,7 @@ class _Run:
         self._exactly_once = settings.delivery == "exactly-once"
         self._grace_s = settings.grace_s
         self._connections = pool(settings.redis_url.get_secret_value())
+        self._trimmer = Trimmer(access, retention_ms=0)
         self._reader = ending.enter_context(closing(PartitionReader(access)))
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
@@ -165,8 +167,9 @@ class _Run:
         if noted is not None and noted.topic_id != self._ours.topic_id:
             noted = None
         if kept.binding.topic_id != self._ours.topic_id:
-            is_there = partition < min(self._count, self._receipts_count)
-            if is_there and is_known(journal, self._ours.topic_id, self._ours.group):
+            if self._has_receipts(partition) and is_known(
+                journal, self._ours.topic_id, self._ours.group
+            ):
                 return _Decision(index, "an index of before the topic was opened", is_stale=True)
             labels = Labels(requests.start, receipts.end)
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
@@ -192,7 +195,7 @@ class _Run:
         self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
     ) -> _Decision:
         """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
-        if index.shard.partition < min(self._count, self._receipts_count):
+        if self._has_receipts(index.shard.partition):
             try:
                 newest_mark(index.shard, journal, self._ours.topic_id)
             except Recreated:
@@ -200,9 +203,7 @@ class _Run:
                 return _Decision(index, "another topic", labels, is_begun=True)
             except Shortened:  # all that is left of it had ended
                 labels = Labels(requests.end, receipts.end)
-                return _Decision(
-                    index, "a journal became shorter", labels, is_begun=True, is_cut=True
-                )
+                return _Decision(index, "a journal became shorter", labels, is_begun=True)
         return _Decision(index, NO_INDEX)
 
     def prepare(self, decisions: Sequence[_Decision]) -> None:
@@ -234,15 +235,14 @@ class _Run:
             done.dropped = index.discard()
         if decision.first is not None:
             self._move(decision, decision.first, done)
-        if decision.is_cut and labels is not None:
-            self._say(
-                index, labels, [labels.requests if decision.first is None else decision.first]
-            )
         if labels is not None and decision.is_begun:
-            index.begin(labels, binding=self._ours, mark=Mark(*labels))
+            self._begin_at(index, labels)
         elif labels is not None:
+            if decision.is_cut and self._has_receipts(index.shard.partition):
+                assert decision.first is not None
+                self._say(index.shard, labels, cut=[decision.first])
             index.rebind(labels, self._ours, decision.unknown_ms)
-        if index.shard.partition < min(self._count, self._receipts_count):
+        if self._has_receipts(index.shard.partition):
             self._take_over_receipts(index, done)
         return done
 
@@ -252,14 +252,25 @@ class _Run:
         if not foreign_group(journal, self._ours.group, index.labels.receipts):
             return
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
-        self._say(index, labels)
+        self._say(index.shard, labels)
         if done.why in (FITS, NO_INDEX):
             done.why = "another group"
 
-    def _say(self, index: ShardIndex, labels: Labels, cut: Sequence[int] = ()) -> None:
-        """A barrier of ours; nothing where the receipts have no partition, which so tell nothing."""
-        if index.shard.partition >= min(self._count, self._receipts_count):
-            return
+    def _begin_at(self, index: ShardIndex, labels: Labels) -> None:
+        """Behind a barrier with a mark: earlier receipts tell of other requests under the ids of these, and go."""
+        shard, mark = index.shard, Mark(*labels)
+        if self._has_receipts(shard.partition):
+            labels, mark = self._say(shard, labels, is_begun=True)
+        index.begin(labels, binding=self._ours, mark=mark)
+        self._trimmer.remove_receipts(shard, mark.receipts)
+
+    def _has_receipts(self, partition: int) -> bool:
+        return partition < min(self._count, self._receipts_count)
+
+    def _say(
+        self, shard: Shard, labels: Labels, *, cut: Sequence[int] = (), is_begun: bool = False
+    ) -> tuple[Labels, Mark]:
+        """A barrier of ours; the labels behind it, and the mark it carries if a shard is begun."""
         # A service that tries to open the shard meanwhile fences whoever writes there.
         again = Retrying(
             retry=retry_if_exception_type(Fenced),
@@ -267,25 +278,24 @@ class _Run:
             stop=stop_after_delay(SAY_WITHIN_S),
             reraise=True,
         )
-        again(self._commit_barrier, index.shard, labels, cut)
+        return again(self._commit_barrier, shard, labels, cut, is_begun)
 
-    def _commit_barrier(self, shard: Shard, labels: Labels, cut: Sequence[int]) -> None:
+    def _commit_barrier(
+        self, shard: Shard, labels: Labels, cut: Sequence[int], is_begun: bool
+    ) -> tuple[Labels, Mark]:
         journal = self._journal(shard.partition)
         checked = journal.receipt_bounds().end
-        writer = Writer(shard, self._access, exactly_once=self._exactly_once)
-        with closing(writer):
+        with closing(Writer(shard, self._access, exactly_once=self._exactly_once)) as writer:
             writer.open()
-            commit_barrier(
-                shard,
-                journal,
-                writer,
-                Clock().earliest_ms,
-                labels,
-                None,
-                self._ours,
-                checked,
-                cut=cut,
-            )
+            end = journal.receipt_bounds().end
+            mark = Mark(labels.requests, end)
+            barrier = Receipt(
+                Clock().earliest_ms(), read=labels.requests, mark=mark if is_begun else None,
+                topic_id=self._ours.topic_id, group=self._ours.group, cut=cut,
+            )  # fmt: skip
+            since = end if is_begun else labels.receipts
+            label, _ = commit_barrier(shard, journal, writer, barrier, since, checked)
+        return labels._replace(receipts=label), mark
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.

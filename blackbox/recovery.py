@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from blackbox.barrier import commit_barrier
@@ -23,6 +23,7 @@ from blackbox.marks import (
     replaced,
     shortened,
 )
+from blackbox.outcomes import Outcomes
 from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
 from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
@@ -112,19 +113,27 @@ class Recovery:
         except IndexFull as full:
             raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
         binding = self.journal.binding(self.group)
-        label, void = commit_barrier(  # 3
-            self.shard, self.journal, self.writer, self.now_ms, start.labels, start.gone,
-            binding, checked, start.unknown_before_ms or 0,
+        barrier = Receipt(
+            self.now_ms(), gone=start.gone, read=start.labels.requests, topic_id=binding.topic_id,
+            group=self.group, unknown_ms=start.unknown_before_ms or 0,
         )  # fmt: skip
-        if start.is_rebuild:  # 4
-            count, judged = self._rebuild(start, label)
+        label, void = commit_barrier(  # 3
+            self.shard, self.journal, self.writer, barrier, start.labels.receipts, checked
+        )
+        outcomes = self._outcomes(start, label)  # 4
+        judged = 0 if outcomes.unknown_ms else outcomes.judged
+        went_back = judged > self.index.labels.requests
+        if start.is_rebuild or went_back:
+            self.index.judged_before(judged)
+        if start.is_rebuild:
+            self._rebuild(outcomes, label)
         else:
-            count, judged = self._apply_receipts(start.labels.receipts, label)
+            self._settle(outcomes, label)
         self._catch_up()  # 5
-        if judged is not None and self.index.labels.requests >= judged:
+        if went_back and self.index.labels.requests >= judged:
             self.index.judged_before(0)
         gone = start.gone[1] - start.gone[0] if start.gone else 0
-        return Recovered(count, void, gone, start.mark, binding)
+        return Recovered(outcomes.count, void, gone, start.mark, binding)
 
     def _start(self) -> _Start:
         binding = self.journal.binding(self.group)
@@ -197,16 +206,13 @@ class Recovery:
         self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
     ) -> _Start:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
-        first, found = newest_mark(self.shard, self.journal, binding.topic_id)
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
         gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
         mark = None if found is None else found.mark
         told = judged = requests.end
         if found is None or mark is None:
-            labels = Labels(requests.start, first)
-            if first > receipts.start:
-                # Those before speak of another topic: no mark is to name them.
-                mark = Mark(*labels)
-            elif first == receipts.start > 0:
+            labels = Labels(requests.start, receipts.start)
+            if receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
                 logger.error(
                     "%s: receipts begin at %d, and no low-water mark is known: requests that may "
@@ -238,7 +244,7 @@ class Recovery:
 
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
         """Whether a mark tells all that is pending: else the index may know more than the journals."""
-        _, found = newest_mark(self.shard, self.journal, binding.topic_id)
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
         return (
             found is not None and found.mark is not None and found.mark.requests >= requests.start
         )
@@ -277,50 +283,31 @@ class Recovery:
         if labels.requests > requests.end or labels.receipts > receipts.end:
             raise shortened(self.shard, labels, Labels(requests.end, receipts.end))
 
-    def _rebuild(self, start: _Start, label: int) -> tuple[int, int | None]:
-        """Outcomes into memory, then one pass over the requests, then one MULTI that ends it."""
-        ended, too_late = Ended(), Ended()
-        ignored: list[int] = []
-        count = judged = 0
-        unknown_ms = start.unknown_before_ms or 0
-        topic_id, is_ours = self.journal.binding(self.group).topic_id, True
+    def _outcomes(self, start: _Start, label: int) -> Outcomes:
+        outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
-            if receipt.topic_id:
-                is_ours = receipt.topic_id == topic_id
-            if not is_ours:  # a mark of an older version names receipts of another topic too
-                ended, too_late, ignored, count, judged = Ended(), Ended(), [], 0, 0
-                unknown_ms = start.unknown_before_ms or 0
-                continue
-            if receipt.cut:  # the log had lost its end, and others are there now
-                ended.forget_from(receipt.cut[0])
-                too_late.forget_from(receipt.cut[0])
-                ignored = [offset for offset in ignored if offset < receipt.cut[0]]
-                judged = min(judged, receipt.cut[0])
-            count += ended.add(receipt.removals())
-            ignored += receipt.ignored
-            too_late.add(chain(receipt.ignored, receipt.invalid))
-            judged = max(judged, receipt.read)
-            unknown_ms = max(unknown_ms, receipt.unknown_ms)
-        first = self.index.labels.requests
-        self._remove_ended(ended)
-        if ignored:
-            self.index.ignore([offset for offset in ignored if offset >= first])
-        self.index.judged_before(0 if unknown_ms else judged)
-        bounds = self.journal.request_bounds()
-        opening = Opening(ended, unknown_ms or None, too_late)
+            outcomes.add(receipt)
+        return outcomes
+
+    def _rebuild(self, told: Outcomes, label: int) -> None:
+        """One pass over the requests, then one MULTI that ends the rebuild."""
+        first, bounds = self.index.labels.requests, self.journal.request_bounds()
+        self._remove_ended(told.ended)
+        if told.ignored:
+            self.index.ignore([offset for offset in told.ignored if offset >= first])
+        opening = Opening(told.ended, told.unknown_ms or None, told.too_late)
         try:
-            for batch in self.journal.requests(first, bounds.end, ended):
-                self.progress(batch.end - start.labels.requests, bounds.end - start.labels.requests)
+            for batch in self.journal.requests(first, bounds.end, told.ended):
+                self.progress(batch.end - first, bounds.end - first)
                 if not self.has_room():
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, opening)
         except IndexFull as full:
-            if unknown_ms:  # who reads the rest would not know
+            if told.unknown_ms:  # who reads the rest would not know
                 raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end, ended, too_late)
-        self.index.finish(label, ended)
-        return count, judged
+            self._end_ahead(bounds.end, told.ended, told.too_late)
+        self.index.finish(label, told.ended)
 
     def _remove_ended(self, ended: Ended) -> None:
         """Of a rebuild that is gone on with: it was complete once, if Redis went back to before its end."""
@@ -333,26 +320,19 @@ class Recovery:
                 self.index.settle(removed, self.index.labels.receipts)
             rank += len(pending) - len(found)
 
-    def _apply_receipts(self, start: int, label: int) -> tuple[int, int | None]:
-        """How many outcomes there were; up to where rules judge nothing again, if that is not the label."""
-        count = judged = 0
-        for reached, removed, read, invalid in _chunked(
-            settled(self.journal.receipts(start, label))
-        ):
-            count += len(removed)
-            if late := [offset for offset in invalid if offset >= self.index.labels.requests]:
-                self.index.ignore(late)
+    def _settle(self, told: Outcomes, label: int) -> None:
+        """Remove from an index that is kept what has ended since; the label comes last."""
+        unread = self.index.labels.requests
+        if late := [offset for offset in told.too_late if offset >= unread]:
+            self.index.ignore(late)
+        ended = iter(told.ended)
+        while found := list(islice(ended, CHUNK)):
             # A longer horizon delivered them by their first records, after this index was copied.
-            removed += self.index.moved(removed).values()
+            removed = [*found, *self.index.moved(found).values()]
             known = self.index.caller_ids(removed)
-            self.index.settle({offset: known.get(offset) for offset in removed}, reached)
-            judged = max(judged, read)
-        if self.index.labels.receipts != label:
-            self.index.settle({}, label)
-        if judged <= self.index.labels.requests:
-            return count, None
-        self.index.judged_before(judged)  # it went back
-        return count, judged
+            removals = {offset: known.get(offset) for offset in removed}
+            self.index.settle(removals, self.index.labels.receipts)
+        self.index.settle({}, label)
 
     def _catch_up(self) -> None:
         """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
@@ -417,24 +397,3 @@ class Recovery:
             removed = self.index.caller_ids(list(self.index.holders(own).values()))
             removed[named.offset] = named.caller_id
             self.index.settle(removed, self.index.labels.receipts, early=[offset])
-
-
-def _chunked(
-    receipts: Iterable[tuple[int, Receipt]],
-) -> Iterator[tuple[int, list[int], int, list[int]]]:
-    """Removals of many receipts at once, each time with the label they reach and the requests read by then.
-
-    Last come those of them that could not be read, or were too late to replace another.
-    """
-    removed: list[int] = []
-    invalid: list[int] = []
-    read, offset = 0, -1
-    for offset, receipt in receipts:
-        removed.extend(receipt.removals())
-        invalid.extend(receipt.invalid)
-        read = max(read, receipt.read)
-        if len(removed) >= CHUNK:
-            yield offset + 1, removed, read, invalid
-            removed, invalid = [], []
-    if offset >= 0:
-        yield offset + 1, removed, read, invalid

@@ -11,7 +11,7 @@ SEGMENT = 1 << 16
 class Bits(Set[int]):
     """Offsets, as bitmaps of `SEGMENT` each by their number, in Redis' order of bits."""
 
-    def __init__(self, bitmaps: Mapping[int, bytes] | None = None) -> None:
+    def __init__(self, bitmaps: Mapping[int, bytes | bytearray] | None = None) -> None:
         self.bitmaps = dict(bitmaps or {})
 
     def __contains__(self, offset: object) -> bool:

@@ -51,6 +51,12 @@ class Trimmer:
         finally:
             reader.close()
 
+    def remove_receipts(self, shard: Shard, upto: int) -> None:
+        """Those below the offset `upto`, whatever their age. Raises JournalLost when Kafka does not answer."""
+        topic = receipts_topic(shard.topic)
+        if upto > 0 and is_ours_to_trim(self._topics.settings([topic])[topic]):
+            self._remove(topic, shard.partition, upto)
+
     def _remove(self, topic: str, partition: int, upto: int) -> bool:
         asked = self._admin.delete_records(
             [TopicPartition(topic, partition, upto)], request_timeout=REQUEST_TIMEOUT_S

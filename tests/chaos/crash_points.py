@@ -74,7 +74,7 @@ STEPS = {
     "R1": Step(Writer, "open"),
     "R2": Step(ShardJournal, "missing"),
     "R3": Step(recovery, "commit_barrier"),
-    "R4": Step(Recovery, ("_apply_receipts", "_rebuild")),
+    "R4": Step(Recovery, ("_settle", "_rebuild")),
     "R5": Step(Recovery, "_catch_up"),
 }
 

@@ -80,9 +80,8 @@ BUGS = (
             ),
             Change(
                 "recovery.py",
-                "self._apply_receipts(start.labels.receipts, label)\n",
-                "self._apply_receipts(start.labels.receipts, told)\n"
-                "            self.index.settle({}, label)\n",
+                "        outcomes = self._outcomes(start, label)",
+                "        outcomes = self._outcomes(start, told)",
             ),
         ),
         ("service frozen past its session", "one of two services killed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Binding, Labels
 from blackbox.rebind import Rebound, _Run
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Reason
+from blackbox.request import Reason, Shard
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -45,10 +46,14 @@ class Run(_Run):
         self._topic = SHARD.topic
         self._fake = journal
         self._access: Any = None
+        self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
 
     def _journal(self, partition: int) -> Any:
         return self._fake
+
+    def _remove_receipts(self, shard: Shard, upto: int) -> None:
+        self._fake.first_receipt = upto
 
     def run(self, index: ShardIndex) -> Rebound:
         decision = self._decide(index, index.load())
@@ -163,6 +168,49 @@ def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
     make().open()
 
     assert held(client).offsets() == [2, 4]
+
+
+def test_an_index_of_before_a_log_lost_its_end_is_not_told_what_became_of_the_requests_lost(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(2)))
+    make().open()
+    then = {key: client.dump(key) for key in client.keys("*")}
+    asked(*(request() for _ in range(3)))
+    make().open()
+    journal.append(delivered(0, 2, 3, 4, read=5))
+    make().open()
+    del journal.request_records[2:]
+    Run(journal, "deliver").run(empty_index)
+    asked(request(), request(), request())
+    client.flushall()
+    for key, value in then.items():
+        client.restore(key, 0, value)
+
+    make().open()
+
+    assert held(client).offsets() == [1, 2, 3, 4]
+
+
+def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_done_ends_nothing(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    make().open()
+    journal.append(delivered(1))
+    empty_index.load()
+    empty_index.settle({0: None, 1: None}, 3)
+    journal.topic_id = "new"
+    run = Run(journal, ours=OURS._replace(topic_id="new"))
+    decision = run._decide(empty_index, empty_index.load())
+    run.prepare([decision])
+    journal.append(delivered(0))
+
+    run.carry_out(decision)
+    make().open()
+
+    assert held(client).offsets() == [0, 1]
+    assert journal.first_receipt > 0
 
 
 def test_a_mark_beyond_a_lost_end_counts_up_to_there(

@@ -359,7 +359,7 @@ def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_
 # much to read
 
 
-def test_receipts_are_applied_in_chunks_each_with_its_own_label(
+def test_outcomes_are_applied_in_chunks_and_the_label_comes_last(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -378,7 +378,7 @@ def test_receipts_are_applied_in_chunks_each_with_its_own_label(
 
     recovered = recovery.open()
 
-    assert settled == [(list(range(6)), 3), (list(range(6, 12)), 7), ([], 9)]
+    assert settled == [([0, 1, 2, 3], 0), ([4, 5, 6, 7], 0), ([8, 9, 10, 11], 0), ([], 9)]
     assert recovered.outcomes == 12
 
 

@@ -1,0 +1,39 @@
+"""What a stretch of receipts says became of requests, as whoever opens a shard keeps it in memory."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from blackbox.ended import Ended
+from blackbox.receipt import Receipt
+
+
+class Outcomes:
+    """The sum of receipts that are added in their order; `count` are the outcomes that they told.
+
+    `ended` have an outcome. `ignored` are conditional records that did not count, and `too_late` those that may be
+    replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
+    `unknown_ms` and has no outcome may have had one that is gone.
+    """
+
+    def __init__(self, unknown_ms: int = 0) -> None:
+        self.ended, self.too_late = Ended(), Ended()
+        self.ignored: list[int] = []
+        self.count = self.judged = 0
+        self.unknown_ms = unknown_ms
+
+    def add(self, receipt: Receipt) -> None:
+        if receipt.cut:
+            self._forget_from(receipt.cut[0])
+        self.count += self.ended.add(receipt.removals())
+        self.ignored += receipt.ignored
+        self.too_late.add(chain(receipt.ignored, receipt.invalid))
+        self.judged = max(self.judged, receipt.read)
+        self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
+
+    def _forget_from(self, first: int) -> None:
+        """The log had lost its end, and others are there now."""
+        self.ended.forget_from(first)
+        self.too_late.forget_from(first)
+        self.ignored = [offset for offset in self.ignored if offset < first]
+        self.judged = min(self.judged, first)
