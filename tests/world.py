@@ -53,6 +53,7 @@ SESSION_S = 1.5
 READY_S = 90.0
 PARTITIONS = 4
 LARGEST_BYTES = 5_000_000
+APPENDED = {"message.timestamp.type": "LogAppendTime"}
 LISTENS = re.compile(r"health and metrics on (http://\S+)")
 
 
@@ -242,13 +243,8 @@ class World:
         )
 
     def __enter__(self) -> World:
-        appended = {"message.timestamp.type": "LogAppendTime"}
-        large = appended | self.kept | {"max.message.bytes": str(LARGEST_BYTES)}
-        topics = [
-            NewTopic(self.requests, self.partitions, config=large),
-            NewTopic(self.dead_letters, 1),
-        ]
-        topics += [NewTopic(target, self.partitions, config=appended) for target in self.targets]
+        topics = [self.request_topic(), NewTopic(self.dead_letters, 1)]
+        topics += [NewTopic(target, self.partitions, config=APPENDED) for target in self.targets]
         self.create(*topics)
         return self
 
@@ -262,6 +258,11 @@ class World:
             service.close()
         if self._consumer is not None:
             self._consumer.close()
+
+    def request_topic(self) -> NewTopic:
+        """As it is made, and may be made again."""
+        config = APPENDED | self.kept | {"max.message.bytes": str(LARGEST_BYTES)}
+        return NewTopic(self.requests, self.partitions, config=config)
 
     def create(self, *topics: NewTopic) -> None:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from threading import Barrier, Event, Thread
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from blackbox.doubt import IndexLost
@@ -99,7 +103,8 @@ class Scene:
         self._proxies: list[Proxy] = []
         self._asking: list[Thread] = []
         self._refused: list[str] = []
-        self._written: list[Message] = []
+        self._written: list[tuple[int, Message]] = []
+        self._incarnation = 0
         self._began = time.monotonic()
 
     def __enter__(self) -> Scene:
@@ -237,10 +242,57 @@ class Scene:
         def acknowledged(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._refused.append(f"{error}: {ask.value}")
-            self._written.append(message)
+            self._written.append((self._incarnation, message))
 
         headers = [("CALLER_SERVICE", b"chaos")]
         self.world.send_raw(ask.value, headers, ask.partition, acknowledged)
+
+    def wait_taken_in(self) -> None:
+        """Until everything asked for so far is in the index."""
+        for sending in self._asking:
+            sending.join()
+        self.world.flush()
+        ends = self._journal_ends()
+        until("all is taken in", lambda: self._pending(ends) is not None, SETTLE_S, every_s=LOOK_S)
+
+    # topics and groups that are others than before
+
+    def delete(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        [deleted] = admin.delete_topics([topic]).values()
+        deleted.result()
+
+    def create_requests_again(self) -> None:
+        """The request topic; what is asked for from now on is in the new one."""
+        self.delete(self.world.requests)
+        self._incarnation += 1
+
+        def is_made() -> bool:
+            with suppress(KafkaException):  # it takes a while until the old one is gone
+                self.world.create(self.world.request_topic())
+                return True
+            return False
+
+        until("the topic is there again", is_made, every_s=LOOK_S)
+        until(
+            "it can be written to",
+            lambda: self.world.writable_partitions() == self.world.partitions,
+        )
+
+    def rebind(self, *, killed_after_s: float | None = None) -> None:
+        """As the person on call does it, who may be interrupted and does it again."""
+        command = [sys.executable, "-m", "blackbox", "rebind", self.world.requests]
+        run = subprocess.Popen(
+            [*command, "--pending", "deliver"], text=True, stdout=PIPE, stderr=STDOUT,
+            env=os.environ | self.world.environment(**self.settings),
+        )  # fmt: skip
+        with suppress(subprocess.TimeoutExpired):
+            told, _ = run.communicate(timeout=killed_after_s)
+            assert run.returncode == 0, told
+            return
+        run.kill()
+        run.communicate()
+        self.rebind()
 
     # the schedule's moments
 
@@ -301,7 +353,9 @@ class Scene:
         """Behind the last record of each partition; records of transactions have markers behind."""
         topic = self.world.requests
         ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
-        for written in self._written:
+        for incarnation, written in self._written:
+            if incarnation != self._incarnation:
+                continue
             partition, offset = _place(written)
             ends[Shard(topic, partition)] = max(ends[Shard(topic, partition)], offset + 1)
         for message in each_of(self.kafka.bootstrap_servers, topic):
@@ -310,16 +364,21 @@ class Scene:
         return ends
 
     def _is_settled(self, ends: dict[Shard, int]) -> bool:
+        pending = self._pending(ends)
+        return pending is not None and pending <= self.stays_pending
+
+    def _pending(self, ends: dict[Shard, int]) -> int | None:
+        """How many requests are pending; None while some of the partitions are not read up to these ends."""
         pending = 0
         for shard, end in ends.items():
             try:
                 standing = self._inspector.standing(shard, 0)
             except IndexLost:
-                return False
+                return None
             if standing.labels is None or standing.labels.requests < end:
-                return False
+                return None
             pending += standing.pending + standing.cold
-        return pending <= self.stays_pending
+        return pending
 
     def account(self) -> Account:
         """Everything that was asked against everything that a consumer finds.
@@ -343,7 +402,7 @@ class Scene:
         for message in each_of(servers, *read):
             found[message.topic()].append(message)
         return account(
-            read_journal(sorted(self._written, key=_place)),
+            read_journal([message for _, message in sorted(self._written, key=_time_and_place)]),
             [message for target in world.targets for message in found[target]],
             found[world.dead_letters],
             now_ms=time.time_ns() // 1_000_000 + self.ahead_s * 1000,
@@ -397,6 +456,11 @@ class Scene:
         for future in admin.delete_topics(ours).values():
             with suppress(Exception):
                 future.result()
+
+
+def _time_and_place(written: tuple[int, Message]) -> tuple[int, tuple[int, int]]:
+    incarnation, message = written
+    return incarnation, _place(message)
 
 
 def _place(message: Message) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.faults import (
+    binding,
     brokers,
     clocks,
     crashes,
@@ -29,6 +30,7 @@ FAULTS: dict[str, Fault] = {
         failover,
         clocks,
         topics,
+        binding,
         mixed,
         kafka,
         brokers,
