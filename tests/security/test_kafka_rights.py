@@ -513,6 +513,7 @@ def leave_pending(town: Town, moving: int | None = None) -> None:
 
 
 REBINDS = "rebind after another group"
+CREATED_AGAIN = "rebind of a topic that was created again"
 
 
 def leave_receipts_of_another_group(town: Town) -> None:
@@ -553,7 +554,8 @@ def test_what_was_pending_is_delivered_by_who_may_write_requests(
     [right] = kafka_rights("rebind that delivers")
     town.create_all()
     leave_pending(town)
-    town.allow(kafka_rights("rebind", *([right.command] if is_allowed else [])))
+    more = [CREATED_AGAIN, *([right.command] if is_allowed else [])]
+    town.allow(kafka_rights("rebind", *more))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     if is_allowed:
         assert "1 asked for again" in answer.out, answer
@@ -561,6 +563,23 @@ def test_what_was_pending_is_delivered_by_who_may_write_requests(
     else:
         assert answer.code == 1
         assert grants(town.own(right))(answer.errors[0]), answer
+
+
+@pytest.mark.parametrize("missing", kafka_rights(CREATED_AGAIN), ids=str)
+def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
+    town: Town, missing: Right
+) -> None:
+    town.create_all()
+    tell(town, Receipt(at_ms=1, barrier=True, topic_id="another"))
+    leave_pending(town)
+    town.allow(without(missing, "rebind", CREATED_AGAIN))
+    answer = town.run("rebind", town.requests, "--pending", "drop")
+    if missing.operation == "Write":
+        assert answer.code == 1
+        assert grants(town.own(missing))(answer.errors[0]), answer
+    else:
+        assert "another topic; 0 asked for again, 1 dropped" in answer.out, answer
+        assert len(town.kafka.read(town.receipts)) == 2
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
@@ -571,7 +590,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_who_may_read_requests(
     town.create_all()
     town.ask(60)
     leave_pending(town, moving=0)
-    more = ["rebind that delivers", *([right.command] if is_allowed else [])]
+    more = [CREATED_AGAIN, "rebind that delivers", *([right.command] if is_allowed else [])]
     town.allow(kafka_rights("rebind", *more))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     if is_allowed:
