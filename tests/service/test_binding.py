@@ -19,6 +19,7 @@ import redis
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from blackbox import Client
 from blackbox import rebind as rebinding
 from blackbox.barrier import commit_barrier
 from blackbox.caretaker import Caretaker
@@ -33,7 +34,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
 from blackbox.receipt import Mark, decode
-from blackbox.request import Shard
+from blackbox.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
 from tests.world import AT_LENGTH, ServiceProcess, World, read_all, until
 
@@ -176,6 +177,24 @@ def marks(world: World) -> int:
         decode(found.value()).mark is not None
         for found in read_all(world.kafka.bootstrap_servers, topic)
     )
+
+
+def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_their_places(
+    world: World,
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(4, within_s=0, partition=0)
+    until("they are delivered", lambda: len(bodies(world)) == 4)
+    create_again(world, world.requests, world.partitions, service)
+    world.ask(4, from_s=3000, within_s=3600, partition=0)
+    why_not_open(service)
+
+    rebind(world, "drop")
+    service.wait_ready()
+
+    with Client(world.kafka.bootstrap_servers, request_topic=world.requests) as asked:
+        found = [asked.get(request_id(Shard(world.requests, 0), offset)) for offset in range(4)]
+    assert [one.state for one in found] == ["pending"] * 4
 
 
 def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world: World) -> None:
