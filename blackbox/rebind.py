@@ -249,7 +249,7 @@ class _Run:
     def _take_over_receipts(self, index: ShardIndex, done: Rebound) -> None:
         """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
         journal = self._journal(index.shard.partition)
-        if not foreign_group(journal, self._ours.group, index.labels.receipts):
+        if not foreign_group(journal, self._ours.group, since=0):
             return
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
         self._say(index.shard, labels)

@@ -95,7 +95,7 @@ def account(
         books.delivered += 1
         _note_time(books, one, message.timestamp()[1], one.due_ms)
     for message in letters:
-        body = str(json.loads(message.value() or b"")["message"])
+        body = _asked_in(message)
         one = by_body.get(body)
         if one is None or (one.due_ms is not None and one.target not in doomed):
             books.wrong.append(f"a dead letter: {dict(message.headers() or [])}")
@@ -106,6 +106,12 @@ def account(
         elif outcomes[body] == 0 and one.is_awaited(now_ms):
             books.lost.append(body[:SHOWN_CHARS])
     return books
+
+
+def _asked_in(letter: Message) -> str:
+    """The body of the request; where its record was deleted with its topic, that is all there is of it."""
+    value = (letter.value() or b"").decode()
+    return str(json.loads(value)["message"]) if value.startswith("{") else value
 
 
 def _note_time(books: Account, one: Asked, at_ms: int, due_ms: int) -> None:

@@ -39,7 +39,7 @@ from blackbox.plan import Batch, Labels
 from blackbox.receipt import Places, Receipt, encode
 from blackbox.request import Shard, member, request_id
 from blackbox.settings import Settings, load
-from tests.world import World
+from tests.world import World, until
 from tests.year import HOUR_MS, Year
 
 pytestmark = pytest.mark.service
@@ -543,8 +543,10 @@ def test_an_audit_beside_a_live_service_under_load_finds_nothing(
 ) -> None:
     service = world.start_service(poll_interval_ms=50)
     service.wait_ready()
+    world.ask(100, from_s=3000, within_s=3600)
+    until("they are pending", lambda: service.metric("blackbox_pending") == 100)
     world.ask(3900, within_s=60)
-    world.ask(100, from_s=3000, within_s=3600)  # pending, however long the audit takes
+    until("some are delivered", lambda: service.metric("blackbox_delivered_total") > 0)
 
     with audited(spark, settings_of(world.environment()), targets=True) as found:
         verdict = found.verdict

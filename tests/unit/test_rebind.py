@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,23 @@ def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened
     make().open()
 
     assert held(client).offsets() == [0, 1]
+
+
+def test_a_group_that_took_over_an_index_opens_its_shard_also_when_redis_is_lost_right_after(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    make().open()
+    journal.append(delivered(0))
+    make().open()
+    theirs = OURS._replace(group="others")
+    run = Run(journal, ours=theirs)
+    run.run(empty_index)
+    client.flushall()
+
+    replace(make(), group="others").open()
+
+    assert held(client).offsets() == [1]
 
 
 OTHERS = OURS._replace(receipts_id="others")
