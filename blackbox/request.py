@@ -82,6 +82,7 @@ class Reason(StrEnum):
     UNKNOWN_TOPIC = "unknown-topic"
     NOT_AUTHORIZED = "not-authorized"
     UNREACHABLE = "unreachable"
+    BROKER_ERROR = "broker-error"
     TOO_LARGE = "too-large"
     REFUSED = "refused"
     TOO_LATE = "too-late"
@@ -92,7 +93,9 @@ class Reason(StrEnum):
     OUTCOME_UNKNOWN = "outcome-unknown"
 
 
-MAY_COME_BACK = frozenset({Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE})
+MAY_COME_BACK = frozenset(
+    {Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE, Reason.BROKER_ERROR}
+)
 """Reasons that lie with the target, which may take the message later."""
 
 NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})

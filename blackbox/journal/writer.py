@@ -28,7 +28,36 @@ REASONS = {
     KafkaError.POLICY_VIOLATION: Reason.REFUSED,
     KafkaError._INCONSISTENT: Reason.REFUSED,
 }
-"""Broker answers that speak of one record or its topic; every other failure speaks of the batch."""
+"""Broker answers that speak of one record or its topic."""
+
+OF_THE_PRODUCER = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_TXN_STATE,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+    KafkaError.PRODUCER_FENCED,
+}
+"""Broker answers that speak of who writes, and so of the whole batch."""
+
+
+def reason_of(error: KafkaError) -> Reason | None:
+    """Why this record was not taken; None for a failure that speaks of the batch.
+
+    An answer that is not in the tables is blamed on the record: were it blamed on the batch, one
+    caller's record that the broker will never take would stop the shard.
+    """
+    code = error.code()
+    is_an_answer = code == KafkaError.UNKNOWN or code > KafkaError.NO_ERROR
+    if is_an_answer and code not in OF_THE_PRODUCER and not error.fatal():
+        return REASONS.get(code, Reason.BROKER_ERROR)
+    return REASONS.get(code)
 
 
 _RECEIPT = -1
@@ -97,11 +126,11 @@ class Writer:
         if not self._failed:
             return {}
         suspects: dict[int, Refusal] = {
-            offset: (REASONS[error.code()], explained(error, self._lacks.get(offset, "")))
+            offset: (reason, explained(error, self._lacks.get(offset, "")))
             for offset, error in self._failed.items()
-            if error.code() in REASONS
+            if (reason := reason_of(error)) is not None
         }
-        others = [error for error in self._failed.values() if error.code() not in REASONS]
+        others = [error for error in self._failed.values() if reason_of(error) is None]
         if others and (not suspects or not self._exactly_once):
             raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
@@ -176,7 +205,7 @@ class Writer:
     ) -> None:
         if error is not None:
             known = self._failed.get(offset)
-            if known is None or known.code() not in REASONS:  # of several records, the one at fault
+            if known is None or reason_of(known) is None:  # of several records, the one at fault
                 self._failed[offset] = error
             if is_not_allowed(error):
                 self._lacks[offset] = f"Write on topic {message.topic()}"

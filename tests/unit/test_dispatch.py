@@ -696,6 +696,26 @@ def test_a_suspect_whose_target_may_come_back_is_tried_again_later(
     assert stored_entry(client, 0).attempts == 1
 
 
+def test_a_message_that_the_broker_never_takes_stops_no_other_one_and_becomes_a_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to("odd"), to())
+    writer.failing["odd"] = (Reason.BROKER_ERROR, "Broker: Invalid request")
+    refusals = 0
+    for now_ms in range(NOW_MS, NOW_MS + 120_000, 1000):
+        try:
+            dispatch.tick(now_ms)
+        except Refused:
+            refusals += 1
+
+    assert [one.topic for one in writer.committed] == ["orders", LETTERS]
+    assert told(letter(writer, 0)) == (
+        Reason.BROKER_ERROR,
+        "Broker: Invalid request, tried 6 times",
+    )
+    assert refusals == 6
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_dead_letter_the_broker_refuses_gets_smaller_until_it_is_taken(

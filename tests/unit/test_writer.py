@@ -28,14 +28,27 @@ def test_a_record_that_is_too_large_is_a_suspect(writer: Writer) -> None:
     assert writer.flush()[7][0] == Reason.TOO_LARGE
 
 
-def test_at_least_once_a_failure_of_no_known_meaning_is_a_doubt_beside_a_suspect_too(
+def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too(
     writer: Writer,
 ) -> None:
     fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
-    fail(writer, 8, KafkaError.UNKNOWN)
+    fail(writer, 8, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     with pytest.raises(JournalLost, match="TB-0"):
         writer.flush()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.UNKNOWN, KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaError.INVALID_REQUEST,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE, 4711,
+    ],
+)  # fmt: skip
+def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(writer: Writer, code: int) -> None:
+    fail(writer, 8, code)
+
+    assert writer.flush()[8][0] == Reason.BROKER_ERROR
 
 
 def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(writer: Writer) -> None:
