@@ -61,6 +61,7 @@ class EmbeddedRedis(EmbeddedServer):
         settings = {**SETTINGS, "port": str(port), "dir": f'"{folder}"', **self._settings}
         configuration = self.folder / "redis.conf"
         lines = [f"{name} {value or EMPTY}\n" for name, value in settings.items()]
+        configuration.touch(mode=0o600)  # it holds the password
         configuration.write_text("".join(lines))
         return configuration
 

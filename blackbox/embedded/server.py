@@ -71,7 +71,7 @@ class EmbeddedServer(ABC):
         """
         if self._is_running:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = lock_folder(self.folder)
         try:
             self._prepare()

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_hex, token_urlsafe
 from typing import Self
 
 from blackbox.embedded import guard
@@ -29,7 +29,11 @@ class EmbeddedStack:
         self.folder = (folder or Path(tempfile.gettempdir(), f"blackbox-{token_hex(8)}")).resolve()
         disposable = self.folder if self._temporary else None
         self.kafka = EmbeddedKafka(self.folder / "kafka", disposable=disposable, progress=progress)
-        self.redis = EmbeddedRedis(self.folder / "redis", disposable=disposable, progress=progress)
+        # Other users of this machine reach the loopback interface, and could have Redis write files.
+        password = {"requirepass": token_urlsafe(24)}
+        self.redis = EmbeddedRedis(
+            self.folder / "redis", settings=password, disposable=disposable, progress=progress
+        )
 
     @property
     def bootstrap_servers(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from redis import Redis
+from redis import AuthenticationError, Redis
 
 from blackbox.embedded import EmbeddedError, EmbeddedStack
 from tests.embedded.deadline import is_alive
@@ -27,6 +27,17 @@ def test_a_second_run_on_a_given_folder_finds_its_data(tmp_path: Path) -> None:
         topics = AdminClient({"bootstrap.servers": stack.bootstrap_servers}).list_topics().topics
         assert len(topics["kept"].partitions) == 3
         assert Redis.from_url(stack.redis_url).get("kept") == b"yes"
+
+
+def test_other_users_of_the_machine_may_not_use_its_redis_nor_read_its_files(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedStack(tmp_path / "run") as stack:
+        with pytest.raises(AuthenticationError), Redis(port=stack.redis.port) as stranger:
+            stranger.config_set("appendfsync", "no")
+        assert Redis.from_url(stack.redis_url).ping()
+        folders = [stack.redis.folder, stack.kafka.folder]
+    assert [folder.stat().st_mode & 0o077 for folder in folders] == [0, 0]
 
 
 def test_a_temporary_folder_goes_with_the_stack_also_when_kafka_is_frozen() -> None:
