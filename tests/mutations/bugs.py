@@ -17,7 +17,7 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are asked when those without servers of their own have found nothing.
+    """`tests` are asked when those without servers of their own have found nothing; () where those are to find it.
 
     `faults` are those of the chaos suite, one after the other, that may show it as well.
     """
