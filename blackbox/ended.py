@@ -29,10 +29,12 @@ class Ended:
 
     def forget_from(self, first: int) -> None:
         """Of the offsets from here on nothing has ended."""
-        for at in [at for at in self._segments if at >= first >> 16]:
-            bits = self._segments[at]
-            for offset in range(max(first, at << 16), (at + 1) << 16):
-                bits[offset >> 3 & 0x1FFF] &= ~_BITS[offset & 7]
+        segment, byte = first >> 16, first >> 3 & 0x1FFF
+        for at in [at for at in self._segments if at > segment]:
+            del self._segments[at]
+        if bits := self._segments.get(segment):
+            bits[byte] &= ~(0xFF >> (first & 7)) & 0xFF
+            bits[byte + 1 :] = bytes(_BYTES - byte - 1)
 
     def __iter__(self) -> Iterator[int]:
         return iter(Bits(self._segments))

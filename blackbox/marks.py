@@ -69,10 +69,15 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
     return "" if newest is None or newest[1].group == group else newest[1].group
 
 
-def is_known(journal: Journal, topic_id: str, group: str) -> bool:
-    """Whether the newest receipts tell that this group has opened this very request topic already."""
-    newest = next(_marks(journal, journal.receipt_bounds()), None)
-    return newest is not None and (newest[1].topic_id, newest[1].group) == (topic_id, group)
+def openers(journal: Journal, topic_id: str) -> set[str]:
+    """The groups that have opened this very request topic, as far back as receipts tell."""
+    found: set[str] = set()
+    for _, receipt in _marks(journal, journal.receipt_bounds()):
+        if receipt.topic_id not in ("", topic_id):
+            break
+        if receipt.topic_id:
+            found.add(receipt.group)
+    return found
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:

@@ -28,7 +28,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.marks import Recreated, Shortened, foreign_group, is_another, is_known, newest_mark
+from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark, openers
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.receipt import Mark, Receipt
 from blackbox.recovery import CLOCKS_APART_MS
@@ -167,10 +167,13 @@ class _Run:
         if noted is not None and noted.topic_id != self._ours.topic_id:
             noted = None
         if kept.binding.topic_id != self._ours.topic_id:
-            if self._has_receipts(partition) and is_known(
-                journal, self._ours.topic_id, self._ours.group
-            ):
+            groups = set[str]()
+            if self._has_receipts(partition):
+                groups = openers(journal, self._ours.topic_id)
+            if self._ours.group in groups:
                 return _Decision(index, "an index of before the topic was opened", is_stale=True)
+            if groups:  # what they delivered of it is not to be begun again
+                return _Decision(index, "another topic", first=0, is_stale=True, noted=noted)
             labels = Labels(requests.start, receipts.end)
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
         at = kept.labels
@@ -229,12 +232,12 @@ class _Run:
     def carry_out(self, decision: _Decision) -> Rebound:
         index, labels = decision.index, decision.labels
         done = Rebound(index.shard, decision.why)
-        if decision.is_begun:
+        if decision.first == 0:
             done.cold = index.count_cold()
-        if decision.is_stale:
-            done.dropped = index.discard()
         if decision.first is not None:
             self._move(decision, decision.first, done)
+        if decision.is_stale:
+            done.dropped += index.discard()
         if labels is not None and decision.is_begun:
             self._begin_at(index, labels)
         elif labels is not None:
@@ -259,10 +262,12 @@ class _Run:
     def _begin_at(self, index: ShardIndex, labels: Labels) -> None:
         """Behind a barrier with a mark: earlier receipts tell of other requests under the ids of these, and go."""
         shard, mark = index.shard, Mark(*labels)
-        if self._has_receipts(shard.partition):
+        is_said = self._has_receipts(shard.partition)
+        if is_said:
             labels, mark = self._say(shard, labels, is_begun=True)
         index.begin(labels, binding=self._ours, mark=mark)
-        self._trimmer.remove_receipts(shard, mark.receipts)
+        if is_said:  # without a mark behind them, what was delivered would be unknown
+            self._trimmer.remove_receipts(shard, mark.receipts)
 
     def _has_receipts(self, partition: int) -> bool:
         return partition < min(self._count, self._receipts_count)

@@ -39,6 +39,8 @@ ON_THIS_MACHINE = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # Spark makes a secret for itself: else every user of this machine reaches its block manager.
+    "spark.authenticate": "true",
     "spark.pyspark.python": sys.executable,
     "spark.python.daemon.module": "blackbox.pipeline.daemon",
 }

@@ -1,6 +1,10 @@
 """Shows that the tests find bugs: each is put into a copy of the product, and the tests must fail.
 
-`python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md.
+`python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md, where the rows of other bugs stay;
+`--without-chaos` plays no faults.
+
+The tests that the page names for a bug are run first. When none of them fails, or one does not exist any more, all of those
+without servers are run, and then the bug's own.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -28,20 +32,19 @@ PAGE = ROOT / "docs" / "mutations.md"
 PARTS = ("blackbox", "tests", "docs", "pyproject.toml", "helm", "CHANGELOG.md", "README.md")
 WITHOUT_SERVICES = ("tests/unit", "tests/contract")
 BROKEN = re.compile(r"^--seed \d+ --schedule \d+ \((.+)\), see ", re.MULTILINE)
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\w+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?:::\w+|\.py))", re.MULTILINE)
+TEST = re.compile(r"`(tests/[^`]+)`")
+ROW = re.compile(r"^\| (\S+) \| .* \| (.*) \| (.*) \|$", re.MULTILINE)
 MOST_FAILURES = 3
 
 MOST_SCHEDULES = "0.2"
-
-SOUND = Bug(
-    "no bug", "the product as it is", (), (), tuple(sorted({t for b in BUGS for t in b.tests}))
-)
 
 ABOUT = """# Bugs that the tests find
 
 Each bug is put into a copy of the product; tests that then pass would be worth nothing. "Found by": the tests that failed, of
 those without servers, or else of those on real ones. "Chaos": how many of so many schedules of a fault that it was played
-against lost a request, delivered one twice, or hung ([chaos.md](chaos.md)). `make mutations` writes this page.
+against lost a request, delivered one twice, or hung ([chaos.md](chaos.md)). `make mutations` writes this page, and first runs
+the tests that it names.
 
 | bug | what it does | found by | chaos |
 | --- | --- | --- | --- |
@@ -55,9 +58,22 @@ class Found(NamedTuple):
     """
 
     bug: Bug
-    tests: tuple[str, ...]
-    played: str
-    seconds: float
+    tests: tuple[str, ...] = ()
+    played: str = "-"
+    seconds: float = 0
+
+
+def sound(bugs: Iterable[Bug]) -> Bug:
+    """No bug at all, for all tests that are to find one of these."""
+    tests = {test for bug in bugs for test in bug.tests}
+    return Bug("no bug", "the product as it is", (), (), tuple(sorted(tests)))
+
+
+def read(page: str) -> dict[str, Found]:
+    """What the page says of each bug, by its name."""
+    bugs = {bug.name: bug for bug in BUGS}
+    rows = [row for row in ROW.findall(page) if row[0] in bugs]
+    return {name: Found(bugs[name], tuple(TEST.findall(by)), played) for name, by, played in rows}
 
 
 def copy(folder: Path) -> None:
@@ -79,31 +95,44 @@ def apply(change: Change, path: Path) -> None:
     path.write_text(text.replace(change.old, change.new))
 
 
-def look_for(bug: Bug) -> Found:
-    """Run the tests on a copy with this bug, the quick ones first."""
+def look_for(bug: Bug, before: Found, *, is_played: bool) -> Found:
+    """Run the tests on a copy with this bug: first those that found it before, then the quick ones."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="blackbox-mutation-") as name:
         folder = Path(name)
         copy(folder)
         for change in bug.changes:
             apply(change, folder / "blackbox" / change.file)
-        failed = failing(WITHOUT_SERVICES, folder) or failing(bug.tests, folder)
-        played = "-"
-        for fault in bug.faults:
-            broken, schedules = play(fault, folder)
-            played = f"{fault}: {broken} of {schedules}"
-            if broken:
-                break
+        failed = (
+            failing(before.tests, folder)
+            or failing(WITHOUT_SERVICES, folder)
+            or failing(bug.tests, folder)
+        )
+        played = play_all(bug, folder) if is_played else before.played
     return Found(bug, failed, played, time.monotonic() - began)
 
 
 def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Which of these fail; none when one of them does not exist, as pytest runs no others then either."""
+    if not tests:
+        return ()
     command = [
         sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
         "--maxfail", str(MOST_FAILURES), "--deselect", "tests/unit/test_mutations.py", *tests,
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return tuple(dict.fromkeys(FAILED.findall(ended.stdout)))
+
+
+def play_all(bug: Bug, folder: Path) -> str:
+    """Play its faults one after the other, until one shows it; what the last one showed."""
+    played = "-"
+    for fault in bug.faults:
+        broken, schedules = play(fault, folder)
+        played = f"{fault}: {broken} of {schedules}"
+        if broken:
+            break
+    return played
 
 
 def play(fault: str, folder: Path) -> tuple[int, int]:
@@ -122,31 +151,43 @@ def play(fault: str, folder: Path) -> tuple[int, int]:
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Only these bugs.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Write docs/mutations.md.")] = False,
+    without_chaos: Annotated[
+        bool,
+        typer.Option("--without-chaos", help="Play no faults; the page keeps what they showed."),
+    ] = False,
 ) -> None:
     """Exit code 1 when some bug is not found."""
     console = Console()
     unknown = set(names or ()) - {bug.name for bug in BUGS}
     if unknown:
         raise typer.BadParameter(f"no such bug: {', '.join(sorted(unknown))}")
-    chosen = [SOUND, *(bug for bug in BUGS if not names or bug.name in names)]
+    bugs = [bug for bug in BUGS if not names or bug.name in names]
+    chosen = [sound(bugs), *bugs]
+    before = read(PAGE.read_text())
     found: list[Found] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         for number, bug in enumerate(chosen):
             what = f"{number} of {len(chosen) - 1}: {bug.name}"
             shown = bar.add_task(what, total=None)
-            one = look_for(bug)
+            known = before.get(bug.name, Found(bug))
+            one = look_for(bug, known, is_played=not without_chaos)
             bar.remove_task(shown)
             if not console.is_terminal:
                 console.print(f"{what}: {len(one.tests)} tests failed; {one.played}")
-            if bug is not SOUND:
+            if bug.changes:
                 found.append(one)
             elif one.tests:
                 raise SystemExit(f"without a bug these fail already: {', '.join(one.tests)}")
     console.print(_table(found))
     if page:
-        PAGE.write_text(ABOUT + "".join(_row(one) for one in found))
+        PAGE.write_text(written(before | {one.bug.name: one for one in found}))
     raise typer.Exit(int(not all(one.tests for one in found)))
+
+
+def written(found: Mapping[str, Found]) -> str:
+    """The page, in the order of the bugs; without those that nobody has looked for yet."""
+    return ABOUT + "".join(_row(found[bug.name]) for bug in BUGS if bug.name in found)
 
 
 def _table(found: list[Found]) -> Table:

@@ -17,7 +17,7 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are asked when those without servers of their own have found nothing.
+    """`tests` are asked when those without servers of their own have found nothing; () where those are to find it.
 
     `faults` are those of the chaos suite, one after the other, that may show it as well.
     """
@@ -414,5 +414,104 @@ BUGS = (
             ),
         ),
         ("service frozen past its session, beside another",),
+    ),
+    Bug(
+        "cut-not-heard",
+        "receipts of requests that a log lost end those that take their places",
+        (Change("outcomes.py", "        if receipt.cut:\n", "        if False:\n"),),
+        (),
+        (),
+    ),
+    Bug(
+        "begun-without-a-mark",
+        "a topic that was created again is begun, and its first receipt does not say where",
+        (Change("rebind.py", "mark=mark if is_begun else None", "mark=None"),),
+        (),
+        (),
+    ),
+    Bug(
+        "unknown-not-noted",
+        "an index is bound to new receipts, and forgets that they do not tell what was delivered before",
+        (Change("rebind.py", "self._ours, decision.unknown_ms)", "self._ours)"),),
+        (),
+        (),
+    ),
+    Bug(
+        "older-index-asked-again",
+        "what an index of an old topic still has is asked for again, though the new topic was opened since",
+        (
+            Change(
+                "rebind.py",
+                "            if self._ours.group in groups:\n",
+                "            if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "rebind-fenced-once",
+        "rebind gives up when a service that tries to open the shard fences it",
+        (
+            Change(
+                "rebind.py",
+                "return again(self._commit_barrier, shard, labels, cut, is_begun)",
+                "return self._commit_barrier(shard, labels, cut, is_begun)",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "too-late-forgotten",
+        "a replacement by id that was too late is judged again, by what is pending now",
+        (
+            Change(
+                "plan.py",
+                "is_in_time = not was_too_late and _end_named(",
+                "is_in_time = _end_named(",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "early-leaves-a-holder",
+        "a replacement that there is no room for leaves what waits under its caller id",
+        (
+            Change(
+                "recovery.py",
+                "own = [] if caller_id is None else [caller_id]",
+                "own: list[str] = []",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "memory-not-checked",
+        "nobody notices that `skip`, `moved` or `ended` was lost alone",
+        (
+            Change(
+                "index/shard_index.py",
+                "if is_expected > 0 and not exists:",
+                "if key in (keys.ids, keys.cold) and is_expected > 0 and not exists:",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "moved-left",
+        "which record promotion wrote is remembered although its request has ended",
+        (
+            Change(
+                "index/shard_index.py",
+                "                commands += _zrem(self._keys.moved, origins)\n",
+                "",
+            ),
+        ),
+        (),
+        (),
     ),
 )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blackbox import rebind as rebinding
+from blackbox.doubt import Fenced
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Binding, Labels
 from blackbox.rebind import Rebound, _Run
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Reason, Shard
+from blackbox.request import Headers, Reason, Record, Shard
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -29,6 +30,24 @@ OURS = Binding("cluster", "topic", "receipts", "blackbox")
 @pytest.fixture(autouse=True)
 def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> None:
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(FakeWriter(journal)))
+    monkeypatch.setattr(rebinding, "Bulk", lambda _: closable(FakeBulk(journal)))
+
+
+@dataclass
+class FakeBulk:
+    """Asks for requests again, in lists."""
+
+    journal: FakeJournal
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers, partition: int
+    ) -> None:
+        offset = len(self.journal.request_records)
+        self.journal.request_records.append(Record(offset, 0, key, value, headers))
+        self.journal.contract.parsed[offset] = request()
+
+    def flush(self) -> None:
+        pass
 
 
 def closable(writer: Any) -> Any:
@@ -49,6 +68,8 @@ class Run(_Run):
         self._access: Any = None
         self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
+        self._keeps_partitions = True
+        self._reader: Any = SimpleNamespace(log_end=lambda *_: journal.request_bounds().end)
 
     def _journal(self, partition: int) -> Any:
         return self._fake
@@ -79,6 +100,25 @@ def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_deliv
 
     assert (done.again, done.dropped) == (0, 1)
     assert held(client).offsets() == [2]
+
+
+@pytest.mark.parametrize(("pending", "left"), [("drop", [2]), ("deliver", [2, 3])])
+def test_what_another_group_delivered_of_a_new_topic_is_not_delivered_again(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    pending: str, left: list[int],
+) -> None:  # fmt: skip
+    asked(request(), request(), request())
+    theirs = Receipt(1, barrier=True, topic_id="old", group="theirs")
+    journal.append(theirs)
+    journal.append(replace(theirs, topic_id="topic", mark=Mark(0, 2)))
+    journal.append(delivered(0, 1))
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 6, {5: entry()})
+
+    Run(journal, pending).run(empty_index)
+    make().open()
+
+    assert held(client).offsets() == left
 
 
 def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened(
@@ -229,6 +269,45 @@ def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_d
 
     assert held(client).offsets() == [0, 1]
     assert journal.first_receipt > 0
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["removed", "kept"])
+def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_rebind(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, is_kept: bool
+) -> None:  # fmt: skip
+    journal.append(Receipt(1, barrier=True, topic_id="old", group="blackbox"))
+    journal.append(delivered(0, 1))
+    empty_index.begin(Labels(2, 4), binding=OURS._replace(topic_id="old"))
+    empty_index.load()
+    asked(request(), request(), request())
+    run = Run(journal)
+    if is_kept:  # as a topic's settings may ask for it
+        run._trimmer.remove_receipts = lambda *_: None
+
+    run.run(empty_index)
+    journal.append(delivered(1))
+    client.flushall()
+    make().open()
+
+    assert reasons(client) == {0: None, 2: None}
+
+
+@pytest.mark.parametrize("step", ["begin", "commit"])
+def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_the_same(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, step: str,
+) -> None:  # fmt: skip
+    asked(request())
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    fenced = FakeWriter(journal, before={step: Fenced("another owner opened this shard")})
+    writers = iter([fenced, FakeWriter(journal)])
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(next(writers)))
+
+    Run(journal).run(empty_index)
+    make().open()
+
+    assert fenced.calls[-1] == step
+    assert held(client).offsets() == [0]
 
 
 def test_a_mark_beyond_a_lost_end_counts_up_to_there(
