@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count as count_on
 from typing import Literal, NamedTuple
 
@@ -17,11 +17,12 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from blackbox import entry as entries
 from blackbox.barrier import commit_barrier
 from blackbox.clock import Clock
-from blackbox.connect import kafka
+from blackbox.connect import formats, kafka
 from blackbox.doubt import Doubt, Fenced, JournalLost
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import parse, touched_by
 from blackbox.journal.bulk import Bulk
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
@@ -29,12 +30,15 @@ from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
 from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark, openers
+from blackbox.outcomes import Outcomes
+from blackbox.outgoing import dead_letters
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
-from blackbox.receipt import Mark, Receipt
-from blackbox.recovery import CLOCKS_APART_MS
+from blackbox.receipt import Mark, Receipt, settled
+from blackbox.recovery import CLOCKS_APART_MS, settle
 from blackbox.recurrence import asked_at
 from blackbox.request import Shard
 from blackbox.settings import Settings
+from blackbox.sorting import as_record
 
 AT_ONCE = 1000
 ALL_DUE_MS = 1 << 52
@@ -51,7 +55,9 @@ class Rebound:
     """What was done for a shard: why, and how many pending requests were written again, or dropped.
 
     `cold` are those beyond the horizon, which were only in the request topic, and so are gone with it.
-    `before` were written again by a run that was interrupted before it could say so.
+    `before` were written again by a run that was interrupted before it could say so. `superseded` are those
+    whose callers have written another request, or a cancel, under the same id since,
+    `letters` were to become dead letters, and did.
     """
 
     shard: Shard
@@ -60,6 +66,8 @@ class Rebound:
     dropped: int = 0
     cold: int = 0
     before: int = 0
+    superseded: int = 0
+    letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,12 @@ class _Decision:
 
 
 class _Record(NamedTuple):
-    """A request as it is written again."""
+    """A request as it is written again, or the dead letter that it was about to become."""
 
     value: bytes | None
     key: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    is_letter: bool = False
 
 
 def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
@@ -127,6 +136,7 @@ class _Run:
         self._topic = topic
         self._pending = pending
         self._contract = settings.topics[topic]
+        self._dead_letter_topic = settings.dead_letter_topic
         self._exactly_once = settings.delivery == "exactly-once"
         self._grace_s = settings.grace_s
         self._connections = pool(settings.redis_url.get_secret_value())
@@ -135,6 +145,9 @@ class _Run:
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
+        self._format = formats(settings)[topic]
+        self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
+        self._known_names: dict[int, set[str]] = {}
 
     def decide(self) -> list[_Decision]:
         """For each partition that there is, and each that has an index from when there were more."""
@@ -148,7 +161,7 @@ class _Run:
             if kept is None and partition >= max(self._count, self._receipts_count):
                 break
             decision = self._decide(index, kept)
-            if partition < self._count or decision.labels is not None:
+            if partition < self._count or decision.labels is not None or decision.is_stale:
                 decisions.append(decision)
             if kept is not None and (decision.is_begun or decision.is_stale):
                 before = partition + 1
@@ -170,7 +183,7 @@ class _Run:
             groups = set[str]()
             if self._has_receipts(partition):
                 groups = openers(journal, self._ours.topic_id)
-            if self._ours.group in groups:
+            if groups & {self._ours.group, kept.binding.group}:
                 return _Decision(index, "an index of before the topic was opened", is_stale=True)
             if groups:  # what they delivered of it is not to be begun again
                 return _Decision(index, "another topic", first=0, is_stale=True, noted=noted)
@@ -178,6 +191,9 @@ class _Run:
             return _Decision(index, "another topic", labels, 0, is_begun=True, noted=noted)
         at = kept.labels
         same = kept.binding.receipts_id == self._ours.receipts_id
+        if not same and self._has_receipts(partition) and openers(journal, self._ours.topic_id):
+            why = "an index of before its receipts topic was opened"
+            return _Decision(index, why, is_stale=True)
         is_untold = not same or at.receipts > receipts.end
         unknown_ms = Clock().latest_ms() + CLOCKS_APART_MS if is_untold else 0
         told = receipts.end if is_untold else at.receipts
@@ -198,7 +214,7 @@ class _Run:
         self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
     ) -> _Decision:
         """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
-        if self._has_receipts(index.shard.partition):
+        if index.shard.partition < min(self._count, self._receipts_count):
             try:
                 newest_mark(index.shard, journal, self._ours.topic_id)
             except Recreated:
@@ -235,15 +251,16 @@ class _Run:
         if decision.first == 0:
             done.cold = index.count_cold()
         if decision.first is not None:
+            self._end_era(index, decision.first)
             self._move(decision, decision.first, done)
         if decision.is_stale:
             done.dropped += index.discard()
         if labels is not None and decision.is_begun:
             self._begin_at(index, labels)
         elif labels is not None:
-            if decision.is_cut and self._has_receipts(index.shard.partition):
-                assert decision.first is not None
-                self._say(index.shard, labels, cut=[decision.first])
+            if self._has_receipts(index.shard.partition):
+                cut = [] if decision.first is None else [decision.first]
+                self._say(index.shard, labels, cut=cut, unknown_ms=decision.unknown_ms)
             index.rebind(labels, self._ours, decision.unknown_ms)
         if self._has_receipts(index.shard.partition):
             self._take_over_receipts(index, done)
@@ -265,15 +282,25 @@ class _Run:
         is_said = self._has_receipts(shard.partition)
         if is_said:
             labels, mark = self._say(shard, labels, is_begun=True)
-        index.begin(labels, binding=self._ours, mark=mark)
+        if shard.partition < self._count:
+            index.begin(labels, binding=self._ours, mark=mark)
+        else:
+            index.discard()
         if is_said:  # without a mark behind them, what was delivered would be unknown
             self._trimmer.remove_receipts(shard, mark.receipts)
 
     def _has_receipts(self, partition: int) -> bool:
-        return partition < min(self._count, self._receipts_count)
+        return partition < self._receipts_count
 
     def _say(
-        self, shard: Shard, labels: Labels, *, cut: Sequence[int] = (), is_begun: bool = False
+        self,
+        shard: Shard,
+        labels: Labels,
+        *,
+        cut: Sequence[int] = (),
+        topic_id: str = "",
+        unknown_ms: int = 0,
+        is_begun: bool = False,
     ) -> tuple[Labels, Mark]:
         """A barrier of ours; the labels behind it, and the mark it carries if a shard is begun."""
         # A service that tries to open the shard meanwhile fences whoever writes there.
@@ -283,24 +310,49 @@ class _Run:
             stop=stop_after_delay(SAY_WITHIN_S),
             reraise=True,
         )
-        return again(self._commit_barrier, shard, labels, cut, is_begun)
+        barrier = Receipt(
+            Clock().earliest_ms(), read=labels.requests, topic_id=topic_id or self._ours.topic_id,
+            group=self._ours.group, unknown_ms=unknown_ms, cut=cut,
+        )  # fmt: skip
+        end, label = again(self._commit_barrier, shard, labels, barrier, is_begun)
+        return labels._replace(receipts=label), Mark(labels.requests, end)
 
     def _commit_barrier(
-        self, shard: Shard, labels: Labels, cut: Sequence[int], is_begun: bool
-    ) -> tuple[Labels, Mark]:
+        self, shard: Shard, labels: Labels, barrier: Receipt, is_begun: bool
+    ) -> tuple[int, int]:
+        """Where the receipts ended before it, once no earlier owner could write any, and the label behind it."""
         journal = self._journal(shard.partition)
         checked = journal.receipt_bounds().end
         with closing(Writer(shard, self._access, exactly_once=self._exactly_once)) as writer:
             writer.open()
-            end = journal.receipt_bounds().end
-            mark = Mark(labels.requests, end)
-            barrier = Receipt(
-                Clock().earliest_ms(), read=labels.requests, mark=mark if is_begun else None,
-                topic_id=self._ours.topic_id, group=self._ours.group, cut=cut,
-            )  # fmt: skip
-            since = end if is_begun else labels.receipts
+            end, since = journal.receipt_bounds().end, labels.receipts
+            if is_begun:
+                barrier, since = replace(barrier, mark=Mark(labels.requests, end)), end
             label, _ = commit_barrier(shard, journal, writer, barrier, since, checked)
-        return labels._replace(receipts=label), mark
+        return end, label
+
+    def _end_era(self, index: ShardIndex, first: int) -> None:
+        """What Kafka knows to have ended leaves the index, once no owner can deliver any more of it.
+
+        Of requests that the index has not read, those from `first` on are others by now.
+        """
+        shard, kept = index.shard, index.load()
+        if kept is None or kept.binding is None or not self._has_receipts(shard.partition):
+            return
+        journal, theirs = self._journal(shard.partition), kept.binding
+        is_told = theirs.receipts_id == self._ours.receipts_id
+        is_another = theirs.topic_id != self._ours.topic_id
+        if not is_told or kept.labels.receipts < journal.receipt_bounds().start:
+            return
+        if is_another and openers(journal, self._ours.topic_id):
+            return
+        behind, _ = self._say(shard, kept.labels, topic_id=theirs.topic_id)
+        outcomes = Outcomes()
+        for _, receipt in settled(journal.receipts(kept.labels.receipts, behind.receipts)):
+            outcomes.add(receipt)
+        unread = max(first, kept.labels.requests)
+        settle(index, (o for o in outcomes.ended if o < unread), behind.receipts)
+        index.load()
 
     def _move(self, decision: _Decision, first: int, done: Rebound) -> None:
         """Write again, or forget, what is pending from the offset `first` on; a thousand at a time.
@@ -317,10 +369,13 @@ class _Run:
             theirs = {offset: entry for offset, entry in found.items() if offset in doubtful}
             others = {offset: entry for offset, entry in found.items() if offset not in doubtful}
             if theirs:  # still noted as they were, should this run be interrupted as well
-                self._write(index, self._records(theirs), written, done)
+                self._write(index, self._records(index.shard, theirs), written, done)
                 self._take_off(index, theirs, done)
             if others:
-                records = self._records(others)
+                named = self._named_since(decision)
+                kept = {o: e for o, e in others.items() if e is None or e.caller_id not in named}
+                done.superseded += len(others) - len(kept)
+                records = self._records(index.shard, kept)
                 if records:
                     ends = self._ends(self._partition(index.shard))
                     noted = Rebinding(self._ours.topic_id, first, list(records), ends)
@@ -328,10 +383,44 @@ class _Run:
                 self._write(index, records, Counter(), done)
                 self._take_off(index, others, done)
 
-    def _records(self, batch: Mapping[int, Entry | None]) -> dict[int, _Record]:
+    def _named_since(self, decision: _Decision) -> set[str]:
+        """The caller ids in what was written since, as far as that was there when all was decided.
+
+        Those requests and cancels come later than what is asked for again, and would be ended by it.
+        """
+        if self._pending == "drop":
+            return set()
+        shard = decision.index.shard
+        places = [shard.partition] if self._keeps_partitions else range(self._count)
+        first = decision.first if decision.is_cut else 0
+        assert first is not None
+        return set[str]().union(*(self._names(place, first) for place in places))
+
+    def _names(self, partition: int, first: int) -> set[str]:
+        if partition not in self._known_names:
+            names = self._known_names[partition] = set[str]()
+            start, end = self._written_before[partition]
+            for batch in self._journal(partition).requests(max(first, start), end):
+                changes = parse(self._format, batch, Clock().latest_ms(), None).changes
+                names.update(touched_by(changes).caller_ids)
+        return self._known_names[partition]
+
+    def _records(self, shard: Shard, batch: Mapping[int, Entry | None]) -> dict[int, _Record]:
         if self._pending == "drop":
             return {}
-        return {offset: _record(entry) for offset, entry in batch.items() if entry is not None}
+        return {
+            offset: self._letter(shard, offset, entry) if entry.reason else _record(entry)
+            for offset, entry in batch.items()
+            if entry is not None
+        }
+
+    def _letter(self, shard: Shard, offset: int, entry: Entry) -> _Record:
+        reason, detail = entry.reason or "", entry.detail or ""
+        [letter, *_] = dead_letters(
+            shard, self._dead_letter_topic, as_record(offset, entry), reason, detail
+        )
+        headers = ((name, v.encode() if isinstance(v, str) else v) for name, v in letter.headers)
+        return _Record(letter.value, letter.key, tuple(headers), is_letter=True)
 
     def _write(
         self,
@@ -347,9 +436,11 @@ class _Run:
                     written[record] -= 1
                     done.before += 1
                     continue
-                headers = list(record.headers)
-                bulk.produce(self._topic, record.value, record.key, headers, partition)
-                done.again += 1
+                value, key, headers, is_letter = record
+                topic = self._dead_letter_topic if is_letter else self._topic
+                bulk.produce(topic, value, key, list(headers), -1 if is_letter else partition)
+                done.letters += is_letter
+                done.again += not is_letter
             bulk.flush()
 
     def _take_off(
@@ -407,6 +498,4 @@ def _batches(index: ShardIndex, first: int, passed: set[int]) -> Iterator[dict[i
 
 def _record(entry: Entry) -> _Record:
     headers = tuple((name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers)
-    if not entry.target:  # an invalid one, as its caller wrote it
-        return _Record(entry.message, entry.key, headers)
     return _Record(asked_at(entry, entry.due_ms), (entry.caller_id or "").encode() or None, headers)

@@ -321,18 +321,11 @@ class Recovery:
             rank += len(pending) - len(found)
 
     def _settle(self, told: Outcomes, label: int) -> None:
-        """Remove from an index that is kept what has ended since; the label comes last."""
+        """Remove from an index that is kept what has ended since."""
         unread = self.index.labels.requests
         if late := [offset for offset in told.too_late if offset >= unread]:
             self.index.ignore(late)
-        ended = iter(told.ended)
-        while found := list(islice(ended, CHUNK)):
-            # A longer horizon delivered them by their first records, after this index was copied.
-            removed = [*found, *self.index.moved(found).values()]
-            known = self.index.caller_ids(removed)
-            removals = {offset: known.get(offset) for offset in removed}
-            self.index.settle(removals, self.index.labels.receipts)
-        self.index.settle({}, label)
+        settle(self.index, told.ended, label)
 
     def _catch_up(self) -> None:
         """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
@@ -397,3 +390,15 @@ class Recovery:
             removed = self.index.caller_ids(list(self.index.holders(own).values()))
             removed[named.offset] = named.caller_id
             self.index.settle(removed, self.index.labels.receipts, early=[offset])
+
+
+def settle(index: Index, ended: Iterable[int], label: int) -> None:
+    """Remove from an index what has ended; the receipts' label comes last."""
+    left = iter(ended)
+    while found := list(islice(left, CHUNK)):
+        # A longer horizon delivered them by their first records, after this index was copied.
+        removed = [*found, *index.moved(found).values()]
+        known = index.caller_ids(removed)
+        removals = {offset: known.get(offset) for offset in removed}
+        index.settle(removals, index.labels.receipts)
+    index.settle({}, label)

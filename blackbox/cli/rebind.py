@@ -30,10 +30,16 @@ def rebind(
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is none of the request topics: {known}")
     for one in rebound(settings, topic, pending):
+        letters = f"; {one.letters} became dead letters" if one.letters else ""
+        superseded = (
+            f"; {one.superseded} replaced or cancelled since by their callers"
+            if one.superseded
+            else ""
+        )
         before = (
             f"; {one.before} more were there, from a run that was interrupted" if one.before else ""
         )
         typer.echo(
             f"{one.shard}: {one.why}; {one.again} asked for again, {one.dropped} dropped, "
-            f"{one.cold} beyond the horizon gone with their records{before}"
+            f"{one.cold} beyond the horizon gone with their records{letters}{superseded}{before}"
         )

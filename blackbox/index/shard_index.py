@@ -250,7 +250,7 @@ class ShardIndex:
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
-            if not self._exec(changes):
+            if not self._exec_even_if_full(changes, self.labels):
                 raise LabelsMoved(
                     f"{self.shard}: the index changed meanwhile; is a service running?"
                 )

@@ -512,8 +512,9 @@ def leave_pending(town: Town, moving: int | None = None) -> None:
     connections.disconnect()
 
 
-REBINDS = "rebind after another group"
+DECIDES = "rebind that decides"
 CREATED_AGAIN = "rebind of a topic that was created again"
+DELIVERS = "rebind that delivers"
 
 
 def leave_receipts_of_another_group(town: Town) -> None:
@@ -531,48 +532,54 @@ def tell(town: Town, receipt: Receipt) -> None:
 
 def test_with_its_rights_it_decides_between_groups(town: Town) -> None:
     leave_receipts_of_another_group(town)
-    town.allow(kafka_rights("rebind", REBINDS))
+    town.allow(kafka_rights("rebind", DECIDES))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     assert "another group" in answer.out, answer
 
 
 @pytest.mark.parametrize(
-    "missing", [r for r in kafka_rights(REBINDS) if r.operation == "Write"], ids=str
+    "missing", [r for r in kafka_rights(DECIDES) if r.operation == "Write"], ids=str
 )
 def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -> None:
     leave_receipts_of_another_group(town)
-    town.allow(without(missing, "rebind", REBINDS))
+    town.allow(without(missing, "rebind", DECIDES))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     assert answer.code == 1
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_was_pending_is_delivered_by_who_may_write_requests(
-    town: Town, is_allowed: bool
-) -> None:
-    [right] = kafka_rights("rebind that delivers")
+@pytest.mark.parametrize("moving", [None, 0])
+def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town, moving: int | None) -> None:
     town.create_all()
-    leave_pending(town)
-    more = [CREATED_AGAIN, *([right.command] if is_allowed else [])]
-    town.allow(kafka_rights("rebind", *more))
+    leave_pending(town, moving)
+    town.allow(kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
-    if is_allowed:
-        assert "1 asked for again" in answer.out, answer
-        assert len(town.kafka.read(town.requests)) == 1
-    else:
-        assert answer.code == 1
-        assert grants(town.own(right))(answer.errors[0]), answer
+    assert "1 asked for again" in answer.out, answer
+    assert len(town.kafka.read(town.requests)) == 1
 
 
-@pytest.mark.parametrize("missing", kafka_rights(CREATED_AGAIN), ids=str)
+@pytest.mark.parametrize("moving", [None, 0])
+@pytest.mark.parametrize("missing", [r for r in kafka_rights(DELIVERS) if r.name == "TB"], ids=str)
+def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
+    town: Town, missing: Right, moving: int | None
+) -> None:
+    town.create_all()
+    town.ask(60)
+    leave_pending(town, moving)
+    town.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN, DELIVERS))
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    assert answer.code == 1
+    assert grants(town.own(missing))(answer.errors[0]), answer
+
+
+@pytest.mark.parametrize("missing", kafka_rights(DECIDES, CREATED_AGAIN), ids=str)
 def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
     town: Town, missing: Right
 ) -> None:
     town.create_all()
     tell(town, Receipt(at_ms=1, barrier=True, topic_id="another"))
     leave_pending(town)
-    town.allow(without(missing, "rebind", CREATED_AGAIN))
+    town.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN))
     answer = town.run("rebind", town.requests, "--pending", "drop")
     if missing.operation == "Write":
         assert answer.code == 1
@@ -580,24 +587,6 @@ def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
     else:
         assert "another topic; 0 asked for again, 1 dropped" in answer.out, answer
         assert len(town.kafka.read(town.receipts)) == 2
-
-
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_rebind_that_was_interrupted_is_ended_by_who_may_read_requests(
-    town: Town, is_allowed: bool
-) -> None:
-    [right] = kafka_rights("rebind that goes on")
-    town.create_all()
-    town.ask(60)
-    leave_pending(town, moving=0)
-    more = [CREATED_AGAIN, "rebind that delivers", *([right.command] if is_allowed else [])]
-    town.allow(kafka_rights("rebind", *more))
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
-    if is_allowed:
-        assert "1 asked for again" in answer.out, answer
-    else:
-        assert answer.code == 1
-        assert grants(town.own(right))(answer.errors[0]), answer
 
 
 @each("send")
@@ -722,6 +711,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", "rebind that delivers", REBINDS, "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", "rebind that delivers", DECIDES, "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

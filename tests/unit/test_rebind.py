@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blackbox import rebind as rebinding
-from blackbox.doubt import Fenced
+from blackbox.doubt import Fenced, IndexFull
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Binding, Labels
+from blackbox.outgoing import Outgoing
+from blackbox.plan import Binding, Bounds, Labels
 from blackbox.rebind import Rebound, _Run
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Headers, Reason, Record, Shard
+from blackbox.request import Cancel, Headers, Reason, Record, Shard
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -27,8 +29,12 @@ LATER_MS = time.time_ns() // 1_000_000 + 3_600_000
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 
 
+SENT: list[Outgoing] = []
+
+
 @pytest.fixture(autouse=True)
 def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> None:
+    SENT.clear()
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(FakeWriter(journal)))
     monkeypatch.setattr(rebinding, "Bulk", lambda _: closable(FakeBulk(journal)))
 
@@ -42,6 +48,9 @@ class FakeBulk:
     def produce(
         self, topic: str, value: bytes, key: bytes | None, headers: Headers, partition: int
     ) -> None:
+        SENT.append(Outgoing(-1, topic, key, value, list(headers), partition))
+        if topic != SHARD.topic:
+            return
         offset = len(self.journal.request_records)
         self.journal.request_records.append(Record(offset, 0, key, value, headers))
         self.journal.contract.parsed[offset] = request()
@@ -69,6 +78,10 @@ class Run(_Run):
         self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
         self._keeps_partitions = True
+        self._dead_letter_topic = "dead"
+        self._format: Any = journal.contract
+        self._written_before = {SHARD.partition: journal.request_bounds()}
+        self._known_names: dict[int, set[str]] = {}
         self._reader: Any = SimpleNamespace(log_end=lambda *_: journal.request_bounds().end)
 
     def _journal(self, partition: int) -> Any:
@@ -157,6 +170,145 @@ def test_a_group_that_took_over_an_index_opens_its_shard_also_when_redis_is_lost
 
 
 OTHERS = OURS._replace(receipts_id="others")
+
+
+def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_again(
+    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    journal.append(delivered(0))
+    journal.append(delivered(1, 2))
+    journal.absent.add(2)
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert (done.again, len(journal.request_records)) == (1, 1)
+
+
+def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_have_ended(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    asked(*(request() for _ in range(3)))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    journal.append(delivered(0, 2))
+    del journal.request_records[1:]
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert done.again == 1
+    assert held(client).offsets() == [1]
+
+
+def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_counts(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    before = {n: entry(caller_id=name) for n, name in enumerate(("moved", "cancelled", "left"))}
+    store(empty_index, 0, 3, before)
+    asked(request("moved"), Cancel("cancelled"))
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.superseded) == (1, 2)
+    assert held(client).offsets() == [0, 2]
+
+
+def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    unknown = entry()._replace(reason=Reason.OUTCOME_UNKNOWN, detail="who knows")
+    store(empty_index, 0, 1, {0: unknown})
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert (done.again, done.letters) == (0, 1)
+    assert [one.topic for one in SENT] == ["dead"]
+    assert ("blackbox-reason", b"outcome-unknown") in SENT[0].headers
+
+
+def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_new_ones(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(due_ms=LATER_MS), request(due_ms=LATER_MS))
+    make().open()
+    journal.append(delivered(0, read=2))
+    client.flushall()
+    empty_index.load()
+    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    store(empty_index, 0, 2, {0: entry(LATER_MS), 1: entry(LATER_MS)})
+
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert held(client).offsets() == [1]
+
+
+@pytest.mark.parametrize("group", ["blackbox", "others"])
+def test_what_new_receipts_do_not_tell_is_unknown_also_when_redis_is_lost_before_the_first_opening(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, group: str
+) -> None:  # fmt: skip
+    asked(request())
+    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    store(empty_index, 0, 1, {0: entry()})
+
+    Run(journal, "deliver", OURS._replace(group=group)).run(empty_index)
+    client.flushall()
+    replace(make(), group=group).open()
+
+    assert reasons(client) == {0: Reason.OUTCOME_UNKNOWN}
+
+
+def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_for_twice(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 1, {0: entry()})
+    then = {key: client.dump(key) for key in client.keys("*")}
+
+    def run() -> Rebound:
+        one = Run(journal, "deliver")
+        one._count = SHARD.partition
+        one._written_before = {n: Bounds(0, 0) for n in range(SHARD.partition)}
+        one._keeps_partitions = False
+        return one.run(empty_index)
+
+    first = run()
+    assert held(client).labels is None
+    for key, value in then.items():
+        client.restore(key, 0, value)
+    second = run()
+
+    assert (first.again, second.again, second.dropped) == (1, 0, 1)
+
+
+def test_an_index_is_bound_anew_also_when_redis_is_full(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked(request())
+    make().open()
+    empty_index.load()
+    run, exec_ = Run(journal, ours=OURS._replace(group="others")), ShardIndex._exec
+    full: list[bool] = []
+
+    def refused(self: ShardIndex, *args: Any) -> bool:
+        if not full:
+            full.append(True)
+            self._session.ask("UNWATCH")
+            raise IndexFull("Redis has no memory left")
+        return exec_(self, *args)
+
+    decision = run._decide(empty_index, empty_index.load())
+    monkeypatch.setattr(ShardIndex, "_exec", refused)
+    run.carry_out(decision)
+
+    assert full
+    replace(make(), group="others").open()
 
 
 def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_after_that(
@@ -300,7 +452,7 @@ def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_
     asked(request())
     empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
     fenced = FakeWriter(journal, before={step: Fenced("another owner opened this shard")})
-    writers = iter([fenced, FakeWriter(journal)])
+    writers = chain([fenced], repeat(FakeWriter(journal)))
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(next(writers)))
 
     Run(journal).run(empty_index)
