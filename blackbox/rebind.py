@@ -105,13 +105,15 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     What is pending under other topics of the same name, or behind the end of one that became shorter,
     is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
-    topic changes loses nothing. An index of another topic is only emptied if receipts tell that the group has
-    opened this one already: Redis went back to before that, and what is pending is in the journals. Raises a Doubt when Kafka or Redis does not answer: run it again.
+    topic changes loses nothing. An index of another topic, or of other receipts, is only emptied if receipts tell that
+    its group has opened what is there already: Redis went back to before that, and what is pending is in the journals.
+    Raises a Doubt when Kafka or Redis does not answer: run it again.
 
     1. decide for all indexes, before a request that is written again can move the end of any journal;
     2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
-    3. move its requests, and bind it to what is there;
-    4. where the newest receipts are of another group, say in Kafka that they are ours from now on.
+    3. take its shard over, so that no earlier owner delivers any more, and remove what receipts say has ended;
+    4. write the rest again, but what callers have replaced or cancelled since, and bind it to what is there;
+    5. where the newest receipts are of another group, say in Kafka that they are ours from now on.
     """
     with ExitStack() as ending:
         run = _Run(settings, topic, pending, ending)
@@ -342,7 +344,8 @@ class _Run:
         journal, theirs = self._journal(shard.partition), kept.binding
         is_told = theirs.receipts_id == self._ours.receipts_id
         is_another = theirs.topic_id != self._ours.topic_id
-        if not is_told or kept.labels.receipts < journal.receipt_bounds().start:
+        start, end = journal.receipt_bounds()
+        if not is_told or not start <= kept.labels.receipts <= end:
             return
         if is_another and openers(journal, self._ours.topic_id):
             return
