@@ -425,7 +425,13 @@ BUGS = (
     Bug(
         "begun-without-a-mark",
         "a topic that was created again is begun, and its first receipt does not say where",
-        (Change("rebind.py", "mark=mark if is_begun else None", "mark=None"),),
+        (
+            Change(
+                "rebind.py",
+                "replace(barrier, mark=Mark(labels.requests, end)), end",
+                "barrier, end",
+            ),
+        ),
         (),
         (),
     ),
@@ -442,7 +448,7 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "            if self._ours.group in groups:\n",
+                "            if groups & {self._ours.group, kept.binding.group}:\n",
                 "            if False:\n",
             ),
         ),
@@ -455,8 +461,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "return again(self._commit_barrier, shard, labels, cut, is_begun)",
-                "return self._commit_barrier(shard, labels, cut, is_begun)",
+                "again(self._commit_barrier, shard, labels, barrier, is_begun)",
+                "self._commit_barrier(shard, labels, barrier, is_begun)",
             ),
         ),
         (),
@@ -509,6 +515,57 @@ BUGS = (
                 "index/shard_index.py",
                 "                commands += _zrem(self._keys.moved, origins)\n",
                 "",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "rebind-without-outcomes",
+        "a rebind asks again for what receipts say has ended",
+        (Change("rebind.py", "            self._end_era(index, decision.first)\n", ""),),
+        (),
+        (),
+    ),
+    Bug(
+        "newer-record-ended",
+        "a rebind asks again for what its caller has replaced or cancelled since",
+        (Change("rebind.py", "names.update(touched_by(changes).caller_ids)", "pass"),),
+        (),
+        (),
+    ),
+    Bug(
+        "letter-asked-again",
+        "a rebind asks again for what was to become a dead letter",
+        (
+            Change(
+                "rebind.py", "if entry.reason else _record(entry)", "if False else _record(entry)"
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "older-receipts-kept",
+        "an index older than its receipts topic is bound to it as it is",
+        (
+            Change(
+                "rebind.py",
+                "        if not same and self._has_receipts(partition)",
+                "        if False and self._has_receipts(partition)",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "former-partition-unsaid",
+        "nothing in Kafka says that what a former partition had was asked for again",
+        (
+            Change(
+                "rebind.py",
+                "        return partition < self._receipts_count\n",
+                "        return partition < min(self._count, self._receipts_count)\n",
             ),
         ),
         (),
