@@ -12,13 +12,20 @@ from dataclasses import dataclass, replace
 from itertools import count as count_on
 from typing import Literal, NamedTuple
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from blackbox import entry as entries
 from blackbox.barrier import commit_barrier
 from blackbox.clock import Clock
 from blackbox.connect import formats, kafka
-from blackbox.doubt import Doubt, Fenced, JournalLost
+from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
 from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -44,6 +51,15 @@ AT_ONCE = 1000
 ALL_DUE_MS = 1 << 52
 """Later than anything can be due."""
 SAY_WITHIN_S = 60
+
+patiently = Retrying(
+    retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
+    stop=stop_after_attempt(3),
+    reraise=True,
+)
+"""Receipts cannot be read to their end while the transaction of a killed owner of another group is open: for its
+timeout of 20 s, and until the broker looks for such ones, every 10 s. A read gives up after 15 s.
+"""
 
 Pending = Literal["deliver", "drop"]
 FITS = "it fits already"
@@ -162,7 +178,7 @@ class _Run:
             kept = index.load()
             if kept is None and partition >= max(self._count, self._receipts_count):
                 break
-            decision = self._decide(index, kept)
+            decision = patiently(self._decide, index, kept)
             if partition < self._count or decision.labels is not None or decision.is_stale:
                 decisions.append(decision)
             if kept is not None and (decision.is_begun or decision.is_stale):
@@ -271,7 +287,7 @@ class _Run:
     def _take_over_receipts(self, index: ShardIndex, done: Rebound) -> None:
         """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
         journal = self._journal(index.shard.partition)
-        if not foreign_group(journal, self._ours.group, since=0):
+        if not patiently(foreign_group, journal, self._ours.group, since=0):
             return
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
         self._say(index.shard, labels)
