@@ -51,6 +51,7 @@ AT_ONCE = 1000
 ALL_DUE_MS = 1 << 52
 """Later than anything can be due."""
 SAY_WITHIN_S = 60
+LARGEST_BYTES = "1000000000"
 
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
@@ -151,6 +152,9 @@ class _Run:
         self._count = found[topic]
         self._receipts_count = topics.partitions([receipts], to="Read").get(receipts, 0)
         self._access = access
+        # What a caller's client could compress was taken from it, however large it is without.
+        largest = {"message.max.bytes": LARGEST_BYTES} | dict(access.settings)
+        self._large = replace(access, settings=largest)
         self._topic = topic
         self._pending = pending
         self._contract = settings.topics[topic]
@@ -449,7 +453,7 @@ class _Run:
         done: Rebound,
     ) -> None:
         partition = self._partition(index.shard)
-        with closing(Bulk(self._access)) as bulk:  # one that was idle cannot say what it may not do
+        with closing(Bulk(self._large)) as bulk:  # one that was idle cannot say what it may not do
             for record in records.values():
                 if written[record] > 0:
                     written[record] -= 1

@@ -75,6 +75,7 @@ class Run(_Run):
         self._topic = SHARD.topic
         self._fake = journal
         self._access: Any = None
+        self._large: Any = None
         self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
         self._keeps_partitions = True
