@@ -27,6 +27,7 @@ def requests_created_again(scene: Scene) -> None:
 def receipts_created_again(scene: Scene) -> None:
     """Redis alone knows what was delivered, so it must not be lost."""
     [service] = begun(scene)
+    scene.wait_ready(service)  # it has made them
     scene.within(0.5, 4)
     scene.stop(service)
     scene.delete(receipts_topic(scene.world.requests))
