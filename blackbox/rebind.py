@@ -144,7 +144,7 @@ class _Run:
 
     def __init__(self, settings: Settings, topic: str, pending: Pending, ending: ExitStack) -> None:
         access = kafka(settings)
-        topics = Topics(access.admin())
+        self._topics = topics = Topics(access.admin())
         found = topics.partitions([topic])
         if topic not in found:
             raise JournalLost(f"there is no topic {topic}")
@@ -452,6 +452,14 @@ class _Run:
         written: Counter[_Record],
         done: Rebound,
     ) -> None:
+        letters = self._dead_letter_topic
+        if any(record.is_letter for record in records.values()) and not self._topics.partitions(
+            [letters], to="Write"
+        ):
+            raise JournalLost(
+                f"{index.shard}: some requests are to become dead letters, and there is no topic {letters}; "
+                "create it, or start a service, which does"
+            )
         partition = self._partition(index.shard)
         with closing(Bulk(self._large)) as bulk:  # one that was idle cannot say what it may not do
             for record in records.values():
@@ -460,7 +468,7 @@ class _Run:
                     done.before += 1
                     continue
                 value, key, headers, is_letter = record
-                topic = self._dead_letter_topic if is_letter else self._topic
+                topic = letters if is_letter else self._topic
                 bulk.produce(topic, value, key, list(headers), -1 if is_letter else partition)
                 done.letters += is_letter
                 done.again += not is_letter

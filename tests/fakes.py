@@ -70,6 +70,9 @@ class FakeJournal:
     def request_bounds(self) -> Bounds:
         return Bounds(self.first_request, len(self.request_records))
 
+    def settled_bounds(self) -> Bounds:
+        return self.request_bounds()
+
     def receipt_bounds(self) -> Bounds:
         return Bounds(self.first_receipt, len(self.receipt_records))
 

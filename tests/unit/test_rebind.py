@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blackbox import rebind as rebinding
-from blackbox.doubt import Fenced, IndexFull
+from blackbox.doubt import Fenced, IndexFull, JournalLost
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
@@ -80,6 +80,7 @@ class Run(_Run):
         self._exactly_once = True
         self._keeps_partitions = True
         self._dead_letter_topic = "dead"
+        self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
         self._format: Any = journal.contract
         self._written_before = {SHARD.partition: journal.request_bounds()}
         self._known_names: dict[int, set[str]] = {}
@@ -230,6 +231,20 @@ def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
     assert (done.again, done.letters) == (0, 1)
     assert [one.topic for one in SENT] == ["dead"]
     assert ("blackbox-reason", b"outcome-unknown") in SENT[0].headers
+
+
+def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 1, {0: entry()._replace(reason=Reason.OUTCOME_UNKNOWN)})
+    run = Run(journal, "deliver")
+    run._topics = SimpleNamespace(partitions=lambda names, to: {})
+
+    with pytest.raises(JournalLost, match="there is no topic dead; create it"):
+        run.run(empty_index)
+
+    assert Run(journal, "deliver").run(empty_index).letters == 1
 
 
 def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_new_ones(
