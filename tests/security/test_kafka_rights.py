@@ -17,6 +17,7 @@ from blackbox import Client, NotTold
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.embedded import EmbeddedStack
+from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
@@ -25,7 +26,7 @@ from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics, topic_ids
 from blackbox.plan import Binding, Labels, Rebinding
 from blackbox.receipt import Receipt, encode
-from blackbox.request import Shard, request_id
+from blackbox.request import Reason, Shard, request_id
 from blackbox.settings import load
 from tests.contract.held import entry, store
 from tests.security.guarded import GuardedKafka
@@ -497,13 +498,13 @@ def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
-def leave_pending(town: Town, moving: int | None = None) -> None:
+def leave_pending(town: Town, moving: int | None = None, pending: Entry | None = None) -> None:
     """A request in an index of another topic; with `moving`, of what a run was interrupted with."""
     connections = pool(town.redis_url)
     index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
     index.load()
     index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
-    store(index, 0, 1, {0: entry()})
+    store(index, 0, 1, {0: pending or entry()})
     if moving is not None:
         index.load()
         ids = topic_ids(town.kafka.admin, [town.requests])
@@ -570,6 +571,25 @@ def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     assert answer.code == 1
     assert grants(town.own(missing))(answer.errors[0]), answer
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_what_was_about_to_become_a_dead_letter_needs_the_right_to_write_it(
+    town: Town, is_allowed: bool
+) -> None:
+    [right] = [right for right in kafka_rights(DELIVERS) if right.name != "TB"]
+    town.create_all()
+    unknown = entry()._replace(reason=Reason.OUTCOME_UNKNOWN)
+    leave_pending(town, pending=unknown)
+    rights = kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS)
+    town.allow([one for one in rights if is_allowed or one != right])
+    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    if is_allowed:
+        assert "1 became dead letters" in answer.out, answer
+        assert len(town.kafka.read(town.letters)) == 1
+    else:
+        assert answer.code == 1
+        assert grants(town.own(right))(answer.errors[0]), answer
 
 
 @pytest.mark.parametrize("missing", kafka_rights(DECIDES, CREATED_AGAIN), ids=str)
@@ -711,6 +731,6 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", "rebind that delivers", DECIDES, "rebind that goes on", OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", DECIDES, CREATED_AGAIN, DELIVERS, OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()
