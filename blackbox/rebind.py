@@ -325,9 +325,11 @@ class _Run:
         is_begun: bool = False,
     ) -> tuple[Labels, Mark]:
         """A barrier of ours; the labels behind it, and the mark it carries if a shard is begun."""
-        # A service that tries to open the shard meanwhile fences whoever writes there.
+        # A service that tries to open the shard meanwhile fences whoever writes there, which a commit under way may hear
+        # of as an unknown error; a barrier that is written twice changes nothing.
         again = Retrying(
-            retry=retry_if_exception_type(Fenced),
+            retry=retry_if_exception_type((Fenced, JournalLost))
+            & retry_if_not_exception_type(NotAllowed),
             wait=wait_random_exponential(multiplier=0.1, max=1),
             stop=stop_after_delay(SAY_WITHIN_S),
             reraise=True,

@@ -460,14 +460,15 @@ def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_r
     assert reasons(client) == {0: None, 2: None}
 
 
+@pytest.mark.parametrize("doubt", [Fenced, JournalLost])
 @pytest.mark.parametrize("step", ["begin", "commit"])
 def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_the_same(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch, step: str,
+    monkeypatch: pytest.MonkeyPatch, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
     asked(request())
     empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
-    fenced = FakeWriter(journal, before={step: Fenced("another owner opened this shard")})
+    fenced = FakeWriter(journal, before={step: doubt("another owner opened this shard")})
     writers = chain([fenced], repeat(FakeWriter(journal)))
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(next(writers)))
 
