@@ -70,7 +70,7 @@ class Demo:
             ending.callback(stack.stop)
             stack.start()
             create_topics(stack.bootstrap_servers, TARGETS, TARGET_PARTITIONS)
-            say(f"Kafka at {stack.bootstrap_servers}, Redis at {stack.redis_url}")
+            say(f"Kafka at {stack.bootstrap_servers}, Redis at port {stack.redis.port}")
         return stack
 
     def _start_service(
