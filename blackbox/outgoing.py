@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from blackbox.entry import Entry
+from blackbox.recurrence import AGAIN, asked_at
 from blackbox.request import Record, Shard, id_prefix, id_suffix
 
 MAX_DETAIL = 500
@@ -43,6 +44,13 @@ def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]
             ("blackbox-source", before_offset + str(offset)),
         ]
         yield Outgoing(offset, entry.target, entry.key, entry.message, headers)
+
+
+def asked_once_more(shard: Shard, offset: int, entry: Entry, partition: int) -> Outgoing:
+    """A pending request as a new record of its topic, in the format `countdown`."""
+    key = None if entry.caller_id is None else entry.caller_id.encode()
+    headers = [*entry.headers, (AGAIN, shard.source(offset))]
+    return Outgoing(offset, shard.topic, key, asked_at(entry, entry.due_ms), headers, partition)
 
 
 def dead_letters(

@@ -73,16 +73,10 @@ class Tail(NamedTuple):
 
 
 class Rebinding(NamedTuple):
-    """What an index is being bound to anew: requests from `first` on are not in that topic.
-
-    `moving` are those that are being written to it again, in their order. Where they are there, they
-    are at or above the offsets `ends`, by partition.
-    """
+    """What an index is being bound to anew: requests from `first` on are not in that topic."""
 
     topic_id: str
     first: int
-    moving: Sequence[int] = ()
-    ends: Mapping[str, int] = {}
 
 
 class Kept(NamedTuple):

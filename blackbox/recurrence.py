@@ -19,6 +19,8 @@ from blackbox.entry import Entry, HeaderValues
 from blackbox.request import Headers
 
 HEADER = "blackbox-follows"
+AGAIN = "blackbox-again"
+"""The last header of a request that was asked for again: of which record, as its topic is another now."""
 """The last header of a request that blackbox wrote for the next time; no delivered message has it."""
 
 _EVERY, _CRON = "every", "cron"
@@ -94,7 +96,7 @@ def follows(headers: HeaderValues) -> bool:
 
 def without_mark(headers: Headers) -> Headers:
     """The headers as the caller wrote them."""
-    return headers[:-1] if follows(headers) else headers
+    return headers[:-1] if headers and headers[-1][0] in (HEADER, AGAIN) else headers
 
 
 def asked_again(entry: Entry, now_ms: int) -> bytes:

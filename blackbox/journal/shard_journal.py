@@ -25,6 +25,7 @@ from blackbox.journal.records import read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds, stretches
 from blackbox.receipt import Receipt, topic_of
+from blackbox.recurrence import AGAIN
 from blackbox.request import Record, Shard
 
 
@@ -217,7 +218,8 @@ class ShardJournal:
         if there not in wanted:
             return False
         source = self._shard.source(wanted[there]).encode()
-        return ("blackbox-source", source) in (message.headers() or [])
+        headers = message.headers() or []
+        return ("blackbox-source", source) in headers or (AGAIN, source) in headers
 
 
 def _read_at(

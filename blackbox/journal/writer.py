@@ -142,6 +142,11 @@ class Writer:
         """Take back what was sent since `begin`; the writer is of no use from then on."""
         self._transactions.abort()
 
+    def end(self) -> None:
+        """Commit without a receipt, as none could tell of what was sent; tries as often as `commit`."""
+        if self._exactly_once:
+            self._transactions.commit()
+
     def commit(self, receipt: Receipt) -> int:
         """Write the receipt and commit; returns the receipts label, its offset + 1.
 

@@ -448,8 +448,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "            if groups & {self._ours.group, kept.binding.group}:\n",
-                "            if False:\n",
+                "bool(opened_by & {self._ours.group, kept.binding.group})",
+                "False",
             ),
         ),
         (),
@@ -523,7 +523,11 @@ BUGS = (
     Bug(
         "rebind-without-outcomes",
         "a rebind asks again for what receipts say has ended",
-        (Change("rebind.py", "            self._end_era(index, decision.first)\n", ""),),
+        (
+            Change(
+                "leftovers.py", "for offset in self._ended(since, end) if", "for offset in () if"
+            ),
+        ),
         (),
         (),
     ),
@@ -539,7 +543,9 @@ BUGS = (
         "a rebind asks again for what was to become a dead letter",
         (
             Change(
-                "rebind.py", "if entry.reason else _record(entry)", "if False else _record(entry)"
+                "leftovers.py",
+                "        if entry.reason is not None:\n",
+                "        if False:\n",
             ),
         ),
         (),
@@ -551,8 +557,47 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "        if not same and self._has_receipts(partition)",
-                "        if False and self._has_receipts(partition)",
+                "        if not same and self._opened_by(journal, partition):\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "asked-again-unsaid",
+        "no receipt tells that a request of another era was asked for again",
+        (
+            Change(
+                "leftovers.py",
+                "        if self.era.is_open:\n            now_ms",
+                "        if False:\n            now_ms",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "older-than-a-cut-kept",
+        "an index of before a log lost its end is bound to it again, though it was since",
+        (
+            Change(
+                "rebind.py",
+                "            if cut is not None and noted is None:\n",
+                "            if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "left-behind-when-refused",
+        "after a refusal a rebind passes over some of what it has not written yet",
+        (
+            Change(
+                "leftovers.py",
+                "        passed = set[int]() if self._alone else self._passed\n",
+                "        passed = self._passed\n",
             ),
         ),
         (),

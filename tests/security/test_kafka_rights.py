@@ -23,8 +23,8 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Marks, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import Topics, topic_ids
-from blackbox.plan import Binding, Labels, Rebinding
+from blackbox.journal.topics import Topics
+from blackbox.plan import Binding, Labels
 from blackbox.receipt import Receipt, encode
 from blackbox.request import Reason, Shard, request_id
 from blackbox.settings import load
@@ -498,17 +498,13 @@ def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
-def leave_pending(town: Town, moving: int | None = None, pending: Entry | None = None) -> None:
-    """A request in an index of another topic; with `moving`, of what a run was interrupted with."""
+def leave_pending(town: Town, pending: Entry | None = None) -> None:
+    """A request in an index of another topic."""
     connections = pool(town.redis_url)
     index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
     index.load()
     index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
     store(index, 0, 1, {0: pending or entry()})
-    if moving is not None:
-        index.load()
-        ids = topic_ids(town.kafka.admin, [town.requests])
-        index.prepare(Rebinding(ids[town.requests], 0, [moving], {"0": 0}))
     index.close()
     connections.disconnect()
 
@@ -549,24 +545,22 @@ def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
-@pytest.mark.parametrize("moving", [None, 0])
-def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town, moving: int | None) -> None:
+def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
     town.create_all()
-    leave_pending(town, moving)
+    leave_pending(town)
     town.allow(kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     assert "1 asked for again" in answer.out, answer
     assert len(town.kafka.read(town.requests)) == 1
 
 
-@pytest.mark.parametrize("moving", [None, 0])
 @pytest.mark.parametrize("missing", [r for r in kafka_rights(DELIVERS) if r.name == "TB"], ids=str)
 def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
-    town: Town, missing: Right, moving: int | None
+    town: Town, missing: Right
 ) -> None:
     town.create_all()
     town.ask(60)
-    leave_pending(town, moving)
+    leave_pending(town)
     town.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN, DELIVERS))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
     assert answer.code == 1

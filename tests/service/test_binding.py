@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import redis
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from blackbox import Client
+from blackbox import Client, leftovers
 from blackbox import rebind as rebinding
 from blackbox.barrier import commit_barrier
 from blackbox.caretaker import Caretaker
@@ -28,7 +29,6 @@ from blackbox.connect import kafka
 from blackbox.doubt import IndexLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.bulk import Bulk
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
@@ -372,8 +372,9 @@ def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     assert pending(world, client) == 100
 
 
+@pytest.mark.parametrize("where", [leftovers, rebinding], ids=lambda module: module.__name__)
 def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebinds_it(
-    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch, where: ModuleType
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(10, from_s=3000, within_s=3600, partition=0)
@@ -389,7 +390,7 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
                 other.open()
         return commit_barrier(shard, *args, **more)
 
-    monkeypatch.setattr(rebinding, "commit_barrier", beside_a_service)
+    monkeypatch.setattr(where, "commit_barrier", beside_a_service)
     rebinding.rebind(world.settings(), world.requests, "deliver")
 
     assert fenced
@@ -655,7 +656,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str
         return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(rebinding, "AT_ONCE", 10)
+        patched.setattr(leftovers, "AT_ONCE", 10)
         patched.setattr(owner, name, called)
         with pytest.raises(Interrupted):
             rebinding.rebind(world.settings(), world.requests, "deliver")
@@ -663,14 +664,13 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str
 
 MOMENTS: dict[str, tuple[type, str, int]] = {
     "decided for one": (ShardIndex, "prepare", 1),
-    "noted what it writes": (ShardIndex, "prepare", 5),
-    "Kafka has some, Redis too": (Bulk, "flush", 3),
+    "Kafka has more than Redis knows": (Writer, "commit", 3),
     "some are moved": (ShardIndex, "settle", 4),
     "one partition is done": (ShardIndex, "rebind", 1),
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS if AT_LENGTH else ["Kafka has some, Redis too"])
+@pytest.mark.parametrize("moment", MOMENTS if AT_LENGTH else ["Kafka has more than Redis knows"])
 def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
     cut_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -686,7 +686,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
     service.wait_ready()
     until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
-    assert ("more were there" in done) == (moment == "Kafka has some, Redis too"), done
+    assert ("more were there" in done) == (moment == "Kafka has more than Redis knows"), done
 
 
 def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
@@ -700,9 +700,9 @@ def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice
     until("they are taken in", lambda: pending(world, client) == len(world.asked))
     create_again(world, world.requests, world.partitions, service)
     why_not_open(service)
-    interrupt(monkeypatch, world, (Bulk, "flush", 6))
+    interrupt(monkeypatch, world, (Writer, "commit", 5))
     with monkeypatch.context() as patched:
-        patched.setattr(rebinding, "AT_ONCE", 10)
+        patched.setattr(leftovers, "AT_ONCE", 10)
         patched.setattr(ShardIndex, "settle", lambda *_: (_ for _ in ()).throw(IndexLost("cut")))
         with pytest.raises(IndexLost):
             rebinding.rebind(world.settings(), world.requests, "deliver")

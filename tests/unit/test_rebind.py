@@ -8,18 +8,21 @@ from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
+from blackbox import leftovers
 from blackbox import rebind as rebinding
-from blackbox.doubt import Fenced, IndexFull, JournalLost
+from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
+from blackbox.leftovers import Rebound
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Binding, Bounds, Labels
-from blackbox.rebind import Rebound, _Run
+from blackbox.rebind import _Run
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Cancel, Headers, Reason, Record, Shard
+from blackbox.request import Cancel, Reason, Record, Shard
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -35,33 +38,34 @@ SENT: list[Outgoing] = []
 @pytest.fixture(autouse=True)
 def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> None:
     SENT.clear()
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(FakeWriter(journal)))
-    monkeypatch.setattr(rebinding, "Bulk", lambda _: closable(FakeBulk(journal)))
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(journal))
 
 
 @dataclass
-class FakeBulk:
+class AskingWriter(FakeWriter):
     """Asks for requests again, in lists."""
 
-    journal: FakeJournal
+    def commit(self, receipt: Receipt) -> int:
+        self._ask()
+        return super().commit(receipt)
 
-    def produce(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers, partition: int
-    ) -> None:
-        SENT.append(Outgoing(-1, topic, key, value, list(headers), partition))
-        if topic != SHARD.topic:
-            return
-        offset = len(self.journal.request_records)
-        self.journal.request_records.append(Record(offset, 0, key, value, headers))
-        self.journal.contract.parsed[offset] = request()
+    def end(self) -> None:
+        self._ask()
 
-    def flush(self) -> None:
+    def close(self) -> None:
         pass
 
-
-def closable(writer: Any) -> Any:
-    writer.close = lambda: None
-    return writer
+    def _ask(self) -> None:
+        for outgoing, _ in self._queued:
+            SENT.append(outgoing)
+            if outgoing.topic == SHARD.topic:
+                offset = len(self.journal.request_records)
+                headers = [
+                    (n, v.encode() if isinstance(v, str) else v) for n, v in outgoing.headers
+                ]
+                record = Record(offset, 0, outgoing.key, outgoing.value, headers)
+                self.journal.request_records.append(record)
+                self.journal.contract.parsed[offset] = request()
 
 
 class Run(_Run):
@@ -84,7 +88,6 @@ class Run(_Run):
         self._format: Any = journal.contract
         self._written_before = {SHARD.partition: journal.request_bounds()}
         self._known_names: dict[int, set[str]] = {}
-        self._reader: Any = SimpleNamespace(log_end=lambda *_: journal.request_bounds().end)
 
     def _journal(self, partition: int) -> Any:
         return self._fake
@@ -98,9 +101,10 @@ class Run(_Run):
         return self.carry_out(decision)
 
 
-@pytest.mark.parametrize("pending", ["drop", "deliver"])
+@pytest.mark.parametrize(("pending", "letters"), [("drop", 0), ("deliver", 1)])
 def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_delivers_nothing_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, pending: str
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    pending: str, letters: int,
 ) -> None:  # fmt: skip
     asked(request(), request(), request())
     make().open()
@@ -113,7 +117,7 @@ def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_deliv
     done = Run(journal, pending).run(empty_index)
     make().open()
 
-    assert (done.again, done.dropped) == (0, 1)
+    assert (done.again, done.dropped, done.letters) == (0, 1 - letters, letters)
     assert held(client).offsets() == [2]
 
 
@@ -230,7 +234,7 @@ def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
 
     assert (done.again, done.letters) == (0, 1)
     assert [one.topic for one in SENT] == ["dead"]
-    assert ("blackbox-reason", b"outcome-unknown") in SENT[0].headers
+    assert ("blackbox-reason", "outcome-unknown") in SENT[0].headers
 
 
 def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
@@ -241,10 +245,138 @@ def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
     run = Run(journal, "deliver")
     run._topics = SimpleNamespace(partitions=lambda names, to: {})
 
-    with pytest.raises(JournalLost, match="there is no topic dead; create it"):
+    with pytest.raises(Doubt, match="there is no topic dead; create it"):
         run.run(empty_index)
 
     assert Run(journal, "deliver").run(empty_index).letters == 1
+
+
+def keep(client: Any) -> dict[bytes, bytes]:
+    return {key: client.dump(key) for key in client.keys("*")}
+
+
+def give_back(client: Any, then: dict[bytes, bytes]) -> None:
+    client.flushall()
+    for key, value in then.items():
+        client.restore(key, 0, value)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
+def test_a_rebind_that_was_killed_after_a_commit_asks_for_nothing_twice(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, is_cut: bool,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="topic" if is_cut else "old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    settled, calls = ShardIndex.settle, iter(range(5))
+
+    def killed(self: ShardIndex, removals: Any, *rest: Any) -> None:
+        if removals and next(calls) == 1:
+            raise KeyboardInterrupt
+        settled(self, removals, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leftovers, "AT_ONCE", 1)
+        patched.setattr(ShardIndex, "settle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run(journal, "deliver").run(empty_index)
+    assert len(journal.request_records) == 2
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.before, done.again) == (1, 1)
+    assert held(client).offsets() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
+@pytest.mark.parametrize("is_done", [False, True], ids=["interrupted", "done"])
+def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, is_cut: bool, is_done: bool,
+) -> None:  # fmt: skip
+    journal.topic_id = "topic" if is_cut else "old"
+    asked(*(request() for _ in range(5)))
+    make().open()
+    journal.topic_id = "topic"
+    then = keep(client)
+    if is_cut:
+        del journal.request_records[2:]
+    else:
+        del journal.request_records[:]
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    empty_index.load()
+    with monkeypatch.context() as patched:
+        if not is_done:
+            patched.setattr(ShardIndex, "rebind", killed)
+            patched.setattr(ShardIndex, "begin", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Run(journal, "deliver").run(empty_index)
+        else:
+            Run(journal, "deliver").run(empty_index)
+    if is_done:
+        asked(request())
+        make().open()
+        journal.append(delivered(3))
+    written = len(journal.request_records)
+    give_back(client, then)
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert len(journal.request_records) == written
+    left = [0, 1, 2, 3, 4, 5] if is_done else [0, 1, 2, 3, 4]
+    assert held(client).offsets() == [one for one in left if not is_done or one != 3]
+
+
+def too_large(outgoing: Outgoing) -> Any:
+    return (Reason.TOO_LARGE, "1 MB") if outgoing.offset == 1 and outgoing.topic != "dead" else None
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize("who", ["fails", "refuses"])
+def test_a_request_that_kafka_does_not_take_again_becomes_a_dead_letter_and_holds_up_no_other(
+    make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, who: str, exactly_once: bool,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    script: dict[str, Any] = {who: too_large, "exactly_once": exactly_once}
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(journal, **script))
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.letters) == (2, 1)
+    assert held(client).offsets() == [0, 1]
+    [letter] = [one for one in SENT if one.topic == "dead"]
+    assert ("blackbox-reason", "too-large") in letter.headers
+    assert orjson.loads(letter.value or b"")["topic"] == entry().target
+
+
+def no_threes(outgoing: Outgoing) -> Any:
+    return (Reason.REFUSED, "no") if outgoing.offset == 3 and outgoing.topic != "dead" else None
+
+
+def test_what_a_log_lost_is_all_asked_for_again_when_some_of_it_is_refused(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(leftovers, "AT_ONCE", 3)
+    monkeypatch.setattr(
+        rebinding, "Writer", lambda *_, **__: AskingWriter(journal, fails=no_threes)
+    )
+    asked(request(), request())
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    order = [3, 5, 1, 0, 4, 2]
+    store(empty_index, 0, 6, {offset: entry(LATER_MS + n) for n, offset in enumerate(order)})
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.letters) == (3, 1)
+    assert sorted(held(client).offsets()) == [0, 1, 2, 3, 4]
 
 
 def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_new_ones(
@@ -299,7 +431,7 @@ def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_fo
         client.restore(key, 0, value)
     second = run()
 
-    assert (first.again, second.again, second.dropped) == (1, 0, 1)
+    assert (first.again, second.again, second.letters) == (1, 0, 1)
 
 
 def test_an_index_is_bound_anew_also_when_redis_is_full(
@@ -468,9 +600,9 @@ def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_
 ) -> None:  # fmt: skip
     asked(request())
     empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
-    fenced = FakeWriter(journal, before={step: doubt("another owner opened this shard")})
-    writers = chain([fenced], repeat(FakeWriter(journal)))
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: closable(next(writers)))
+    fenced = AskingWriter(journal, before={step: doubt("another owner opened this shard")})
+    writers = chain([fenced], repeat(AskingWriter(journal)))
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: next(writers))
 
     Run(journal).run(empty_index)
     make().open()

@@ -13,6 +13,7 @@ from blackbox.journal.ranges import Chunk, Range
 from blackbox.journal.records import read_headers
 from blackbox.pipeline.tasks.journals import chunks
 from blackbox.pipeline.tasks.tables import as_batches
+from blackbox.recurrence import AGAIN
 from blackbox.request import placed
 
 FOUND = (
@@ -45,7 +46,8 @@ class FoundRows:
         at = (chunk.range.topic, chunk.range.partition)
         for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
             own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
-            source = placed((own.get("blackbox-source") or b"").decode(errors="replace"))
+            said = own.get("blackbox-source") or own.get(AGAIN) or b""
+            source = placed(said.decode(errors="replace"))
             if source is not None and source[0].topic in self.topics:
                 kind, at_ms = message.timestamp()
                 due_ms = _number(own.get("blackbox-due-ms"))
