@@ -132,6 +132,9 @@ class Writer:
         }
         others = [error for error in self._failed.values() if reason_of(error) is None]
         if others and (not suspects or not self._exactly_once):
+            is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
+            if is_purged and self._exactly_once:  # the transaction failed, and knows why
+                self._transactions.commit(" or ".join(sorted(set(self._lacks.values()))))
             raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
             self._transactions.abort()
@@ -212,7 +215,7 @@ class Writer:
             known = self._failed.get(offset)
             if known is None or reason_of(known) is None:  # of several records, the one at fault
                 self._failed[offset] = error
-            if is_not_allowed(error):
+            if is_not_allowed(error) or error.code() == KafkaError._PURGE_QUEUE:
                 self._lacks[offset] = f"Write on topic {message.topic()}"
             return
         at = f"{message.topic()}/{message.partition()}"
