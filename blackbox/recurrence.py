@@ -19,9 +19,9 @@ from blackbox.entry import Entry, HeaderValues
 from blackbox.request import Headers
 
 HEADER = "blackbox-follows"
-AGAIN = "blackbox-again"
-"""The last header of a request that was asked for again: of which record, as its topic is another now."""
 """The last header of a request that blackbox wrote for the next time; no delivered message has it."""
+AGAIN = "blackbox-again"
+"""The same of a request that was asked for again, as its topic is another now: of which record."""
 
 _EVERY, _CRON = "every", "cron"
 _DURATION = TypeAdapter(timedelta)

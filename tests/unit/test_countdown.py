@@ -285,6 +285,13 @@ def test_the_first_caller_header_says_who_asked(headers: Headers, caller: str | 
     assert (request.caller, request.headers) == (caller, headers)
 
 
+@pytest.mark.parametrize("mark", ["blackbox-follows", "blackbox-again"])
+def test_a_delivered_message_has_no_header_of_who_asked_for_it_once_more(mark: str) -> None:
+    own: Headers = [("trace", b"1")]
+    asked = accepted(with_fields(""), [*own, (mark, b"TB/0@3")])
+    assert asked.headers == own
+
+
 @pytest.mark.parametrize("name", ["CALLER_SERVICE", "blackbox-id", "blackbox-x", "", "a\\n"])
 def test_a_header_that_is_the_requests_own_or_blackboxs_is_refused(name: str) -> None:
     value = with_fields(f'"headers": {{"a": "b", "{name}": "root"}}')
