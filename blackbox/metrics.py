@@ -53,6 +53,7 @@ GAUGES = {
     "journal_low_water_position": ("Records below it are not needed", "shard", "journal"),
     "rebuild_records": ("Requests that a rebuild has read, and is to read", "shard", "state"),
     "shard_open": ("1 when the shard is open here", "shard"),
+    "shard_unread": ("Spark engine: 1 while its requests cannot be read, and it delivers", "shard"),
     "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
     "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
@@ -208,6 +209,9 @@ class Metrics:
 
     def opened(self, shard: Shard, is_open: bool) -> None:
         self._gauges["shard_open"].labels(str(shard)).set(is_open)
+
+    def unread(self, shard: Shard, is_unread: bool) -> None:
+        self._gauges["shard_unread"].labels(str(shard)).set(is_unread)
 
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""

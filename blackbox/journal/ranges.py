@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -21,9 +22,17 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
+from confluent_kafka.admin import TopicMetadata
 
-from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, read_right
+from blackbox.doubt import Doubt, JournalLost
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    Sight,
+    doubt,
+    explained,
+    read_right,
+)
 from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of, sorted_out
 
 logger = logging.getLogger("blackbox.journal")
@@ -35,6 +44,8 @@ OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
 SILENT_S = 1.0
 PATIENCE_S = 5.0
+LEFT_ALONE_S = 2.0
+"""How long a partition that did not answer, or is refused, is not asked for again."""
 
 _FINAL = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -75,8 +86,8 @@ class Chunk(NamedTuple):
 class Ends:
     """Where partitions begin and how far they can be read now, for the planner of a stream.
 
-    An outage of less than 30 s is waited for; every method raises JournalLost after that, or when
-    a topic or a partition does not exist. Not safe for use from two threads at once.
+    An outage of less than 30 s is waited for; every method raises JournalLost after that. Not safe
+    for use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess) -> None:
@@ -85,27 +96,62 @@ class Ends:
         self._watcher: Consumer | None = None
         self._sight: Sight | None = None
         self._watched: Positions = {}
+        self._unanswered: dict[Partition, tuple[Doubt, float]] = {}
+        self._unwatched: dict[Partition, float] = {}
 
     def first(self, partitions: Iterable[Partition]) -> Positions:
-        """The first offsets that are kept."""
-        return self._offsets(partitions, OFFSET_BEGINNING)
+        """The first offsets that are kept. Raises JournalLost when a topic or partition does not exist."""
+        return self._offsets(list(partitions), OFFSET_BEGINNING, OUTAGE_S)
 
     def last(self, partitions: Iterable[Partition]) -> Positions:
-        """The offsets up to which every transaction has ended: nothing beyond them can be read yet."""
-        return self._offsets(partitions, OFFSET_END)
+        """The offsets up to which every transaction has ended: nothing beyond them can be read yet.
+
+        Raises JournalLost when a topic or partition does not exist.
+        """
+        return self._offsets(list(partitions), OFFSET_END, OUTAGE_S)
+
+    def last_of_each(
+        self, partitions: Iterable[Partition]
+    ) -> tuple[Positions, dict[Partition, Doubt]]:
+        """The same of those that answer, and why the others do not; those are asked again after 2 s.
+
+        Raises JournalLost when the brokers do not tell who leads them, after 30 s.
+        """
+        now = time.monotonic()
+        wanted = list(partitions)
+        known = {at: self._unanswered[at] for at in wanted if at in self._unanswered}
+        lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
+        asked = [at for at in wanted if at not in lost]
+        try:
+            return self._offsets(asked, OFFSET_END, 0), lost
+        except JournalLost:
+            pass
+        try:
+            found, silent = self._by_leader(asked)
+        except JournalLost:
+            return self._offsets(wanted, OFFSET_END, OUTAGE_S), {}
+        until_s = time.monotonic() + LEFT_ALONE_S
+        self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
+        return found, lost | silent
 
     def wait_for_news(self, positions: Positions, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
 
         The broker does the waiting, so that an idle wait costs next to nothing. A transaction that
-        was aborted is no news.
+        was aborted is no news. A partition whose news cannot be had is not waited for, for 2 s.
         """
-        watcher = self._watch(positions)
-        message = watcher.poll(timeout_s)
+        now = time.monotonic()
+        self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
+        watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}
+        message = self._watch(watched).poll(timeout_s)
         error = message.error() if message is not None else None
-        if error is not None and error.code() not in _OUT_OF_RANGE:
+        if message is None or error is None or error.code() in _OUT_OF_RANGE:
+            return message is not None
+        topic, partition = message.topic(), message.partition()
+        if topic is None or partition is None or (topic, partition) not in watched:
             raise doubt(KafkaException(error), "cannot wait for records")
-        return message is not None
+        self._unwatched[topic, partition] = now + LEFT_ALONE_S
+        return False
 
     def close(self) -> None:
         """Give the clients up; the next use makes new ones."""
@@ -121,23 +167,25 @@ class Ends:
         self._asking = self._asking or self._access.consumer()
         return self._asking
 
-    def _offsets(self, partitions: Iterable[Partition], end: int) -> Positions:
+    def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Positions:
         """One request to each broker for all partitions; the client takes an end as a time."""
         asked = [TopicPartition(*at, end) for at in partitions]
         if not asked:
             return {}
         names = ", ".join(sorted({at.topic for at in asked}))
-        deadline = time.monotonic() + OUTAGE_S
+        deadline = time.monotonic() + patience_s
         while True:
             began = time.monotonic()
             try:
-                found = self._ask().offsets_for_times(asked, timeout=REQUEST_TIMEOUT_S)
+                found = self._ask().offsets_for_times(
+                    asked, timeout=min(REQUEST_TIMEOUT_S, max(SILENT_S, patience_s))
+                )
                 for at in found:
                     if at.error is not None:
                         raise KafkaException(at.error)
                 return {(at.topic, at.partition): at.offset for at in found}
             except KafkaException as error:
-                if error.args[0].code() in _FINAL or time.monotonic() > deadline:
+                if error.args[0].code() in _FINAL or time.monotonic() >= deadline:
                     what = f"cannot ask for offsets of {names}"
                     raise doubt(error, what, f"Read on topic {names}") from error
             was_silent = time.monotonic() - began > SILENT_S
@@ -145,6 +193,35 @@ class Ends:
                 self._asking.close()
                 self._asking = None
             time.sleep(OUTAGE_LOOK_S)
+
+    def _by_leader(
+        self, partitions: Sequence[Partition]
+    ) -> tuple[Positions, dict[Partition, Doubt]]:
+        """One request for those of each broker, as one partition that does not answer fails all of them."""
+        topics = {topic: self._topic(topic) for topic, _ in partitions}
+        led: defaultdict[int, list[Partition]] = defaultdict(list)
+        lost: dict[Partition, Doubt] = {}
+        for at in partitions:
+            leader = _leader(topics[at[0]], *at)
+            if isinstance(leader, Doubt):
+                lost[at] = leader
+            else:
+                led[leader].append(at)
+        found: Positions = {}
+        for those in led.values():
+            try:
+                found |= self._offsets(those, OFFSET_END, 0)
+            except JournalLost as silent:
+                lost |= dict.fromkeys(those, silent)
+        return found, lost
+
+    def _topic(self, topic: str) -> TopicMetadata:
+        try:
+            found = self._ask().list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise doubt(error, f"cannot ask for {topic}") from error
+        told: TopicMetadata = found.topics[topic]
+        return told
 
     def _watch(self, positions: Positions) -> Consumer:
         if self._watcher is not None and self._sight is not None and self._sight.is_lost:
@@ -176,27 +253,57 @@ class Ends:
         return self._watcher
 
 
-def read_ranges(access: KafkaAccess, ranges: Sequence[Range]) -> Iterator[Chunk]:
+def _leader(told: TopicMetadata, topic: str, partition: int) -> int | Doubt:
+    """The broker that has it, or why none has."""
+    place = told.partitions.get(partition)
+    if told.error is not None:
+        why = f": {explained(told.error, f'Read on topic {topic}')}"
+    elif place is None:
+        why = f" does not exist: {topic} has {len(told.partitions)} partitions"
+    elif place.leader < 0:
+        why = " has no leader"
+    else:
+        return place.leader
+    return JournalLost(f"{topic}/{partition}{why}")
+
+
+def read_ranges(
+    access: KafkaAccess,
+    ranges: Sequence[Range],
+    lost: Callable[[Range, JournalLost], None] | None = None,
+) -> Iterator[Chunk]:
     """The committed records of each range, one range after the other, each in order.
 
     Raises JournalLost when retention has removed offsets that are wanted, or Kafka does not
-    answer for 15 s.
+    answer for 15 s; if there is `lost`, it is told, and what is left of that range is left out.
     """
-    if not ranges:
-        return
-    with _borrowed_consumer(access) as consumer:
-        _turn_to(consumer, ranges[0])
-        for number, wanted in enumerate(ranges):
-            start = reached = wanted.start
-            is_last = False
-            while not is_last:
-                messages, reached = _read_on(consumer, wanted, reached, access.group_id)
-                is_last = reached >= wanted.end
-                if is_last and number + 1 < len(ranges):
-                    _turn_to(consumer, ranges[number + 1])  # it is fetched while this is worked on
-                if messages or is_last:
-                    yield from _bounded(Chunk(wanted, start, reached, messages))
-                    start = reached
+    left = list(ranges)
+    while left:
+        try:
+            with _borrowed_consumer(access) as consumer:
+                yield from _read_in_turn(consumer, left, access.group_id)
+        except JournalLost as reason:
+            if lost is None:
+                raise
+            lost(left.pop(0), reason)
+
+
+def _read_in_turn(consumer: Consumer, left: list[Range], group: str) -> Iterator[Chunk]:
+    """Those that are left; each is taken off once it is read."""
+    _turn_to(consumer, left[0])
+    while left:
+        wanted = left[0]
+        start = reached = wanted.start
+        is_last = False
+        while not is_last:
+            messages, reached = _read_on(consumer, wanted, reached, group)
+            is_last = reached >= wanted.end
+            if is_last and len(left) > 1:
+                _turn_to(consumer, left[1])  # it is fetched while this is worked on
+            if messages or is_last:
+                yield from _bounded(Chunk(wanted, start, reached, messages))
+                start = reached
+        left.pop(0)
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:

@@ -163,12 +163,13 @@ class SparkEngine:
         if self._windows is not None:
             missing |= owned - self._windows.open_shards()
         if self._stream is not None:
-            missing |= owned - self._stream.reading
+            missing |= owned - self._stream.reading()
         return sorted(missing)
 
     def why_not_open(self) -> dict[Shard, str]:
-        """Of the shards that could not be opened, what was in the way the last time."""
-        return self._windows.why_not_open() if self._windows is not None else {}
+        """Of the shards that could not be opened, or are not read, what was in the way the last time."""
+        unread = self._stream.why_not_read() if self._stream is not None else {}
+        return unread | (self._windows.why_not_open() if self._windows is not None else {})
 
     def _gained(self, shard: Shard) -> None:
         with self._lock:

@@ -18,9 +18,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from blackbox.doubt import Doubt
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Ends, Range
 from blackbox.metrics import Metrics
 from blackbox.pipeline.failures import in_one_line
-from blackbox.pipeline.source import FORMAT, kafka_source, spelled
+from blackbox.pipeline.source import FORMAT, RANGES, kafka_source, reachable, spelled
 from blackbox.pipeline.tasks.intake import IntakeTask, Stored
 from blackbox.pipeline.tasks.tables import REPORT, reports
 from blackbox.request import Shard
@@ -35,7 +36,9 @@ LOOK_S = 0.1
 SETTLE_S = 0.3
 ASKED_AT_ONCE = 8
 MISSING_S = 1.0
-"""How long the others are read before it is asked again for the index of a shard."""
+"""How often it is asked for the shards that are not read while others are."""
+TRIED_RECORDS = 4000
+"""As many are read of a shard that was left behind, to see whether it can be read."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
@@ -46,8 +49,8 @@ class IntakeStream:
     """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
 
     A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
-    does it when it opens the shard. While `has_room` is not set no batch is started, and requests
-    wait in Kafka.
+    does it when it opens the shard. One that Kafka does not give is left behind, and the others go on; it
+    is tried again every second. While `has_room` is not set no batch is started, and requests wait in Kafka.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class IntakeStream:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._wanted: frozenset[Shard] = frozenset()
         self._assigned: frozenset[Shard] = frozenset()
-        self.reading: frozenset[Shard] = frozenset()
-        """The shards that are being read now."""
+        self._in_query: frozenset[Shard] = frozenset()
+        self._behind: dict[Shard, str] = {}
+        self._silent: dict[Shard, str] = {}
+        self._ends = Ends(access)
         self._stopping = Event()
         self._changed = Event()
         self._in_batch = Lock()
@@ -87,6 +92,14 @@ class IntakeStream:
         """Read these shards from now on, and no others."""
         self._wanted = frozenset(shards)
         self._changed.set()
+
+    def reading(self) -> frozenset[Shard]:
+        """The shards that are being read now."""
+        return self._in_query - self.why_not_read().keys()
+
+    def why_not_read(self) -> dict[Shard, str]:
+        """Of the shards that are to be read, what is in the way."""
+        return self._silent | self._behind
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -110,7 +123,8 @@ class IntakeStream:
                 self._stopping.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             finally:
-                self.reading = frozenset()
+                self._in_query = frozenset()
+        self._ends.close()
 
     def _read_until_changed(self) -> None:
         while self._changed.is_set():  # shards come one by one, and a query takes a second to start
@@ -122,12 +136,15 @@ class IntakeStream:
             self._changed.wait(LOOK_S)
             return
         missing = wanted - starts.keys()
+        self._behind = {}
         until_s = time.monotonic() + MISSING_S
         query = self._start_query(starts)
         try:
             while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
-                if missing and time.monotonic() > until_s:
+                if time.monotonic() > until_s:
                     if any(isinstance(self._start_of(shard), int) for shard in missing):
+                        break
+                    if self._in_query and self._must_go_back():
                         break
                     until_s = time.monotonic() + MISSING_S
                 self._changed.wait(LOOK_S)
@@ -136,6 +153,37 @@ class IntakeStream:
                 raise failure
         finally:
             self._end(query)
+
+    def _must_go_back(self) -> bool:
+        """Whether a shard that was left behind can be read again, and more of it than was tried."""
+        labels = {shard: self._start_of(shard) for shard in self._in_query}
+        starts = {(t, p): at for (t, p), at in labels.items() if isinstance(at, int)}
+        ends, silent = reachable(self._ends, starts)
+        self._tell_silent({Shard(*at): why for at, why in silent.items()})
+        for shard in self._in_query:
+            self._metrics.unread(shard, shard in self.why_not_read())
+        tried = [
+            Range(*at, start, min(ends[at], start + TRIED_RECORDS))
+            for at, start in starts.items()
+            if at in ends and Shard(*at) in self._behind
+        ]
+        if not tried:
+            return False
+        with self._in_batch:
+            rows = self._session.createDataFrame(tried, RANGES)
+            self._account_for(reports(rows.mapInArrow(self._task, REPORT).collect()))
+        return any(
+            Shard(one.topic, one.partition) not in self._behind
+            and one.end < ends[one.topic, one.partition]
+            for one in tried
+        )
+
+    def _tell_silent(self, silent: dict[Shard, str]) -> None:
+        before, self._silent = self._silent, silent
+        for shard in silent.keys() - before.keys():
+            logger.warning("%s cannot be read: %s; the others go on", shard, silent[shard])
+        for shard in before.keys() - silent.keys():
+            logger.info("%s can be read again", shard)
 
     def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
         """From where on to read each shard whose index answers."""
@@ -191,25 +239,35 @@ class IntakeStream:
                     return
                 began = time.monotonic()
                 done: list[Stored] = reports(batch.collect())
-                self._account_for(done, time.monotonic() - began)
-            if not any(stored.problem for stored in done):
-                if not self.reading:
+                self._account_for(done)
+                records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
+                self._metrics.batch(records, time.monotonic() - began)
+            if all(stored.problem is None or stored.is_behind for stored in done):
+                if not self._in_query:
                     # A query's first batch may be an empty one, but everything is warm now.
-                    self.reading = self._assigned
-                    logger.info("reading %d shards", len(self.reading))
+                    self._in_query = self._assigned
+                    logger.info("reading %d shards", len(self._in_query))
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
 
-    def _account_for(self, done: list[Stored], took_s: float) -> None:
+    def _account_for(self, done: list[Stored]) -> None:
+        behind = dict(self._behind)
         for stored in done:
-            self._metrics.taken(stored.shard, stored.taken)
-            if stored.is_full:
-                self._tell_full(f"{stored.problem}; requests wait in Kafka until it has")
-            elif stored.problem is not None:
-                logger.warning("%s: %s; reading it again", stored.shard, stored.problem)
-        records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
-        self._metrics.batch(records, took_s)
+            shard, problem = stored.shard, stored.problem
+            self._metrics.taken(shard, stored.taken)
+            if problem is None:
+                if behind.pop(shard, None) is not None:
+                    logger.info("%s is read again", shard)
+            elif stored.is_behind:
+                if shard not in behind:
+                    logger.warning("%s is left behind: %s; the others go on", shard, problem)
+                behind[shard] = problem
+            elif stored.is_full:
+                self._tell_full(f"{problem}; requests wait in Kafka until it has")
+            else:
+                logger.warning("%s: %s; reading it again", shard, problem)
+        self._behind = behind
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop a query without killing the tasks of its batch in flight."""

@@ -18,9 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Positions, Range
+from blackbox.journal.ranges import Ends, Partition, Positions, Range
 
 FORMAT = "blackbox-kafka"
 
@@ -134,15 +133,22 @@ class StreamReader(DataSourceStreamReader):
         return reachable if most is None else fair(start, reachable, most)
 
     def _reachable(self, ends: Ends, start: Positions) -> Positions:
-        self._latest = ends.last(start)
-        for (topic, partition), offset in start.items():
-            end = self._latest[topic, partition]
-            if end < offset:
-                raise JournalLost(
-                    f"{topic}/{partition}: was read up to {offset}, but ends at {end}; it was "
-                    "truncated, or deleted and created again"
-                )
-        return self._latest
+        """Partitions that cannot be read stay where they are; IntakeStream tells of them."""
+        self._latest, _ = reachable(ends, start)
+        return start | self._latest
+
+
+def reachable(ends: Ends, start: Positions) -> tuple[Positions, dict[Partition, str]]:
+    """How far each partition can be read now, and why some cannot."""
+    found, silent = ends.last_of_each(start)
+    lost = {at: str(why) for at, why in silent.items()}
+    for at, end in found.items():
+        if end < start[at]:
+            lost[at] = (
+                f"{at[0]}/{at[1]}: was read up to {start[at]}, but ends at {end}; it was truncated, or "
+                "deleted and created again"
+            )
+    return {at: end for at, end in found.items() if at not in lost}, lost
 
 
 def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:

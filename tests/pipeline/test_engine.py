@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import subprocess
 import threading
 from functools import partial
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from tests.world import AT_LENGTH, World, until
+from tests.world import AT_LENGTH, ServiceProcess, World, until
 
 pytestmark = [
     pytest.mark.service,
@@ -59,6 +62,67 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
     assert verdict.delivered == 550
     receipts = admin.list_topics(f"{world.requests}.receipts").topics[f"{world.requests}.receipts"]
     assert len(receipts.partitions) == 7
+
+
+def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world: World) -> None:
+    other = f"{world.name}.other"
+    create(world, other)
+    topics = f"{world.requests}:countdown,{other}:countdown"
+    service = world.start_service(request_topics=topics).wait_ready()
+    ask_in_a_day(world, other, 20)
+    read = f"{other}-0", f"{other}-1"
+    until("they are taken in", lambda: all(pending(service, shard) == 10 for shard in read))
+
+    delete(world, other)
+    world.ask(1000, within_s=3)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    until("it is named", lambda: f"{other}-0 cannot be read" in service.log.read_text())
+
+    create(world, other)
+    until("its index fits no more", lambda: set(why_unready(service)) == set(read))
+    world.ask(1000, within_s=3)
+    verdict = world.wait_delivered()
+    assert verdict.is_exact, verdict
+    assert service.metric("blackbox_shard_unread") == 2
+    assert service.metric("blackbox_shard_open") == world.partitions
+
+
+def create(world: World, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+
+    def created() -> bool:
+        return all(
+            f.exception() is None for f in admin.create_topics([NewTopic(topic, 2)]).values()
+        )
+
+    until("it is created", created)
+
+
+def delete(world: World, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for future in admin.delete_topics([topic]).values():
+        future.result()
+
+
+def ask_in_a_day(world: World, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    request = json.dumps({"topic": world.targets[0], "message": "m", "countdown": 86_400})
+    for number in range(count):
+        producer.produce(topic, request, partition=number % 2)
+    producer.flush()
+
+
+def pending(service: ServiceProcess, shard: str) -> float:
+    page = service.get("/metrics")[1]
+    found = re.search(rf'^blackbox_pending{{shard="{re.escape(shard)}"}} (\S+)', page, re.MULTILINE)
+    return float(found[1]) if found else 0
+
+
+def why_unready(service: ServiceProcess) -> dict[str, str]:
+    status, body = service.get("/readyz")
+    why: dict[str, str] = json.loads(body).get("why", {}) if status == 503 else {}
+    return why
 
 
 def test_windows_pass_their_shards_on_without_losing_time_or_doubling(

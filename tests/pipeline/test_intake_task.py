@@ -20,7 +20,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import kafka
-from blackbox.doubt import JournalLost
 from blackbox.embedded import EmbeddedRedis
 from blackbox.entry import Entry, HeaderValues
 from blackbox.index.bus import Listener
@@ -421,7 +420,9 @@ def test_an_empty_range_says_how_far_its_shard_is_and_changes_nothing(place: Pla
     done = place.run(at(place.shard, 7, 7), at(place.shards[1], 0, 0))
     assert done == {
         place.shard: Stored(place.shard, NOTHING, 7),
-        place.shards[1]: Stored(place.shards[1], NOTHING, 0, empty(place.shards[1])),
+        place.shards[1]: Stored(
+            place.shards[1], NOTHING, 0, empty(place.shards[1]), is_behind=True
+        ),
     }
     assert place.held() == before
 
@@ -475,7 +476,7 @@ def test_an_index_that_is_empty_is_a_problem_that_dispatch_ends(place: Place) ->
     asked = [at(shard, 0, 1) for shard in place.shards[:2]]
     done = place.run(asked)
     for shard in place.shards[:2]:
-        assert done[shard] == Stored(shard, NOTHING, 0, empty(shard))
+        assert done[shard] == Stored(shard, NOTHING, 0, empty(shard), is_behind=True)
     assert place.held() == {}
 
     place.begin(*place.shards[:2])
@@ -500,7 +501,9 @@ def test_later_chunks_of_a_shard_with_a_problem_are_left_alone(
     small_chunks(2)
     place.write(*(place.request() for _ in range(7)))
     done = place.run(at(place.shard, 0, 7))
-    assert done == {place.shard: Stored(place.shard, NOTHING, 0, empty(place.shard))}
+    assert done == {
+        place.shard: Stored(place.shard, NOTHING, 0, empty(place.shard), is_behind=True)
+    }
     assert place.held() == {}
 
 
@@ -560,20 +563,24 @@ def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
     assert fragile.labels() == Labels(6, 0)
 
 
-def test_a_range_that_retention_cut_fails_the_task_and_not_the_one_after_it(place: Place) -> None:
-    fine, cut = place.shards[:2]
-    place.begin(fine, cut)
-    for shard in (fine, cut):
+def test_a_range_that_retention_cut_is_left_behind_and_not_the_others_of_its_task(
+    place: Place,
+) -> None:
+    fine, cut, later = place.shards[:3]
+    place.begin(fine, cut, later)
+    for shard in (fine, cut, later):
         place.write(*(place.request() for _ in range(4)), shard=shard)
     place.cut(2, cut)
 
-    with pytest.raises(JournalLost, match=rf"{cut.topic}/1: offset 1 is wanted, .*retention\.ms"):
-        place.run(at(fine, 0, 3), at(cut, 1, 4))
-    assert (place.labels(fine), place.labels(cut)) == (Labels(3, 0), Labels(0, 0))
+    done = place.run([at(fine, 0, 3), at(cut, 1, 4), at(later, 0, 4)])
+    assert done[cut].is_behind
+    assert f"{cut.topic}/1: offset 1 is wanted" in (done[cut].problem or "")
+    assert [done[shard].problem for shard in (fine, later)] == [None, None]
+    assert [place.labels(one) for one in (fine, cut, later)] == [Labels(n, 0) for n in (3, 0, 4)]
 
-    done = place.run(at(fine, 0, 4), at(cut, 2, 4))
+    done = place.run(at(fine, 3, 4), at(cut, 2, 4))
     assert (done[fine].problem, done[fine].taken.accepted) == (None, 1)
-    assert place.labels(fine) == Labels(4, 0)
+    assert done[cut].is_behind
     assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never jumps over what is gone
     assert place.labels(cut) == Labels(0, 0)
 

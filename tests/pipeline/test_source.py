@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -37,6 +38,7 @@ from blackbox.pipeline.source import (
     fair,
     kafka_source,
     packed,
+    reachable,
 )
 from tests.world import until
 
@@ -56,11 +58,7 @@ class Topic:
         self.name = f"source.{uuid.uuid4().hex[:8]}"
         self.servers = servers
         self.admin = AdminClient({"bootstrap.servers": self.servers})
-        for future in self.admin.create_topics(
-            [NewTopic(self.name, partitions, config=config)]
-        ).values():
-            future.result(30)
-        until("the topic is known", lambda: self.name in self.admin.list_topics().topics)
+        self.create(partitions, **config)
         self._producer = Producer(
             {
                 "bootstrap.servers": self.servers,
@@ -77,6 +75,18 @@ class Topic:
                 "isolation.level": "read_uncommitted",
             }
         )
+
+    def create(self, partitions: int = 1, **config: str) -> None:
+        def created() -> bool:
+            asked = self.admin.create_topics([NewTopic(self.name, partitions, config=config)])
+            return all(one.exception(30) is None for one in asked.values())
+
+        until("it is created", created)
+        until("the topic is known", lambda: self.name in self.admin.list_topics().topics)
+
+    def delete(self) -> None:
+        for future in self.admin.delete_topics([self.name]).values():
+            future.result(30)
 
     @property
     def access(self) -> KafkaAccess:
@@ -363,18 +373,61 @@ def test_the_kept_offsets_of_a_cut_partition_are_read(topic: Topic) -> None:
     assert values(between(topic, topic.at(2), topic.at(4))) == ["c", "d"]
 
 
-def test_a_partition_that_became_shorter_stops_the_stream(topic: Topic) -> None:
+def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_read(
+    make: Callable[..., Topic],
+) -> None:
+    topic = make(2)
     topic.write("a")
+    topic.write("a", "b", partition=1)
 
-    with pytest.raises(JournalLost, match=r"was read up to 5, but ends at 1; .*created again"):
-        topic.stream().latestOffset(topic.at(5), ALL)
+    assert topic.stream(5, 0).latestOffset(topic.at(5, 0), ALL) == topic.at(5, 2)
+    with closing(Ends(topic.access)) as ends:
+        found, lost = reachable(ends, {(topic.name, 0): 5, (topic.name, 1): 0})
+    assert found == {(topic.name, 1): 2}
+    assert re.search(r"/0: was read up to 5, but ends at 1; .*created again", lost[topic.name, 0])
     with pytest.raises(JournalLost, match=r"offset 5 is wanted, but it ends at 1;"):
         between(topic, topic.at(5), topic.at(9))
 
 
-def test_a_topic_that_does_not_exist_is_named(topic: Topic) -> None:
-    with pytest.raises(JournalLost, match=f"{topic.name}.nowhere"):
-        topic.stream().latestOffset({f"{topic.name}.nowhere": {"0": 0}}, ALL)
+def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named(
+    topic: Topic,
+) -> None:
+    nowhere = f"{topic.name}.nowhere"
+    topic.write("a")
+    start = topic.at(0) | {nowhere: {"0": 3}}
+    start[topic.name]["7"] = 4
+    reader = topic.stream()
+
+    planned = reader.latestOffset(start, ALL)
+    assert planned == {topic.name: {"0": 1, "7": 4}, nowhere: {"0": 3}}
+
+    topic.write("b")
+    until("it goes on", lambda: reader.latestOffset(planned, ALL)[topic.name]["0"] == 2)
+    with closing(Ends(topic.access)) as ends:
+        _, lost = reachable(ends, {(nowhere, 0): 3, (topic.name, 7): 4, (topic.name, 0): 0})
+    assert lost.keys() == {(nowhere, 0), (topic.name, 7)}
+    assert f"{nowhere}/0" in lost[nowhere, 0]
+    assert f"{topic.name}/7 does not exist: {topic.name} has 1 partitions" in lost[topic.name, 7]
+
+
+def test_a_topic_that_is_deleted_and_is_there_again_is_read_again(
+    topic: Topic, make: Callable[..., Topic]
+) -> None:
+    topic.write("a")
+    other = make()
+    reader, start = topic.stream(), topic.at(0) | other.at(0)
+    planned = until("both", lambda: moved_on(reader, start, {topic.name: 1}))
+    other.delete()
+    topic.write("b")
+    planned = until("it goes on", lambda: moved_on(reader, planned, {topic.name: 2}))
+    other.create()
+    other.write("c")
+    until("it is read again", lambda: moved_on(reader, planned, {other.name: 1}))
+
+
+def moved_on(reader: StreamReader, start: Offsets, wanted: dict[str, int]) -> Offsets | None:
+    found = reader.latestOffset(start, ALL)
+    return found if all(found[name]["0"] == end for name, end in wanted.items()) else None
 
 
 # Where a stream starts and how far a batch goes

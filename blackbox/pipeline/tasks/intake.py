@@ -17,7 +17,7 @@ import pyarrow as pa
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import admission, formats
-from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
+from blackbox.doubt import Doubt, IndexFull, IndexLost, JournalLost, LabelsMoved
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer
@@ -38,10 +38,19 @@ logger = logging.getLogger("blackbox.pipeline.intake")
 CLOCK_S = 1.0
 
 
+class _Unread(NamedTuple):
+    """Of the range from `start` on, Kafka did not give everything."""
+
+    shard: Shard
+    start: int
+    why: str
+
+
 class Stored(NamedTuple):
     """What a task did for one shard; `problem` says why not all of its records are in the index.
 
-    `label` is the next offset to be read, as far as the task knows.
+    `label` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
+    `is_behind`: Kafka does not give them, or the index is not begun, which is no other shard's concern.
     """
 
     shard: Shard
@@ -49,6 +58,7 @@ class Stored(NamedTuple):
     label: int
     problem: str | None = None
     is_full: bool = False
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class _Intakes:
         """
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
-        ahead: list[tuple[Shard, Parsed] | Exception] = []
+        ahead: list[tuple[Shard, Parsed] | _Unread | Exception] = []
 
         def read_ahead() -> None:
             if not ahead:
@@ -107,10 +117,15 @@ class _Intakes:
             found = ahead.pop()
             if isinstance(found, Exception):
                 raise found
-            shard, parsed = found
-            so_far = done.setdefault(shard, Stored(shard, Taken(0, 0, 0, 0, None), parsed.start))
-            if so_far.problem is None:
-                done[shard] = self._store(so_far, parsed, read_ahead)
+            if isinstance(found, _Unread):
+                so_far = done.setdefault(found.shard, _nothing_of(found.shard, found.start))
+                if so_far.problem is None:
+                    done[found.shard] = so_far._replace(problem=found.why, is_behind=True)
+            else:
+                shard, parsed = found
+                so_far = done.setdefault(shard, _nothing_of(shard, parsed.start))
+                if so_far.problem is None:
+                    done[shard] = self._store(so_far, parsed, read_ahead)
             read_ahead()
         return list(done.values())
 
@@ -121,15 +136,21 @@ class _Intakes:
         self._redis.close()
         self._bus.close()
 
-    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed]]:
+    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed] | _Unread]:
         ranges = [Range(**row) for some in rows for row in some.to_pylist()]
-        for chunk in read_ranges(self._access, ranges):
+        unread: list[_Unread] = []
+
+        def lost(wanted: Range, why: Doubt) -> None:
+            unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, str(why)))
+
+        for chunk in read_ranges(self._access, ranges, lost):
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rules = None if self._admission is None else self._admission.rules()
             yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic], rules)
+        yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
         shard = so_far.shard
@@ -146,7 +167,11 @@ class _Intakes:
             return so_far._replace(taken=_sum(so_far.taken, taken), label=label)
         except (Doubt, IndexFull) as reason:
             self._drop(shard)
-            return so_far._replace(problem=str(reason), is_full=isinstance(reason, IndexFull))
+            return so_far._replace(
+                problem=str(reason),
+                is_full=isinstance(reason, IndexFull),
+                is_behind=isinstance(reason, JournalLost | LabelsMoved),
+            )
 
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
@@ -229,6 +254,10 @@ def _intakes(task: IntakeTask) -> _Intakes:
             _kept.close()
         _kept = _Intakes(task)
     return _kept
+
+
+def _nothing_of(shard: Shard, start: int) -> Stored:
+    return Stored(shard, Taken(0, 0, 0, 0, None), start)
 
 
 def _sum(one: Taken, other: Taken) -> Taken:
