@@ -106,8 +106,10 @@ class _Run:
         if topic not in found:
             raise JournalLost(f"there is no topic {topic}")
         receipts = receipts_topic(topic)
-        self._count = found[topic]
-        self._receipts_count = topics.partitions([receipts], to="Read").get(receipts, 0)
+        found |= topics.partitions([receipts], to="Read")
+        if receipts not in found:
+            raise JournalLost(f"there is no topic {receipts}; start a service, which creates it")
+        self._count, self._receipts_count = found[topic], found[receipts]
         self._access = access
         # What a caller's client could compress was taken from it, however large it is without.
         largest = {"message.max.bytes": LARGEST_BYTES} | dict(access.settings)

@@ -26,7 +26,7 @@ from blackbox.barrier import commit_barrier
 from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.connect import kafka
-from blackbox.doubt import IndexLost
+from blackbox.doubt import Doubt, IndexLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
@@ -115,6 +115,11 @@ def remove_receipts(world: World) -> None:
 @pytest.fixture
 def client(world: World) -> Any:
     return redis.Redis.from_url(world.redis.url)
+
+
+def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World) -> None:
+    with pytest.raises(Doubt, match=f"no topic {world.requests}.receipts; start a service"):
+        rebinding.rebind(world.settings(), world.requests, "deliver")
 
 
 @pytest.mark.parametrize("decision", ["deliver", "drop"])

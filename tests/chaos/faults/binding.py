@@ -38,7 +38,8 @@ def receipts_created_again(scene: Scene) -> None:
 
 
 def group_changed(scene: Scene) -> None:
-    begun(scene)
+    [service] = begun(scene)
+    scene.wait_ready(service)  # it has made the receipts, without which there is nothing to decide
     scene.within(0.5, 4)
     ends_services(scene, 1)
     scene.settings["group_id"] = f"{scene.world.name}.others"
