@@ -205,10 +205,11 @@ class Link:
         if self._losing is None:
             self.down.send(data)
         elif self._losing in replies:
-            self._proxy.lost.set()
             self.abort()
 
     def abort(self) -> None:
+        if self._losing is not None:  # its client may give up before there is a reply
+            self._proxy.lost.set()
         self._proxy.links.discard(self)
         self.up.abort()
         self.down.abort()
