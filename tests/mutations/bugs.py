@@ -616,4 +616,43 @@ BUGS = (
         (),
         (),
     ),
+    Bug(
+        "one-partition-stops-all",
+        "where one partition does not say how far it goes, none is planned to be read",
+        (
+            Change(
+                "journal/ranges.py",
+                "            found, silent = self._by_leader(asked)\n",
+                '            raise JournalLost("a partition does not answer")\n',
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_source.py",),
+    ),
+    Bug(
+        "one-range-fails-its-task",
+        "a range that Kafka does not give takes the others of its task with it",
+        (
+            Change(
+                "journal/ranges.py",
+                "            if lost is None:\n                raise\n",
+                "            raise\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_intake_task.py",),
+    ),
+    Bug(
+        "left-behind-for-good",
+        "what a shard missed is only read once something new is written to it",
+        (
+            Change(
+                "pipeline/intake_stream.py",
+                "            if at in ends and Shard(*at) in self._behind\n",
+                "            if False\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_intake_stream.py",),
+    ),
 )
