@@ -285,6 +285,7 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     metrics.low_water(SHARD, Mark(1, 1), 1)
     metrics.rebuilding(SHARD, 1, 1)
     metrics.opened(SHARD, True)
+    metrics.unread(SHARD, True)
     metrics.oscillated("seconds", 1)
     metrics.oscillator_lag("seconds", lambda: 1.0)
     found: dict[str, set[str]] = {}
