@@ -48,6 +48,7 @@ class Record(NamedTuple):
     """A record of a request topic as Kafka returned it; `timestamp_ms` is Kafka's.
 
     `unreadable` says what of it could not be read at all (a header name that is no UTF-8).
+    `is_stamped`: the broker set the timestamp (`LogAppendTime`), not who wrote it.
     """
 
     offset: int
@@ -56,6 +57,7 @@ class Record(NamedTuple):
     value: bytes | None
     headers: Headers
     unreadable: str | None = None
+    is_stamped: bool = False
 
 
 class Reason(StrEnum):

@@ -83,7 +83,7 @@ class Countdown(Format):
         """Read one record; never raises. A countdown runs from the record's timestamp."""
         # The usual ones first, which are read three times as fast. Three keys and two strings are
         # ten quotes: with no more of them, no key was dropped.
-        _, timestamp_ms, _, value, headers, _ = record
+        _, timestamp_ms, _, value, headers, _, is_stamped = record
         try:
             asked = orjson.loads(value)  # type: ignore[arg-type]
             has_all = value.count(b'"') == _QUOTES_OF_USUAL[len(asked)]  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ class Countdown(Format):
                 return Request(
                     target,
                     message.encode(),
-                    (timestamp_ms if 0 <= timestamp_ms <= latest_ms else latest_ms)
+                    (timestamp_ms if is_stamped or 0 <= timestamp_ms <= latest_ms else latest_ms)
                     + (countdown * 1000 if type(countdown) is int else _whole_ms(countdown)),
                     None,
                     headers,

@@ -38,7 +38,7 @@ class Format(ABC):
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
         """Read one record; never raises. A time that is past means at once.
 
-        A record's timestamp later than `latest_ms`, or none (negative), counts as `latest_ms`.
+        A timestamp that its writer set later than `latest_ms`, or none (negative), counts as `latest_ms`.
         None for a record that blackbox wrote itself, and that asks for nothing.
         """
         try:
@@ -100,8 +100,13 @@ def shown(held: object) -> str:
 
 
 def start_ms(record: Record, latest_ms: int) -> int:
-    """When a request was written; `latest_ms` for a record without a timestamp or with a later one."""
-    return record.timestamp_ms if 0 <= record.timestamp_ms <= latest_ms else latest_ms
+    """When a request was written; `latest_ms` for a record without a timestamp or with a later one of its writer.
+
+    A later one of the broker holds: it is our clocks then that are slow, and what began at them would be
+    early as soon as they are set.
+    """
+    is_known = record.is_stamped or 0 <= record.timestamp_ms <= latest_ms
+    return record.timestamp_ms if is_known else latest_ms
 
 
 def due_at(at_ms: int, start_ms: int, max_countdown_s: int, given: str) -> int:

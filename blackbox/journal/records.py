@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from blackbox.request import Headers, Record
 
@@ -12,9 +12,10 @@ from blackbox.request import Headers, Record
 def read_records(messages: Sequence[Message]) -> list[Record]:
     """The records of consumed messages; what of one cannot be read is named in it."""
     headers, unreadable = read_headers(messages)
+    stamps = map(Message.timestamp, messages)
     records = [
-        Record(m.offset(), m.timestamp()[1], m.key(), m.value(), found)  # type: ignore[arg-type]
-        for m, found in zip(messages, headers, strict=True)
+        Record(m.offset(), ms, m.key(), m.value(), found, None, by == TIMESTAMP_LOG_APPEND_TIME)  # type: ignore[arg-type]
+        for m, found, (by, ms) in zip(messages, headers, stamps, strict=True)
     ]
     for place, why in unreadable.items():
         records[place] = records[place]._replace(unreadable=why)

@@ -247,6 +247,18 @@ def test_the_countdown_of_a_record_from_the_future_runs_from_now() -> None:
     assert parsed.due_ms == LATEST_MS + 90000
 
 
+def test_the_countdown_of_a_record_that_the_broker_stamped_runs_from_there_however_slow_our_clocks() -> (
+    None
+):
+    ahead_ms = LATEST_MS + 3_600_000
+    value = with_fields('"countdown": 60').encode()
+    for _ in range(2):  # the second time it is a usual one, which is read another way
+        stamped = Record(7, ahead_ms, None, value, [], is_stamped=True)
+        asked = contract.parse(stamped, LATEST_MS)
+        assert isinstance(asked, Request)
+        assert asked.due_ms == ahead_ms + 60_000
+
+
 def test_the_countdown_of_a_record_without_timestamp_runs_from_now() -> None:
     parsed = parse(with_fields(""), written_ms=-1)
 

@@ -53,6 +53,20 @@ def servers_wrong(by_s: int, scene: Scene) -> None:
     scene.wait_logged("ms apart")
 
 
+def all_but_kafka_wrong(scene: Scene) -> None:
+    """Service and Redis begin an hour behind, as after a boot without NTP, and are set in the middle."""
+    clock = clock_of_servers(scene)
+    clock.set_wrong_by(-HOUR_S)
+    scene.settings["hot_horizon_s"] = 0  # what is cold is read again once it comes near
+    scene.start(clock=clock)
+    early_bait(scene)
+    scene.ask()
+    scene.wait_taken_in()
+    scene.last(0, 1)
+    clock.set_wrong_by(0)
+    scene.ask()
+
+
 def hours_without_kafka(scene: Scene) -> None:
     """Everything is two hours older when Kafka is there again; the service may be a new one."""
     clock = clock_of_servers(scene)
@@ -103,6 +117,10 @@ FAULTS = [
     Fault(
         "Kafka's and Redis' clocks an hour behind", partial(servers_wrong, -HOUR_S), 4,
         "own kafka and redis", needs_faketime=True,
+    ),
+    Fault(
+        "host's and Redis' clocks an hour behind", all_but_kafka_wrong, 12, "own redis",
+        needs_faketime=True,
     ),
     Fault(
         "Kafka away for two hours", hours_without_kafka, 6, "own kafka and redis",
