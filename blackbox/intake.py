@@ -50,7 +50,8 @@ class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
     `carried` came from the cold tier, and were accepted before. `refused` are those that were not
-    admitted, by reason and caller.
+    admitted, by reason and caller. `ahead_ms`: so much later than both clocks here the broker stamped the
+    last record, 0 if it is earlier.
     """
 
     accepted: int
@@ -60,6 +61,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    ahead_ms: int | None = None
 
 
 VERDICT_LOST = (
@@ -105,6 +107,7 @@ class Parsed(NamedTuple):
     refused: Mapping[int, Change] = {}
     asked: Sequence[Asked] = ()
     tail: Tail | None = None
+    ahead_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class Intake:
         plan = self.index.store(
             parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
         )
-        return _taken(plan, rules)
+        return _taken(plan, rules, parsed.ahead_ms)
 
     def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
         if self.admission is None:
@@ -268,8 +271,11 @@ def parse(
             elif rule.has_quota and ended is None and not _is_next(asked, record):
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
-    tail = Tail.of(batch.records[-1]) if batch.records else None
-    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail)
+    last = batch.records[-1] if batch.records else None
+    tail = None if last is None else Tail.of(last)
+    is_stamped = last is not None and last.is_stamped
+    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and is_stamped else None
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, ahead_ms)
 
 
 def _outcome_unknown(
@@ -406,7 +412,7 @@ def _judged(
     return judged
 
 
-def _taken(plan: Plan, rules: Rules | None) -> Taken:
+def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
     puts = plan.puts.values()
     bad = [put for put in puts if type(put) is Entry and put.reason is not None]
     refused = Counter(
@@ -424,4 +430,5 @@ def _taken(plan: Plan, rules: Rules | None) -> Taken:
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
         carried=carried,
+        ahead_ms=ahead_ms,
     )

@@ -56,6 +56,7 @@ GAUGES = {
     "shard_unread": ("Spark engine: 1 while its requests cannot be read, and it delivers", "shard"),
     "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
+    "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
     "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
     "intake_paused": ("1 while Redis has no room and Kafka holds the requests",),
 }
@@ -166,6 +167,8 @@ class Metrics:
     def taken(self, shard: Shard, taken: Taken) -> None:
         for name in ("accepted", "invalid", "cancelled", "replaced"):
             self._counters[name].labels(shard.topic).inc(getattr(taken, name))
+        if taken.ahead_ms is not None:
+            self._gauges["kafka_clock_ahead_seconds"].set(taken.ahead_ms / 1000)
         for (reason, caller), count in taken.refused.items():
             self._counters["refused"].labels(caller, reason).inc(count)
 

@@ -9,7 +9,7 @@ from blackbox import entry as entries
 from blackbox.doubt import LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Taken
+from blackbox.intake import Intake, Taken, parse
 from blackbox.plan import Batch, Labels
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, request_id
 from tests.contract.held import held
@@ -166,3 +166,13 @@ def test_a_request_that_was_carried_and_cancelled_in_one_batch_is_not_accepted_a
     both = taking.apply(Batch(1, 3, [carried, record(2)]), NOW_MS)
 
     assert (cold.accepted, both.accepted, both.carried, both.cancelled) == (1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("is_stamped", "by_ms", "told"), [(True, 3000, 3000), (True, -50, 0), (False, 3000, None)]
+)
+def test_a_timestamp_of_the_broker_that_is_later_than_our_clocks_is_told(
+    is_stamped: bool, by_ms: int, told: int | None
+) -> None:
+    last = Record(0, NOW_MS + by_ms, None, b"{}", [], is_stamped=is_stamped)
+    assert parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).ahead_ms == told

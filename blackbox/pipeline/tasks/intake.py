@@ -267,4 +267,5 @@ def _sum(one: Taken, other: Taken) -> Taken:
         **{name: getattr(one, name) + getattr(other, name) for name in counts},
         first_due_ms=min(first_ms, default=None),
         refused=Counter(one.refused) + Counter(other.refused),
+        ahead_ms=one.ahead_ms if other.ahead_ms is None else other.ahead_ms,
     )

@@ -58,10 +58,11 @@ def all_but_kafka_wrong(scene: Scene) -> None:
     clock = clock_of_servers(scene)
     clock.set_wrong_by(-HOUR_S)
     scene.settings["hot_horizon_s"] = 0  # what is cold is read again once it comes near
-    scene.start(clock=clock)
+    service = scene.start(clock=clock)
     early_bait(scene)
     scene.ask()
     scene.wait_taken_in()
+    assert service.metric("blackbox_kafka_clock_ahead_seconds") > HOUR_S - 60
     scene.last(0, 1)
     clock.set_wrong_by(0)
     scene.ask()
