@@ -53,6 +53,8 @@ GAUGES = {
     "journal_low_water_position": ("Records below it are not needed", "shard", "journal"),
     "rebuild_records": ("Requests that a rebuild has read, and is to read", "shard", "state"),
     "shard_open": ("1 when the shard is open here", "shard"),
+    "hidden_records": ("Records of the request topic behind an open transaction", "shard"),
+    "hidden_seconds": ("For how long an open transaction has hidden what is behind it", "shard"),
     "shard_unread": ("Spark engine: 1 while its requests cannot be read, and it delivers", "shard"),
     "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
@@ -212,6 +214,10 @@ class Metrics:
 
     def opened(self, shard: Shard, is_open: bool) -> None:
         self._gauges["shard_open"].labels(str(shard)).set(is_open)
+
+    def hidden(self, shard: Shard, records: int, held_s: float) -> None:
+        self._gauges["hidden_records"].labels(str(shard)).set(records)
+        self._gauges["hidden_seconds"].labels(str(shard)).set(held_s)
 
     def unread(self, shard: Shard, is_unread: bool) -> None:
         self._gauges["shard_unread"].labels(str(shard)).set(is_unread)

@@ -8,10 +8,11 @@ from threading import Event, Thread
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from blackbox import interpreter
+from blackbox import hidden, interpreter
 from blackbox.clock import Clock
 from blackbox.connect import formats, kafka, own_topics
 from blackbox.doubt import Doubt, IndexFull
+from blackbox.hidden import Hidden
 from blackbox.intake import Parsed, parse
 from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
@@ -64,6 +65,7 @@ class Service:
         self._promotion = Schedule(
             settings, self._kafka, self._clock, shards=self._owners.open_shards
         )
+        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -83,6 +85,7 @@ class Service:
         )
         schedule(self._scheduler, self._promotion, settings)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.add_job(
             interpreter.give_memory_back,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -134,6 +142,26 @@ class Topics:
                 if topic.error is None and topic.topic is not None:
                     found[topic.topic] = len(topic.partitions)
         return found
+
+    def ends(
+        self, places: Iterable[tuple[str, int]], *, committed: bool
+    ) -> dict[tuple[str, int], int]:
+        """The next offset of these partitions; `committed`: up to where no transaction is open.
+
+        Without those that do not answer.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        wanted = {TopicPartition(*at): OffsetSpec.latest() for at in places}  # type: ignore[no-untyped-call]
+        if not wanted:
+            return {}
+        asked = self._admin.list_offsets(
+            wanted, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S
+        )
+        ends: dict[tuple[str, int], int] = {}
+        for at, answer in asked.items():
+            with suppress(KafkaException):
+                ends[at.topic, at.partition] = answer.result().offset
+        return ends
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """What the brokers tell of these topics, without those that do not exist."""

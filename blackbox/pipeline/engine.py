@@ -13,9 +13,11 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from blackbox import hidden
 from blackbox.clock import Clock
 from blackbox.connect import kafka, own_topics
 from blackbox.doubt import Doubt
+from blackbox.hidden import Hidden
 from blackbox.index.inspector import Inspector
 from blackbox.journal.membership import Membership
 from blackbox.journal.topics import GROW_S
@@ -84,6 +86,7 @@ class SparkEngine:
         self._promotion = Schedule(
             settings, self._kafka, self._clock, shards=self._membership.owned
         )
+        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -119,6 +122,7 @@ class SparkEngine:
             )  # fmt: skip
             self._stream.start()
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
         self._membership.start()

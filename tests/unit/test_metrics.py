@@ -286,6 +286,7 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     metrics.rebuilding(SHARD, 1, 1)
     metrics.opened(SHARD, True)
     metrics.unread(SHARD, True)
+    metrics.hidden(SHARD, 3, 1.0)
     metrics.oscillated("seconds", 1)
     metrics.oscillator_lag("seconds", lambda: 1.0)
     found: dict[str, set[str]] = {}

@@ -1,0 +1,57 @@
+"""An open transaction in a request topic holds up what others write behind it: that is seen, and named."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+
+from blackbox.connect import kafka
+from blackbox.hidden import TOLD_AFTER_S, Hidden
+from blackbox.metrics import Metrics
+from blackbox.request import Shard
+from tests.world import World, until
+
+pytestmark = pytest.mark.service
+
+
+def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [1000.0]
+    metrics = Metrics()
+    shards = [Shard(world.requests, 0), Shard(world.requests, 1)]
+    access = kafka(world.settings())
+    hidden = Hidden(access, metrics, lambda: shards, lambda: now_s[0])
+
+    def seen(shard: Shard) -> tuple[float | None, float | None]:
+        labels, value = {"shard": str(shard)}, metrics.registry.get_sample_value
+        names = "blackbox_hidden_records", "blackbox_hidden_seconds"
+        return value(names[0], labels), value(names[1], labels)
+
+    def looked() -> tuple[float | None, float | None]:
+        hidden.look()
+        return seen(shards[0])
+
+    world.ask(3, within_s=0, partition=0)
+    assert until("it answers", lambda: looked()[0] is not None) is not None
+    assert looked() == (0, 0)
+
+    open_one = Producer(
+        {"bootstrap.servers": world.kafka.bootstrap_servers, "transactional.id": world.name}
+    )
+    open_one.init_transactions(10)
+    open_one.begin_transaction()
+    open_one.produce(world.requests, "{}", partition=0)
+    assert open_one.flush(10) == 0
+    world.ask(4, within_s=0, partition=0)
+    until("it is seen", lambda: looked() == (5, 0))
+    now_s[0] += TOLD_AFTER_S + 1
+    assert looked() == (5, TOLD_AFTER_S + 1)
+    assert seen(shards[1]) == (0, 0)
+    [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.hidden"]
+    assert (
+        f"{shards[0]}: an open transaction has hidden 5 records from offset 3 on for 31 s" in told
+    )
+
+    open_one.abort_transaction(10)
+    until("it has ended", lambda: looked() == (0, 0))
