@@ -51,7 +51,7 @@ class Taken:
 
     `carried` came from the cold tier, and were accepted before. `refused` are those that were not
     admitted, by reason and caller. `ahead_ms`: so much later than both clocks here the broker stamped the
-    last record, 0 if it is earlier.
+    last record, 0 if it is earlier; it is about clocks, so two passes that did the same are equal.
     """
 
     accepted: int
@@ -61,7 +61,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    ahead_ms: int | None = None
+    ahead_ms: int | None = field(default=None, compare=False)
 
 
 VERDICT_LOST = (
