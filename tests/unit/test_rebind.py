@@ -594,14 +594,15 @@ def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_r
 
 @pytest.mark.parametrize("doubt", [Fenced, JournalLost])
 @pytest.mark.parametrize("step", ["begin", "commit"])
+@pytest.mark.parametrize("nth", [0, 1], ids=["first-writer", "second-writer"])
 def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_the_same(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch, step: str, doubt: type[Exception],
+    monkeypatch: pytest.MonkeyPatch, nth: int, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
     asked(request())
     empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
     fenced = AskingWriter(journal, before={step: doubt("another owner opened this shard")})
-    writers = chain([fenced], repeat(AskingWriter(journal)))
+    writers = chain([AskingWriter(journal)] * nth, [fenced], repeat(AskingWriter(journal)))
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: next(writers))
 
     Run(journal).run(empty_index)
