@@ -128,6 +128,7 @@ class Dispatch:
     def _deliver(
         self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
+        self._look_ahead(batch)
         if not self._depart(batch):
             self._defer(batch.deferred, did, now_ms)
             return
@@ -225,6 +226,11 @@ class Dispatch:
                     suspects[message.offset] = refusal
         self._take_back(suspects)
         return written
+
+    def _look_ahead(self, batch: Sorted) -> None:
+        endings = self.sorting.endings
+        if endings is not None and endings.has_some((batch.ready | batch.dead).values()):
+            endings.look_ahead(self._known)
 
     def _check_endings(self, ended: Mapping[int, Entry], written: Places) -> None:
         if self.sorting.endings is not None and written:

@@ -5,7 +5,8 @@ All but the copy go to the request topic, where callers write as well. A tombsto
 a newer schedule of the same id would end that one, by compaction if not by intake; the next time of
 what is cancelled at this very moment would bring it back. So before a batch is committed, whatever
 was written between what intake has stored and these records is looked at, in Kafka and uncommitted:
-nothing is ended, or goes on, that was written anew or cancelled.
+nothing is ended, or goes on, that was written anew or cancelled. Of a long backlog most is looked at
+before the transaction begins.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from blackbox.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.entry import Entry
 from blackbox.formats import Format
 from blackbox.outgoing import Outgoing, Refusal, deliveries
-from blackbox.plan import Batch
+from blackbox.plan import Batch, Bounds
 from blackbox.receipt import Places
 from blackbox.recurrence import asked_again, follows, marked
 from blackbox.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
 logger = logging.getLogger("blackbox.endings")
 
+MOST_INSIDE = 4000
+"""Records of others that are read inside a transaction: so many take well under a second of its time."""
+
 
 class Journal(Protocol):
     """The request topic, with what is not committed, or never will be."""
+
+    def request_bounds(self) -> Bounds: ...
 
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
 
@@ -82,6 +88,15 @@ class Endings:
         if self.history_topic is not None:
             for message in deliveries(self.shard, delivered):
                 yield message._replace(topic=self.history_topic)
+
+    def look_ahead(self, label: int) -> None:
+        """Read a long backlog above `label` before a transaction begins, which would time out meanwhile.
+
+        Raises a Doubt when Kafka does not answer.
+        """
+        end = self.journal.request_bounds().end
+        if end - max(label, self._seen) > MOST_INSIDE:
+            self._look(label, end, set())
 
     def overtaken(
         self, label: int, ended: Mapping[int, Entry], written: Places

@@ -21,7 +21,7 @@ from blackbox.index.shared import Shared
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch, Carried, Cold, Labels
+from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
@@ -957,6 +957,9 @@ class Log:
     def __init__(self, *records: Record) -> None:
         self._records = records
 
+    def request_bounds(self) -> Bounds:
+        return Bounds(0, max((record.offset + 1 for record in self._records), default=0))
+
     def requests(self, start: int, end: int) -> Iterator[Batch]:
         yield Batch(start, end, [r for r in self._records if start <= r.offset < end])
 
@@ -979,6 +982,28 @@ def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
     assert f'"at":{NOW_MS + 60_000}'.encode() in (again.value or b"")
     [receipt] = writer.receipts
     assert list(receipt.delivered) == ["orders/0", "bills/0"]
+
+
+def test_a_long_backlog_is_read_before_the_transaction_begins(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    reads: list[tuple[int, int, bool]] = []
+
+    class Long(Log):
+        def request_bounds(self) -> Bounds:
+            return Bounds(0, 1_000_000)
+
+        def requests(self, start: int, end: int) -> Iterator[Batch]:
+            reads.append((start, end, "begin" in writer.calls))
+            return super().requests(start, end)
+
+    pend(RECURS)
+    writer._ends["TB/3"] = 1_000_010
+
+    make(endings=Endings(SHARD, COUNTDOWN, Long())).tick(NOW_MS)
+
+    assert reads == [(1, 1_000_000, False), (1_000_000, 1_000_011, True)]
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
 
 
 def test_also_when_it_became_a_dead_letter(make: Make, pend: Pend, writer: FakeWriter) -> None:

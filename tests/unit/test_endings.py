@@ -10,7 +10,7 @@ import pytest
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.formats import make_format
-from blackbox.plan import Batch
+from blackbox.plan import Batch, Bounds
 from blackbox.receipt import Places
 from blackbox.request import Headers, Reason, Record, Request, Shard, request_id
 
@@ -27,6 +27,9 @@ class Log:
 
     def __init__(self, *records: tuple[bytes, bytes | None, Headers]) -> None:
         self._records = [Record(o, 1000, *record) for o, record in enumerate(records)]
+
+    def request_bounds(self) -> Bounds:
+        return Bounds(0, max((record.offset + 1 for record in self._records), default=0))
 
     def requests(self, start: int, end: int) -> Iterator[Batch]:
         yield Batch(start, end, self._records[start:end])
