@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from blackbox.doubt import Doubt, IndexFull, Refused
+from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
@@ -145,7 +145,7 @@ class Dispatch:
             written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
-            failed = self.writer.flush()
+            failed = self.writer.flush(lambda: self._hopeless(ready, dead, places))
             self._check_endings(ready | dead, written)
         except Refused as refused:
             self._defer(self.sorting.put_off(ready | dead, refused.suspects, now_ms), did, now_ms)
@@ -226,6 +226,18 @@ class Dispatch:
                     suspects[message.offset] = refusal
         self._take_back(suspects)
         return written
+
+    def _hopeless(
+        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], places: Places
+    ) -> dict[int, Refusal]:
+        """What is not with the brokers yet because its target can take nothing any more."""
+        arrived = {offset for pairs in places.values() for offset, _ in pairs}
+        waiting = {o: e.target for o, e in ready.items() if o not in arrived and o not in dead}
+        try:
+            refusals = self.sorting.targets.unavailable(set(waiting.values()), anew=True)
+        except JournalLost:
+            return {}
+        return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
     def _look_ahead(self, batch: Sorted) -> None:
         endings = self.sorting.endings

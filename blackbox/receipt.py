@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import orjson
@@ -71,12 +73,8 @@ class Receipt:
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""
-        for places in self.delivered.values():
-            for offset, _ in places:
-                yield offset
-        yield from self.dead
-        yield from self.expired
-        yield from self.invalid
+        delivered = map(itemgetter(0), chain.from_iterable(self.delivered.values()))
+        return chain(delivered, self.dead, self.expired, self.invalid)
 
     def without(self, void: set[int]) -> Receipt:
         """The same receipt, silent about the requests in `void`."""

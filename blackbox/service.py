@@ -50,6 +50,7 @@ class Service:
         self._membership = Membership(
             self._kafka,
             list(settings.topics),
+            settings.instance_id,
             gained=lambda shard: self._owners.gain(shard),
             lost=lambda shards: self._owners.lose(shards),
         )

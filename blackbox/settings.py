@@ -174,6 +174,11 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="consumer group; prefix of transactional ids",
     )
+    instance_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{0,200}$",
+        description="name of this process in the group, the same after a restart: it gets its shards back at once",
+    )
     engine: Literal["spark", "process"] = Field(
         "spark", description="who runs the verbs: spark, or process for small deployments"
     )

@@ -142,6 +142,7 @@ class FakeWriter:
     refused, refuses -- by topic, by record: why the client refuses it at once
     failing, fails   -- by topic, by record: what the brokers answer: `flush` raises or returns it
     before           -- step name -> what is raised instead of doing the step
+    meanwhile        -- what happens while `flush` waits for brokers that do not answer
     """
 
     journal: FakeJournal
@@ -154,6 +155,7 @@ class FakeWriter:
     fails: Callable[[Outgoing], Refusal | None] = lambda _: None
     exactly_once: bool = True
     before: dict[str, Exception] = field(default_factory=dict)
+    meanwhile: Callable[[], None] | None = None
     _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
     _ends: dict[str, int] = field(default_factory=dict)
 
@@ -171,8 +173,13 @@ class FakeWriter:
             self._queued.append((outgoing, places))
         return refusal
 
-    def flush(self) -> Mapping[int, Refusal]:
+    def flush(self, hopeless: Callable[[], dict[int, Refusal]] = dict) -> Mapping[int, Refusal]:
         self._step("flush")
+        if self.meanwhile is not None:
+            self.meanwhile()
+            if suspects := hopeless():
+                self.abort()
+                raise Refused(suspects)
         answers = {o.offset: self.failing.get(o.topic) or self.fails(o) for o, _ in self._queued}
         failed = {offset: refusal for offset, refusal in answers.items() if refusal is not None}
         if failed and self.exactly_once:
@@ -214,7 +221,7 @@ class FakeTargets:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     strict: dict[str, Limits] = field(default_factory=dict)
 
-    def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
+    def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
         return {topic: self.refusals[topic] for topic in topics if topic in self.refusals}
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:

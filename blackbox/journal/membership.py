@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -16,6 +17,7 @@ from blackbox.request import Shard
 
 POLL_S = 0.05
 CONFIRM_S = 5.0
+LEAVE_S = 2.0
 PATIENCE_S = 20.0
 """The group has given its shards to others by then."""
 
@@ -36,12 +38,16 @@ class Membership:
     Only its own thread touches the consumer: the client makes calls from other threads wait, with
     no fairness, for as long as somebody polls.
 
+    Under an `instance_id` (group.instance.id) that its predecessor had, it gets that one's shards at once,
+    also when the group has not noticed yet that the other was killed.
+
     `gained` and `lost` are called from the membership's own thread; `lost` returns when the
     shard is given up, and only then does the group give it to another member.
     """
 
     access: KafkaAccess
     topics: list[str]
+    instance_id: str | None = None
     _: KW_ONLY
     gained: Callable[[Shard], None]
     lost: Callable[[Sequence[Shard]], None]
@@ -99,18 +105,28 @@ class Membership:
         """Leave the group, after giving up every shard."""
         self._stopping.set()
         self._thread.join()
+        self._leave()
         self._consumer.close()
+
+    def _leave(self) -> None:
+        """A consumer with an instance id leaves when it unsubscribes, but not when it is closed."""
+        with suppress(KafkaException):
+            self._consumer.unsubscribe()
+            deadline = time.monotonic() + LEAVE_S
+            while self._consumer.memberid() and time.monotonic() < deadline:
+                self._consumer.poll(POLL_S)
 
     def _open(self) -> None:
         self._consumer, self._sight = self.access.watched_consumer(
             PATIENCE_S,
             **{
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": 10_000,
+                "session.timeout.ms": 6_000,  # the least that brokers allow unless told otherwise
                 "heartbeat.interval.ms": 1_000,
                 "queued.min.messages": 1,
                 "on_commit": self._committed,
-            },
+            }
+            | ({"group.instance.id": self.instance_id} if self.instance_id else {}),
         )
 
     def _join(self) -> None:
@@ -128,11 +144,25 @@ class Membership:
         self._open()
         self._join()
 
+    def _join_without_a_name(self) -> None:
+        """Were it to insist on it, the two would throw each other out for ever."""
+        logger.error(
+            "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; going on "
+            "without one: give every process its own", self.access.group_id, self.instance_id,
+        )  # fmt: skip
+        self.instance_id = None
+        self._joined.clear()
+        self._consumer.close()
+        self._open()
+        self._join()
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._take_part()
             except KafkaException as error:
+                if is_replaced(error.args[0]) and self.instance_id:
+                    self._join_without_a_name()
                 logger.warning("membership: %s; trying again", error)
             except Exception:
                 logger.exception("membership: unexpected; trying again")
@@ -148,6 +178,8 @@ class Membership:
             self._new.pop()
         failure = message.error() if message is not None else None
         if failure is not None:
+            if is_replaced(failure):
+                raise KafkaException(failure)
             is_topics = failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
             topics, group = ", ".join(self.topics), self.access.group_id
             right = f"topic {topics}" if is_topics else f"group {group}"
@@ -197,6 +229,11 @@ class Membership:
                 if question is not None:
                     question.refusal = error or at.error
                     question.answered.set()
+
+
+def is_replaced(error: KafkaError) -> bool:
+    """Whether another member has joined under this one's instance id; its client is of no use any more."""
+    return error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
 
 def _shards(partitions: Sequence[TopicPartition]) -> list[Shard]:

@@ -45,11 +45,14 @@ class Targets:
         self._refusals = Remembered(self._ask_availability)
         self._limits = Remembered(self._ask_limits)
 
-    def unavailable(self, topics: Iterable[str]) -> dict[str, Refusal]:
+    def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
         """Those of the topics that cannot take messages now, with (reason word, detail).
 
+        What was told a moment ago holds, unless they are to be asked for `anew`.
         Raises JournalLost when the brokers do not answer.
         """
+        if anew:
+            self._refusals.forget(topics)
         try:
             return self._refusals.of(topics)
         except JournalLost:
@@ -130,6 +133,11 @@ class Remembered(Generic[Known]):
             finally:
                 self._asking.release()
         return {topic: told for topic, told in found.items() if told is not None}
+
+    def forget(self, topics: Iterable[str]) -> None:
+        gone = set(topics)
+        with self._asking:
+            self._known = {topic: told for topic, told in self._known.items() if topic not in gone}
 
     def _told_of(self, wanted: set[str]) -> dict[str, Known | None]:
         known = self._known

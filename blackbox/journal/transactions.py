@@ -60,10 +60,10 @@ class Transactions:
                 self.commit(needs)  # says why
             raise
 
-    def flush(self) -> int:
-        """Wait until every record is with the brokers, 20 s at most; returns how many are not."""
+    def flush(self, within_s: float | None = None) -> int:
+        """Wait until every record is with the brokers, 20 s unless told; returns how many are not."""
         try:
-            return self.producer.flush(SETTLE_S)
+            return self.producer.flush(SETTLE_S if within_s is None else within_s)
         except (KafkaException, SystemError) as error:
             raise self._explained(error, "cannot flush") from None
 

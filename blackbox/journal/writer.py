@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -63,6 +65,7 @@ def reason_of(error: KafkaError) -> Reason | None:
 _RECEIPT = -1
 """In the place of a request's offset, the receipt itself."""
 
+LOOK_S = 1.0
 IN_FLIGHT = 5
 """The most that idempotence allows; every delivery report is looked at for its offset."""
 
@@ -114,12 +117,17 @@ class Writer:
             return REASONS[cause.code()], f"{topic}: {cause.str()}"
         return None
 
-    def flush(self) -> dict[int, Refusal]:
+    def flush(self, hopeless: Callable[[], dict[int, Refusal]] = dict) -> dict[int, Refusal]:
         """Wait until every record is with the brokers; returns those that they refused.
 
-        With `exactly_once` a refusal aborts the transaction and raises Refused instead.
+        With `exactly_once` a refusal aborts the transaction and raises Refused instead. So does what is
+        `hopeless`: that is asked for every second, as the client itself gives a record up after 15 s only.
         """
-        left = self._transactions.flush()
+        deadline = time.monotonic() + SETTLE_S
+        while (left := self._transactions.flush(LOOK_S)) and time.monotonic() < deadline:
+            if self._exactly_once and (given_up := hopeless()):
+                self._transactions.abort()
+                raise Refused(given_up)
         if left:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
         self._check_places()

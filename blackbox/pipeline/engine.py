@@ -80,6 +80,7 @@ class SparkEngine:
         self._membership = Membership(
             self._kafka.in_group(group),
             list(settings.topics),
+            settings.instance_id,
             gained=self._gained,
             lost=self._lost,
         )

@@ -81,9 +81,9 @@ class Producer(FakeWriter):
         self._fail_at("begin")
         super().begin()
 
-    def flush(self) -> Any:
+    def flush(self, hopeless: Any = dict) -> Any:
         self._fail_at("flush")
-        return super().flush()
+        return super().flush(hopeless)
 
     def commit(self, receipt: Receipt) -> int:
         self._fail_at("commit")

@@ -30,11 +30,12 @@ CHART = ROOT / "helm" / "blackbox"
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
-ONLY_SECRET = {"api_token", "api_read_token"}
+NO_VALUES = {"api_token", "api_read_token", "instance_id"}
+"""Secrets, and what every pod has of its own."""
 SETTINGS: dict[str, dict[str, Any]] = {
     name: rules
     for name, rules in Settings.model_json_schema()["properties"].items()
-    if name not in ONLY_SECRET
+    if name not in NO_VALUES
 }
 REQUIRED = CHART / "ci" / "required-values.yaml"
 EVERY_OPTION = CHART / "ci" / "every-option-values.yaml"
@@ -214,7 +215,10 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
     documents = render(helm, "--values", EVERY_OPTION)
     pod = pod_of(documents)
     [container] = pod["containers"]
-    found = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    by_reference = {one["name"]: one["valueFrom"] for one in container["env"]}
+    own = by_reference.pop("BLACKBOX_INSTANCE_ID")
+    assert own == {"fieldRef": {"fieldPath": "metadata.name"}}
+    found = {name: source["secretKeyRef"] for name, source in by_reference.items()}
     assert found == {
         "BLACKBOX_REDIS_URL": {"name": "blackbox-redis", "key": "url"},
         "BLACKBOX_API_TOKEN": {"name": "blackbox-api", "key": "operate"},

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import pytest
 
-from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, until
+from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 
 TAKEOVERS = int(os.environ.get("BLACKBOX_TEST_TAKEOVERS", "3"))
 MOST_MS = (SESSION_S + 2) * 1000
+PATIENCE_S = 60
 ON_ITS_WAY_MS = 50
 """What the killed owner had sent may still be stored by the broker this long after."""
 
@@ -79,3 +81,57 @@ def first_ms(world: World, kill: Kill) -> int:
 def partition_of(source: str | bytes | None) -> int:
     assert isinstance(source, bytes)
     return int(source.decode().rpartition("/")[2].partition("@")[0])
+
+
+@pytest.fixture
+def patient(world: World) -> Callable[..., ServiceProcess]:
+    """Starts services whose group waits a minute for a member that says nothing."""
+    config = world.folder / "patient.properties"
+    config.write_text(f"session.timeout.ms={PATIENCE_S * 1000}\nheartbeat.interval.ms=300\n")
+    return partial(world.start_service, kafka_config=config)
+
+
+@both_engines
+def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_for_the_group(
+    world: World, patient: Callable[..., ServiceProcess]
+) -> None:
+    victim = patient(instance_id="one").wait_ready()
+    world.ask(2000, within_s=10)
+    until("it delivers", partial(delivers, victim))
+    victim.kill()
+
+    patient(instance_id="one").wait_ready()
+    verdict = world.wait_delivered(timeout_s=120)
+
+    assert verdict.is_exact, verdict
+    print(f"killed and started again: late by {verdict.late_ms[-1]} ms at most")
+    assert verdict.late_ms[-1] < PATIENCE_S * 1000 / 2, verdict.late_ms[-10:]
+
+
+def test_an_owner_with_a_name_that_stops_leaves_the_group(
+    world: World, patient: Callable[..., ServiceProcess]
+) -> None:
+    first = patient(instance_id="one").wait_ready()
+    second = patient(instance_id="two").wait_ready()
+    until("both own shards", partial(each_owns_some, first, second))
+    began = time.monotonic()
+
+    assert first.stop(timeout_s=5) == 0
+    until("the other owns all", partial(owns_all, second))
+
+    assert time.monotonic() - began < PATIENCE_S / 2
+
+
+def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
+    world: World, patient: Callable[..., ServiceProcess]
+) -> None:
+    first = patient(instance_id="one").wait_ready()
+    second = patient(instance_id="one").wait_ready()
+    until("both own shards", partial(each_owns_some, first, second))
+    world.ask(1000, within_s=2)
+
+    verdict = world.wait_delivered()
+
+    assert verdict.is_exact, verdict
+    assert "BLACKBOX_INSTANCE_ID=one; going on without one" in first.log.read_text()
+    assert "going on without one" not in second.log.read_text()

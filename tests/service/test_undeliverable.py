@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.world import World, both_engines, both_engines_at_length, read_all, until
 
@@ -111,6 +111,28 @@ def test_a_target_created_meanwhile_gets_its_message(world: World) -> None:
     found = until("the message", lambda: read_all(world.kafka.bootstrap_servers, late))
     assert [m.value() for m in found] == [b"patience"]
     assert reasons(world) == {}
+
+
+@both_engines
+def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_seconds_at_most(
+    world: World,
+) -> None:
+    brokers, doomed = world.kafka.bootstrap_servers, f"{world.name}.doomed"
+    world.create(NewTopic(doomed, 1))
+    world.start_service().wait_ready()
+    for number in range(4000):
+        asked = {"topic": doomed, "message": "x", "countdown": number / 400}
+        world.send_raw(json.dumps(asked), partition=0)
+    world.ask(2000, within_s=10, partition=0)
+    until("some came out", lambda: len(read_all(brokers, doomed)) >= 100)
+
+    [deleted] = AdminClient({"bootstrap.servers": brokers}).delete_topics([doomed]).values()
+    deleted.result()
+    verdict = world.wait_delivered()
+
+    assert verdict.is_exact, verdict
+    print(f"beside a target that was deleted: late by {verdict.late_ms[-1]} ms at most")
+    assert verdict.late_ms[-1] < 7000, verdict.late_ms[-10:]
 
 
 def test_an_expired_request_is_a_dead_letter(world: World) -> None:

@@ -948,6 +948,38 @@ def test_what_a_full_redis_does_not_put_off_is_tried_again_at_the_next_look(
     assert did.retried == 0
 
 
+def test_a_target_that_goes_while_its_messages_are_on_their_way_holds_up_no_other(
+    make: Make, pend: Pend, targets: FakeTargets, writer: FakeWriter, client: Any
+) -> None:
+    pend(to("orders"), to("gone"))
+    writer.meanwhile = lambda: targets.refusals.update(gone=UNKNOWN)
+
+    with pytest.raises(Refused):
+        make().tick(NOW_MS)
+
+    assert writer.calls[-2:] == ["flush", "abort"]
+    assert held(client).due == [(NOW_MS, 0), (NOW_MS + 1000, 1)]
+
+
+def test_brokers_that_do_not_say_whether_a_target_is_there_are_waited_for(
+    make: Make, pend: Pend, targets: FakeTargets, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    pend(to("orders"))
+    dispatch = make()
+
+    def silent(topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
+        if anew:
+            raise JournalLost("no answer")
+        return {}
+
+    monkeypatch.setattr(targets, "unavailable", silent)
+    writer.meanwhile = lambda: None
+
+    dispatch.tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders"]
+
+
 # what follows the end of a request
 
 

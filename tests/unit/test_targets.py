@@ -28,6 +28,14 @@ def test_what_still_holds_is_not_asked_again() -> None:
     assert asked == [["orders"], ["gone"]]
 
 
+def test_what_is_forgotten_is_asked_again() -> None:
+    answers = iter([None, "gone"])
+    remembered = Remembered(lambda topics: [(topic, 60.0, next(answers)) for topic in topics])
+    assert remembered.of(["orders"]) == {}
+    remembered.forget(["orders"])
+    assert remembered.of(["orders"]) == {"orders": "gone"}
+
+
 def test_while_one_thread_asks_the_others_go_by_what_was_told_before() -> None:
     answers = iter(["before", "after"])
     is_asking, may_answer = Event(), Event()
