@@ -126,7 +126,8 @@ def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_second
     world.ask(2000, within_s=10, partition=0)
     until("some came out", lambda: len(read_all(brokers, doomed)) >= 100)
 
-    [deleted] = AdminClient({"bootstrap.servers": brokers}).delete_topics([doomed]).values()
+    admin = AdminClient({"bootstrap.servers": brokers})
+    [deleted] = admin.delete_topics([doomed]).values()
     deleted.result()
     verdict = world.wait_delivered()
 
