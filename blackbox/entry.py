@@ -18,7 +18,8 @@ class Entry(NamedTuple):
 
     `reason` is set on a request that was invalid when it was read: `key`, `message` and `headers`
     are then the record's own. `attempts` counts deliveries put off because the target could not
-    take the message, `waits` those in a row because it was out of reach or paused; `alone` asks for a transaction of its own after the broker refused a batch.
+    take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
+    in either case. `alone` asks for a transaction of its own after the broker refused a batch.
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
     """
 

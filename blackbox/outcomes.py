@@ -23,13 +23,13 @@ class Outcomes:
         self.unknown_ms = unknown_ms
 
     def add(self, receipt: Receipt) -> None:
-        if receipt.cut:
-            self._forget_from(receipt.cut[0])
         self.count += self.ended.add(receipt.removals())
         self.ignored += receipt.ignored
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
+        if receipt.cut:  # last: it speaks itself of the requests that were there before
+            self._forget_from(receipt.cut[0])
 
     def _forget_from(self, first: int) -> None:
         """The log had lost its end, and others are there now."""

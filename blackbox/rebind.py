@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count as count_on
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tenacity import (
     Retrying,
@@ -133,7 +133,6 @@ class _Run:
     def decide(self) -> list[_Decision]:
         """For each partition that there is, and each that has an index from when there were more."""
         decisions: list[_Decision] = []
-        before = 0
         for partition in count_on():
             shard = Shard(self._topic, partition)
             index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
@@ -144,10 +143,7 @@ class _Run:
             decision = patiently(self._decide, index, kept)
             if partition < self._count or decision.labels is not None or decision.is_stale:
                 decisions.append(decision)
-            if kept is not None and (decision.is_begun or decision.is_stale):
-                before = partition + 1
-        # Among another number of partitions the keys of new requests name other ones than before.
-        self._keeps_partitions = before in (0, self._count)
+        self._keeps_partitions = _keep_partitions(decisions, self._count)
         return decisions
 
     def _decide(self, index: ShardIndex, kept: Kept | None) -> _Decision:
@@ -179,13 +175,18 @@ class _Run:
         is_shorter = at.requests > requests.end or at.receipts > receipts.end
         lost = requests.end if is_shorter else _replaced(journal, kept.tail)
         noted = kept.rebinding
+        if noted is not None and noted.topic_id != self._ours.topic_id:
+            why = "an index that was to be bound to another topic"
+            return _Decision(index, why, is_stale=True)
         if noted is not None or lost is not None:
             cut = (
-                None if is_untold else _cut_since(journal, max(told, receipts.start), receipts.end)
+                _Cut()
+                if is_untold
+                else _cut_since(journal, max(told, receipts.start), receipts.end)
             )
-            first = min(end for end in (lost, noted and noted.first, cut) if end is not None)
+            first = min(at for at in (lost, noted and noted.first, cut.first) if at is not None)
             era = Era(kept.binding, first, is_cut=True, is_open=not is_untold, has_label=same)
-            if cut is not None and noted is None:
+            if cut.is_over:
                 why = "an index of before a journal became shorter"
                 era = replace(era, is_open=False, is_asked_before=True)
                 return _Decision(index, why, era=era, is_stale=True)
@@ -244,7 +245,7 @@ class _Run:
             else:
                 leftovers.drop()
         if decision.is_stale:
-            done.dropped += index.discard()
+            index.discard()  # what is in the journals comes back from there
         if labels is not None and decision.is_begun:
             self._begin_at(index, labels)
         elif labels is not None:
@@ -363,6 +364,30 @@ def _replaced(journal: ShardJournal, tail: Tail | None) -> int | None:
     return tail.offset if since is None else min(since, tail.offset)
 
 
-def _cut_since(journal: ShardJournal, since: int, end: int) -> int | None:
-    """From where on an earlier run has said that the log lost its end, if one did."""
-    return next((one.cut[0] for _, one in journal.receipts(since, end) if one.cut), None)
+def _keep_partitions(decisions: Sequence[_Decision], count: int) -> bool:
+    """Whether what is asked for again goes to its former partition.
+
+    Among another number of partitions than the former topic had, the keys of new requests name other ones than before.
+    """
+    eras = [(one.index.shard.partition, one.era) for one in decisions]
+    former = [partition for partition, era in eras if era is not None and not era.is_cut]
+    return not former or max(former) + 1 == count
+
+
+class _Cut(NamedTuple):
+    """From where on earlier runs have said that the log lost its end, if one did, and whether a shard was opened since."""
+
+    first: int | None = None
+    is_over: bool = False
+
+
+def _cut_since(journal: ShardJournal, since: int, end: int) -> _Cut:
+    """Nobody opens a shard before a run is done with its index: if one is open, Redis went back to before that."""
+    found = _Cut()
+    for _, receipt in journal.receipts(since, end):
+        if receipt.cut:
+            first = receipt.cut[0] if found.first is None else min(found.first, receipt.cut[0])
+            found = _Cut(first)
+        elif receipt.barrier and found.first is not None:
+            found = found._replace(is_over=True)
+    return found

@@ -49,8 +49,8 @@ class Receipt:
     topic_id   -- in a barrier, which incarnation of the request topic this and later receipts speak of
     group      -- in a barrier or with a mark, the consumer group whose receipts these are
     unknown_ms -- in a barrier: requests that were due before this may have had an outcome that no receipt tells
-    cut        -- in a barrier, one offset or none: earlier receipts speak of other requests from there on, as the
-                  log had lost its end
+    cut        -- one offset or none: from there on this and earlier receipts speak of other requests than those that
+                  are there now, as the log had lost its end
     """
 
     at_ms: int

@@ -219,6 +219,9 @@ class Sorting:
             count, later = entry.waits, entry._replace(waits=entry.waits + 1)
         else:
             count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
+            detail = f"{detail}; attempt {later.attempts} of {self.retries + 1}"
+        if entry.reason is None:
+            later = later._replace(detail=detail)
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
         batch.deferred[offset] = now_ms + wait_ms, later
 

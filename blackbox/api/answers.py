@@ -82,7 +82,9 @@ class RequestState(BaseModel):
     at_ms: int | None = Field(None, description="when it was delivered, or became a dead letter")
     place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
     reason: str | None = None
-    detail: str | None = None
+    detail: str | None = Field(
+        None, description="what is behind `reason`; without one, why the last try was put off"
+    )
     is_cold: bool | None = None
     carried: str | None = None
 

@@ -93,7 +93,9 @@ def _as_text(fate: Fate) -> str:
     if fate.carried is not None:
         lines.append(f"  carried   to {fate.carried}")
     if fate.attempts:
-        lines.append(f"  put off   {fate.attempts} times, next try {instant(fate.next_try_ms)}")
+        if fate.reason is None and fate.detail is not None:
+            lines.append(f"  waits     {fate.detail}")
+        lines.append(f"  next try  {instant(fate.next_try_ms)}")
     if fate.reason is not None:
         lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
     return "\n".join(map(printable, lines))

@@ -202,15 +202,13 @@ class ShardIndex:
             note = pack("HSET", self._keys.state, "rebind", orjson.dumps(tuple(rebinding)))
             self._exec_while_opening([note], even_if_full=True)
 
-    def discard(self) -> int:
-        """Empty an index: who opens it next begins it from the journals. How many requests it had."""
+    def discard(self) -> None:
+        """Empty an index: who opens it next begins it from the journals."""
         with self._lock:
-            count = int(self._session.ask("ZCOUNT", self._keys.due, "-inf", "(+inf"))
             self._drop_payloads()
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
             self._exec_while_opening([self._empty(callers)])
             self.labels = Labels(-1, -1)
-            return count
 
     def rebind(self, labels: Labels, binding: Binding, unknown_ms: int = 0) -> None:
         """Let a kept index belong to something else, at these labels.

@@ -125,6 +125,18 @@ def test_show_tells_of_a_pending_request_by_each_of_its_names(town: Town) -> Non
     assert fate in named
 
 
+def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
+    paused = town.world.targets[1]
+    assert town.run("pause", paused).code == 0
+    asked = town.run("send", "--topic", paused, "--message", "x", "--countdown", "0").out.strip()
+    until("it was tried", lambda: town.show(asked).get("attempts"))
+    lines = town.run("show", asked).lines
+    assert "  waits     the target is paused; blackbox resume TOPIC lets it go on" in lines
+    assert any(line.startswith("  next try  20") for line in lines)
+    assert town.run("resume", paused).code == 0
+    assert "detail" not in town.becomes(asked, "delivered")
+
+
 def test_an_instant_is_understood(town: Town) -> None:
     due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     asked = town.send("--message", "x", "--at", due.isoformat())

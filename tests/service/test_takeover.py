@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.service, pytest.mark.fault]
 
 TAKEOVERS = int(os.environ.get("BLACKBOX_TEST_TAKEOVERS", "3"))
 MOST_MS = (SESSION_S + 2) * 1000
-PATIENCE_S = 60
+PATIENCE_S = 120
 ON_ITS_WAY_MS = 50
 """What the killed owner had sent may still be stored by the broker this long after."""
 
@@ -60,7 +60,7 @@ def test_the_next_owner_delivers_within_the_session_timeout_and_two_seconds(worl
         kills.append(Kill(time.time_ns() // 1_000_000, owned(victim)))
         victim.kill()
         until("the other owns all", partial(owns_all, other))
-    verdict = world.wait_delivered(timeout_s=120)
+    verdict = world.wait_delivered(timeout_s=150)
     assert verdict.is_exact, verdict
     took_ms = sorted(first_ms(world, kill) - kill.at_ms for kill in kills)
     half, most = took_ms[len(took_ms) // 2], took_ms[-1]
@@ -85,7 +85,7 @@ def partition_of(source: str | bytes | None) -> int:
 
 @pytest.fixture
 def patient(world: World) -> Callable[..., ServiceProcess]:
-    """Starts services whose group waits a minute for a member that says nothing."""
+    """Starts services whose group waits two minutes for a member that says nothing."""
     config = world.folder / "patient.properties"
     config.write_text(f"session.timeout.ms={PATIENCE_S * 1000}\nheartbeat.interval.ms=300\n")
     return partial(world.start_service, kafka_config=config)
@@ -101,7 +101,7 @@ def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_
     victim.kill()
 
     patient(instance_id="one").wait_ready()
-    verdict = world.wait_delivered(timeout_s=120)
+    verdict = world.wait_delivered(timeout_s=150)
 
     assert verdict.is_exact, verdict
     print(f"killed and started again: late by {verdict.late_ms[-1]} ms at most")

@@ -493,9 +493,23 @@ def test_an_unreachable_target_is_never_given_up(
 
     assert writer.committed == []
     assert (stored_entry(client, 0).attempts, stored_entry(client, 0).waits) == (0, 20)
+    assert stored_entry(client, 0).detail == "no leader"
     targets.refusals["orders"] = UNKNOWN
     dispatch.tick(held(client).due[0][0])
     assert stored_entry(client, 0).attempts == 1
+    assert stored_entry(client, 0).detail == f"{UNKNOWN[1]}; attempt 1 of 3"
+
+
+def test_a_dead_letter_that_waits_keeps_the_reason_that_it_will_tell(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
+) -> None:
+    pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago"))
+    targets.refusals[LETTERS] = (Reason.UNREACHABLE, "no leader")
+
+    dispatch.tick(NOW_MS)
+
+    stored = stored_entry(client, 0)
+    assert (stored.waits, stored.detail) == (1, "due 9 ms ago")
 
 
 def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(

@@ -13,14 +13,14 @@ import pytest
 
 from blackbox import leftovers
 from blackbox import rebind as rebinding
-from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost
+from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
-from blackbox.leftovers import Rebound
+from blackbox.leftovers import Era, Rebound
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Binding, Bounds, Labels
-from blackbox.rebind import _Run
+from blackbox.rebind import _keep_partitions, _Run
 from blackbox.receipt import Mark, Receipt
 from blackbox.request import Cancel, Reason, Record, Shard
 from tests.contract.held import SHARD, entry, held, store
@@ -328,6 +328,109 @@ def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
     assert len(journal.request_records) == written
     left = [0, 1, 2, 3, 4, 5] if is_done else [0, 1, 2, 3, 4]
     assert held(client).offsets() == [one for one in left if not is_done or one != 3]
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "of-before"])
+def test_what_a_rebind_asked_for_again_is_pending_when_it_is_killed_before_its_last_barrier(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(5)))
+    make().open()
+    then = keep(client)
+    del journal.request_records[2:]
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    empty_index.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_say", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run(journal, "deliver").run(empty_index)
+    assert len(journal.request_records) == 5
+    if is_lost:
+        client.flushall()
+    else:
+        give_back(client, then)
+        done = Run(journal, "deliver").run(empty_index)
+        assert (done.before, done.again, done.letters) == (3, 0, 0)
+    make().open()
+
+    assert len(journal.request_records) == 5
+    assert held(client).offsets() == [0, 1, 2, 3, 4]
+
+
+def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked(*(request() for _ in range(5)))
+    make().open()
+    del journal.request_records[2:]
+    within: list[dict[bytes, bytes]] = []
+    say = Run._say
+
+    def kept_and_said(self: Run, *what: Any, **more: Any) -> Any:
+        within.append(keep(client))
+        return say(self, *what, **more)
+
+    empty_index.load()
+    monkeypatch.setattr(Run, "_say", kept_and_said)
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+    journal.append(delivered(3))
+
+    give_back(client, within[0])
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert len(journal.request_records) == 5
+    assert held(client).offsets() == [0, 1, 2, 4]
+
+
+def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where_the_index_was(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    asked(*(request() for _ in range(3)))
+    make().open()
+    journal.append(delivered(1))
+    make().open()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    theirs = OURS._replace(cluster_id="theirs", topic_id="their topic")
+    empty_index.load()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Run, "carry_out", killed)
+        Run(FakeJournal(contract=journal.contract), "deliver", theirs).run(empty_index)
+    with pytest.raises(ForeignIndex):
+        make().open()
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.dropped) == (0, 0)
+    assert len(journal.request_records) == 3
+    assert held(client).offsets() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("former", "is_cut", "keeps"), [(3, False, True), (1, False, False), (1, True, True)]
+)
+def test_requests_leave_their_partitions_only_if_a_topic_was_created_again_with_another_number(
+    former: int, is_cut: bool, keeps: bool
+) -> None:
+    def of(partition: int, era: Era | None) -> Any:
+        return SimpleNamespace(index=SimpleNamespace(shard=Shard("TB", partition)), era=era)
+
+    others = [of(partition, None) for partition in range(4) if partition != former]
+    decisions = [*others, of(former, Era(OURS, 0, is_cut=is_cut))]
+
+    assert _keep_partitions(decisions, 4) is keeps
 
 
 def too_large(outgoing: Outgoing) -> Any:

@@ -3,7 +3,7 @@
 import { Failure, call, pathOf } from "./api.js";
 import { confirmed, showFacts, tell } from "./dialogs.js";
 import { button, byId, cell, element, refill, row, say } from "./dom.js";
-import { STATES, away, between, counted, instant, moment } from "./words.js";
+import { STATES, away, between, instant, moment } from "./words.js";
 
 const PAGE = 10;
 const LABELS = ["due", "state", "to topic", "caller", "id", ""];
@@ -128,9 +128,9 @@ function state(request) {
 }
 
 /** What keeps a pending request; undefined before its time has come. */
-function waitsFor({ reason, attempts, next_try_ms }) {
+function waitsFor({ reason, detail, attempts, next_try_ms }) {
   if (reason) return `to become a dead letter: ${reason}`;
-  return attempts ? `put off, next try ${away(next_try_ms)}` : undefined;
+  return attempts ? `${detail}, next try ${away(next_try_ms)}` : undefined;
 }
 
 /** Everything that is known of a request. */
@@ -150,11 +150,10 @@ export async function details(id) {
     "to topic": request.target,
     due: request.due_ms === undefined ? undefined : `${instant(request.due_ms)}, ${away(request.due_ms)}`,
     "next try": request.attempts ? instant(request.next_try_ms) : undefined,
-    "put off": request.attempts ? counted(request.attempts, "time") : undefined,
     when: request.at_ms === undefined ? undefined : instant(request.at_ms),
     where: request.place && `${request.place.topic}/${request.place.partition}@${request.place.offset}`,
     reason: request.reason,
-    detail: request.detail,
+    [request.attempts && !request.reason ? "waits" : "detail"]: request.detail,
     "written at": request.source,
     "carried on as": request.carried,
     "cold tier": request.is_cold ? "yes: it waits in Kafka" : undefined,

@@ -59,18 +59,21 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
+        root = _root(error)
+        lines = [line.strip() for line in f"{error}\n{root}".splitlines()]
         ours = [match[1] for line in lines if (match := _OURS.search(line))]
-        raise LedgerError(ours[0] if ours else _cause(error)) from None
+        first = root.partition("\n")[0] or in_one_line(error)
+        raise LedgerError(ours[0] if ours else first) from None
 
 
-def _cause(error: Exception) -> str:
+def _root(error: Exception) -> str:
+    """What its first cause in Java says, which Spark's own text may leave out; "" if there is none."""
     if not isinstance(error, Py4JJavaError):
-        return in_one_line(error)
+        return ""
     cause = error.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()
-    return str(cause.toString()).partition("\n")[0]
+    return str(cause.toString())
 
 
 class Ledger:
