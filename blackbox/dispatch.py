@@ -233,6 +233,8 @@ class Dispatch:
         """What is not with the brokers yet because its target can take nothing any more."""
         arrived = {offset for pairs in places.values() for offset, _ in pairs}
         waiting = {o: e.target for o, e in ready.items() if o not in arrived and o not in dead}
+        if not waiting:
+            return {}
         try:
             refusals = self.sorting.targets.unavailable(set(waiting.values()), anew=True)
         except JournalLost:

@@ -321,6 +321,10 @@ class Fates:
         for at, receipt in settled(self._receipts(first, end)):
             if at >= last:
                 return None
+            if (
+                receipt.cut and receipt.cut[0] <= offset
+            ):  # it speaks of the request that was there before
+                continue
             told = replace(asked.fate, at_ms=receipt.at_ms)
             place = _place_in(receipt.delivered, offset)
             if place is not None:

@@ -52,7 +52,7 @@ class Targets:
         Raises JournalLost when the brokers do not answer.
         """
         if anew:
-            self._refusals.forget(topics)
+            self._refusals.expire(topics)
         try:
             return self._refusals.of(topics)
         except JournalLost:
@@ -134,10 +134,17 @@ class Remembered(Generic[Known]):
                 self._asking.release()
         return {topic: told for topic, told in found.items() if told is not None}
 
-    def forget(self, topics: Iterable[str]) -> None:
-        gone = set(topics)
-        with self._asking:
-            self._known = {topic: told for topic, told in self._known.items() if topic not in gone}
+    def expire(self, topics: Iterable[str]) -> None:
+        """What was told of these holds no longer than until somebody asks; who asks now is not waited for."""
+        over = set(topics)
+        if self._asking.acquire(blocking=False):
+            try:
+                self._known = {
+                    topic: (0.0 if topic in over else until_s, told)
+                    for topic, (until_s, told) in self._known.items()
+                }
+            finally:
+                self._asking.release()
 
     def _told_of(self, wanted: set[str]) -> dict[str, Known | None]:
         known = self._known

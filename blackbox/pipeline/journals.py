@@ -164,17 +164,29 @@ def read_outcomes(
 
 
 def settled(outcomes: DataFrame) -> DataFrame:
-    """Outcomes that came true: without those that a later receipt declared void."""
+    """Outcomes that came true, of requests that are there: none that a later receipt declared void, or of a lost end."""
     void = (
         outcomes.where(col("outcome") == lit("void"))
         .groupBy(PLACE)
         .agg(largest("receipt").alias("void_at"))
     )
-    told = outcomes.where(~col("outcome").isin("void", "gone"))
+    cuts = (
+        outcomes.where(col("outcome") == lit("cut"))
+        .groupBy(*(col(name).alias(f"cut_{name}") for name in PLACE))
+        .agg(largest("receipt").alias("cut_at"))
+    )
+    told = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
+    is_of_others = (
+        (col("topic") == col("cut_topic"))
+        & (col("partition") == col("cut_partition"))
+        & (col("offset") >= col("cut_offset"))
+        & (col("receipt") <= col("cut_at"))
+    )
     return (
         told.join(broadcast(void), PLACE, "left")
         .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
         .drop("void_at")
+        .join(broadcast(cuts), is_of_others, "left_anti")
     )
 
 

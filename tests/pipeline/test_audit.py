@@ -276,6 +276,12 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     torn.tell(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
     torn.index.settle({}, torn.tell(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
     torn.deliver(1)
+    # Where a log lost its end, receipts speak of the requests that were there before.
+    torn.ask(0)
+    lost = Receipt(now_ms(), delivered={f"{torn.target}/0": [(2, 902)]}, cut=[2])
+    torn.take_in()
+    torn.index.settle({}, torn.tell(lost) + 1)
+    torn.deliver(2)
     # Of what the journals do not keep nothing can be said: an outcome, an entry, a removal.
     for _ in range(4):
         cut.ask(0)
@@ -295,16 +301,16 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     verdict = json.loads(answer.stdout)
     assert (verdict["verdict"], verdict["exceptions"]) == ("clean", [])
     assert {state: count for state, count in verdict["states"].items() if count} == {
-        "pending": 7, "delivered": 3, "dead": 1, "replaced": 1, "cancelled": 2, "expired": 1,
+        "pending": 7, "delivered": 4, "dead": 1, "replaced": 1, "cancelled": 2, "expired": 1,
         "invalid": 2, "unknown": 1,
     }  # fmt: skip
     assert (verdict["cancels"], verdict["unknown"]) == (5, 4)
     assert verdict["callers"]["shop"] == {"pending": 1, "delivered": 1}
     assert verdict["callers"][""] == {"invalid": 2, "pending": 2}
     assert verdict["targets"]["no-such-topic"] == {"dead": 1}
-    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 18
+    assert sum(sum(states.values()) for states in verdict["hours"].values()) == 19
     assert "Every request is accounted for" in html.read_text()
-    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 18
+    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 19
     assert shelf.spark.read.parquet(f"{parquet}/exceptions").count() == 0
 
 

@@ -177,6 +177,7 @@ class Books:
             for word in ("dead", "expired", "invalid"):
                 found += [(*at, word, o, *letters.get(o, (-1, -1))) for o in told.get(word, [])]
             found += [(*at, "void", offset, -1, -1) for offset in told.get("void", [])]
+            found += [(*at, "cut", offset, -1, -1) for offset in told.get("cut", [])]
             if "gone" in told:
                 found.append((*at, "gone", told["gone"][0], -1, told["gone"][1]))
         return sorted(found)
@@ -279,7 +280,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     books.in_transaction(2, is_committed=False)
     first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
     books.tell(replace(first, letters={"dead/0": [(7, 3)]}))
-    books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10)))
+    books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
     books.tell(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
     done = books.extend(path, Limits(step=16))
@@ -287,7 +288,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     assert done.steps > 1
     assert {name: one.rows_added for name, one in done.tables.items()} == {
         "requests": len(books.requests_in_kafka()),
-        "outcomes": 7,
+        "outcomes": 8,
     }
     books.assert_equal(path)
     assert {file.day for file in done.manifest.of("requests")} >= {"1970-01-01", "2026-01-01"}

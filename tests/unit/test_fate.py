@@ -98,6 +98,16 @@ def test_an_outcome_before_the_due_time_is_void_also_by_a_receipt_from_after_it(
     assert town.fate(offset).state == "pending"
 
 
+def test_a_receipt_of_a_rebind_speaks_of_the_request_that_was_there_before() -> None:
+    town = Town()
+    offset = town.ask(60)
+    asked_again = {"TB/0": [(offset, offset)]}
+    town.journal.append(Receipt(BEGAN_MS, delivered=asked_again, cut=[offset]))
+    assert town.fate(offset).state == "pending"
+    town.deliver(offset, BEGAN_MS + HOUR_MS)
+    assert town.fate(offset).at_ms == BEGAN_MS + HOUR_MS
+
+
 def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
     town = Town()
     offset = town.ask(0)

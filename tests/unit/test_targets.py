@@ -28,12 +28,35 @@ def test_what_still_holds_is_not_asked_again() -> None:
     assert asked == [["orders"], ["gone"]]
 
 
-def test_what_is_forgotten_is_asked_again() -> None:
+def test_what_has_expired_is_asked_again() -> None:
     answers = iter([None, "gone"])
     remembered = Remembered(lambda topics: [(topic, 60.0, next(answers)) for topic in topics])
     assert remembered.of(["orders"]) == {}
-    remembered.forget(["orders"])
+    remembered.expire(["orders"])
     assert remembered.of(["orders"]) == {"orders": "gone"}
+
+
+def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
+    answers = iter(["before", "after"])
+    is_asking, may_answer = Event(), Event()
+
+    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
+        answer = next(answers)
+        if answer == "after":
+            is_asking.set()
+            assert may_answer.wait(PATIENCE_S)
+        yield from ((topic, 60.0, answer) for topic in topics)
+
+    remembered = Remembered(ask)
+    remembered.of(["orders"])
+    remembered.expire(["orders"])
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(remembered.of, ["orders"])
+        assert is_asking.wait(PATIENCE_S)
+        remembered.expire(["orders"])
+        assert remembered.of(["orders"]) == {"orders": "before"}
+        may_answer.set()
+        assert found.result(PATIENCE_S) == {"orders": "after"}
 
 
 def test_while_one_thread_asks_the_others_go_by_what_was_told_before() -> None:

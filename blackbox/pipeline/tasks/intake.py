@@ -17,7 +17,7 @@ import pyarrow as pa
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import admission, formats
-from blackbox.doubt import Doubt, IndexFull, IndexLost, JournalLost, LabelsMoved
+from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer
@@ -50,7 +50,8 @@ class Stored(NamedTuple):
     """What a task did for one shard; `problem` says why not all of its records are in the index.
 
     `label` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
-    `is_behind`: Kafka does not give them, or the index is not begun, which is no other shard's concern.
+    `is_behind`: Kafka does not give them, or the index is not begun or belongs to something else, which is
+    no other shard's concern.
     """
 
     shard: Shard
@@ -170,7 +171,7 @@ class _Intakes:
             return so_far._replace(
                 problem=str(reason),
                 is_full=isinstance(reason, IndexFull),
-                is_behind=isinstance(reason, JournalLost | LabelsMoved),
+                is_behind=isinstance(reason, Doubt) and not isinstance(reason, IndexLost),
             )
 
     def _store_in_order(

@@ -41,7 +41,8 @@ OUTCOMES = (
 )
 """`offset` of the request in `topic`/`partition`, told by the receipt at the offset `receipt`.
 
-`outcome` is delivered, dead, expired, invalid, void or gone (then `to_offset` is where that ends).
+`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or cut: from this
+offset on this and earlier receipts speak of other requests than those that are there now.
 """
 
 
@@ -152,6 +153,8 @@ def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]
     if receipt.gone:
         first, end = receipt.gone
         yield "gone", first, (None, None, end)
+    for offset in receipt.cut:
+        yield "cut", offset, nowhere
 
 
 def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:
