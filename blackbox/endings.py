@@ -110,8 +110,12 @@ class Endings:
         self._look(label, max(at, default=label - 1) + 1, at)
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
-            names = (offset,) if entry.caller_id is None else (offset, entry.caller_id)
-            newer = max(self._newest.get(name, -1) for name in names)
+            names = (
+                offset,
+                entry.origin,
+                entry.caller_id,
+            )  # a carried one is cancelled by its first id
+            newer = max(self._newest.get(name, -1) for name in names if name is not None)
             if newer >= label and newer > offset:
                 where = self.shard.source(newer)
                 detail = f"{where} asks for it anew or cancels it, and is to be read first"

@@ -291,8 +291,12 @@ def _outcome_unknown(
         is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
         is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
         if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
-            unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
-            unknown = unknown._replace(caller_id=change.caller_id)
+            if isinstance(asked, Request | Entry) and asked.recurs is not None:
+                # not the record: the next time is asked for from what it says
+                unknown = Entry(*asked)._replace(reason=letter.reason, detail=letter.detail)
+            else:
+                unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
+                unknown = unknown._replace(caller_id=change.caller_id)
             if isinstance(change, Carried | Replacement):
                 change = change._replace(asked=unknown)
             else:

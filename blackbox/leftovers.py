@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tenacity import (
     Retrying,
@@ -29,10 +30,10 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
 from blackbox.outgoing import Outgoing, Refusal, asked_once_more, dead_letters
-from blackbox.plan import Binding, Kept
+from blackbox.plan import Binding, Kept, Rebinding
 from blackbox.receipt import Places, Receipt, settled, topic_of
 from blackbox.recovery import settle
-from blackbox.request import OUTCOME_UNKNOWN, Reason, Record, Shard
+from blackbox.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
 from blackbox.sorting import as_record, is_record
 
 AT_ONCE = 1000
@@ -91,11 +92,25 @@ class Era:
     is_asked_before: bool = False
 
 
+class Newer(NamedTuple):
+    """Caller ids under which there are later records, and ids of requests that were cancelled since.
+
+    The ids of a topic that was created again repeat: where a new request had the id, its cancel ends no leftover.
+    """
+
+    caller_ids: set[str]
+    cancelled: set[str]
+
+    def ends(self, shard: Shard, offset: int, entry: Entry) -> bool:
+        id = request_id(shard, offset if entry.origin is None else entry.origin)
+        return entry.caller_id in self.caller_ids or id in self.cancelled
+
+
 @dataclass(eq=False, repr=False)
 class Leftovers:
     """Those of one shard. `partition` is where they are asked for again; -1: where their caller's id, as key, says.
 
-    `superseded` tells the caller ids under which there are newer records; `writer` makes one.
+    `newer` tells what callers have written since; `writer` makes one. `note` is what a run wrote into the index before.
     """
 
     index: ShardIndex
@@ -103,7 +118,8 @@ class Leftovers:
     era: Era
     done: Rebound
     writer: Callable[[], Writer]
-    superseded: Callable[[], set[str]]
+    newer: Callable[[], Newer]
+    note: Rebinding
     group: str
     partition: int
     topics: Topics
@@ -133,6 +149,7 @@ class Leftovers:
         if self.era.is_open:
             again(self._take_over)
         self._close()
+        check_note(self.index, self.note)
         while batch := self._some():
             self.done.dropped += len(batch)
             self._take_off(batch, self.index.labels.receipts)
@@ -163,16 +180,16 @@ class Leftovers:
     def _take_over(self) -> Writer:
         """Stop every earlier owner, and let what receipts say has ended leave the index."""
         self._close()
-        kept = self.index.load()
-        assert kept is not None
-        known, writer = kept.labels.receipts, self.writer()
-        self._open = writer
-        if not self._has_label and not self.era.is_open:
-            writer.open()
-            return writer
-        start, end = self.journal.receipt_bounds()
-        is_known = self._has_label and start <= known <= end
+        self._open = writer = self.writer()
+        start, end = (
+            self.journal.receipt_bounds() if self._has_label or self.era.is_open else (0, 0)
+        )
         writer.open()
+        kept = check_note(self.index, self.note)
+        if not self._has_label and not self.era.is_open:
+            return writer
+        known = kept.labels.receipts
+        is_known = self._has_label and start <= known <= end
         if self.era.is_open:
             barrier = Receipt(
                 Clock().earliest_ms(), read=kept.labels.requests, cut=self._cut,
@@ -220,9 +237,9 @@ class Leftovers:
 
     def _end(self, writer: Writer, batch: Mapping[int, Entry | None]) -> None:
         """One transaction: they are asked for again, or become dead letters, and a receipt says so."""
-        newer = self.superseded()
+        newer = self.newer()
         there = {o: e for o, e in batch.items() if e is not None}
-        left = {o: e for o, e in there.items() if e.caller_id is None or e.caller_id not in newer}
+        left = {o: e for o, e in there.items() if not newer.ends(self._shard, o, e)}
         letters = {o: why for o, entry in left.items() if (why := self._why_dead(o, entry))}
         self._check_letters(letters)
         asked: Places = {}
@@ -295,6 +312,20 @@ class Leftovers:
     def _take_off(self, batch: Mapping[int, Entry | None], label: int) -> None:
         removed = {o: None if entry is None else entry.caller_id for o, entry in batch.items()}
         self.index.settle(removed, label)
+
+
+def check_note(index: ShardIndex, note: Rebinding) -> Kept:
+    """What the index says of itself. Raises a Doubt when another run is done with it, or it was lost.
+
+    Whoever was frozen may wake up when all is over, and would take what is pending now for leftovers.
+    """
+    kept = index.load()
+    if kept is None or kept.rebinding != note:
+        raise Doubt(
+            f"{index.shard}: its index has changed while blackbox rebind worked on it: another one may be "
+            "done with it; run it again, which says what is left to do"
+        )
+    return kept
 
 
 def next_batch(index: ShardIndex, first: int, passed: set[int]) -> dict[int, Entry | None]:

@@ -30,12 +30,12 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.leftovers import Era, Leftovers, Rebound, again, next_batch
+from blackbox.leftovers import Era, Leftovers, Newer, Rebound, again, check_note, next_batch
 from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark, openers
 from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
 from blackbox.receipt import Mark, Receipt
 from blackbox.recovery import CLOCKS_APART_MS
-from blackbox.request import Shard
+from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
 
 LARGEST_BYTES = "1000000000"
@@ -128,7 +128,7 @@ class _Run:
         self._keeps_partitions = True
         self._format = formats(settings)[topic]
         self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
-        self._known_names: dict[int, set[str]] = {}
+        self._known_newer: dict[int, Newer] = {}
 
     def decide(self) -> list[_Decision]:
         """For each partition that there is, and each that has an index from when there were more."""
@@ -216,12 +216,15 @@ class _Run:
         return _Decision(index, NO_INDEX)
 
     def prepare(self, decisions: Sequence[_Decision]) -> None:
-        moving = [(one.index, one.era.first) for one in decisions if one.era is not None]
+        moving = [(one.index, one.era) for one in decisions if one.era is not None]
         if self._pending == "deliver" and self._contract != "countdown":
-            for index, first in moving:
-                self._check_format(index, first)
-        for index, first in moving:
-            index.prepare(Rebinding(self._ours.topic_id, first))
+            for index, era in moving:
+                self._check_format(index, era.first)
+        for index, era in moving:
+            index.prepare(self._note(era))
+
+    def _note(self, era: Era) -> Rebinding:
+        return Rebinding(self._ours.topic_id, era.first)
 
     def _check_format(self, index: ShardIndex, first: int) -> None:
         passed: set[int] = set()
@@ -247,13 +250,13 @@ class _Run:
         if decision.is_stale:
             index.discard()  # what is in the journals comes back from there
         if labels is not None and decision.is_begun:
-            self._begin_at(index, labels)
+            self._begin_at(index, labels, era)
         elif labels is not None:
             if self._has_receipts(index.shard.partition):
                 if era is not None and era.is_open:
                     labels = labels._replace(receipts=index.labels.receipts)
                 cut = [] if era is None else [era.first]
-                self._say(index.shard, labels, cut=cut, unknown_ms=decision.unknown_ms)
+                self._say(index, labels, era, cut=cut, unknown_ms=decision.unknown_ms)
             index.rebind(labels, self._ours, decision.unknown_ms)
         if self._has_receipts(index.shard.partition):
             self._take_over_receipts(index, done)
@@ -267,7 +270,8 @@ class _Run:
             era,
             done,
             writer=lambda: Writer(shard, self._large, exactly_once=self._exactly_once),
-            superseded=lambda: self._named_since(shard, era),
+            newer=lambda: self._newer_since(shard, era),
+            note=self._note(era),
             group=self._ours.group,
             partition=shard.partition if self._keeps_partitions else -1,
             topics=self._topics,
@@ -280,16 +284,16 @@ class _Run:
         if not patiently(foreign_group, journal, self._ours.group, since=0):
             return
         labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
-        self._say(index.shard, labels)
+        self._say(index, labels)
         if done.why in (FITS, NO_INDEX):
             done.why = "another group"
 
-    def _begin_at(self, index: ShardIndex, labels: Labels) -> None:
+    def _begin_at(self, index: ShardIndex, labels: Labels, era: Era | None) -> None:
         """Behind a barrier with a mark: earlier receipts tell of other requests under the ids of these, and go."""
         shard, mark = index.shard, Mark(*labels)
         is_said = self._has_receipts(shard.partition)
         if is_said:
-            labels, mark = self._say(shard, labels, is_begun=True)
+            labels, mark = self._say(index, labels, era, is_begun=True)
         if shard.partition < self._count:
             index.begin(labels, binding=self._ours, mark=mark)
         else:
@@ -302,8 +306,9 @@ class _Run:
 
     def _say(
         self,
-        shard: Shard,
+        index: ShardIndex,
         labels: Labels,
+        era: Era | None = None,
         *,
         cut: Sequence[int] = (),
         unknown_ms: int = 0,
@@ -314,40 +319,52 @@ class _Run:
             Clock().earliest_ms(), read=labels.requests, topic_id=self._ours.topic_id,
             group=self._ours.group, unknown_ms=unknown_ms, cut=cut,
         )  # fmt: skip
-        end, label = again(self._commit_barrier, shard, labels, barrier, is_begun)
+        end, label = again(self._commit_barrier, index, labels, era, barrier, is_begun)
         return labels._replace(receipts=label), Mark(labels.requests, end)
 
     def _commit_barrier(
-        self, shard: Shard, labels: Labels, barrier: Receipt, is_begun: bool
+        self, index: ShardIndex, labels: Labels, era: Era | None, barrier: Receipt, is_begun: bool
     ) -> tuple[int, int]:
         """Where the receipts ended before it, once no earlier owner could write any, and the label behind it."""
-        journal = self._journal(shard.partition)
+        shard, journal = index.shard, self._journal(index.shard.partition)
         checked = journal.receipt_bounds().end
         with closing(Writer(shard, self._access, exactly_once=self._exactly_once)) as writer:
             writer.open()
+            if era is not None:
+                check_note(index, self._note(era))
             end, since = journal.receipt_bounds().end, labels.receipts
             if is_begun:
                 barrier, since = replace(barrier, mark=Mark(labels.requests, end)), end
             label, _ = commit_barrier(shard, journal, writer, barrier, since, checked)
         return end, label
 
-    def _named_since(self, shard: Shard, era: Era) -> set[str]:
-        """The caller ids in what was written since, as far as that was there when all was decided.
+    def _newer_since(self, shard: Shard, era: Era) -> Newer:
+        """What callers have written since, as far as that was there when all was decided.
 
         Those requests and cancels come later than what is asked for again, and would be ended by it.
         """
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         first = era.first if era.is_cut else 0
-        return set[str]().union(*(self._names(place, first) for place in places))
+        found = [self._newer(place, first) for place in places]
+        return Newer(
+            set[str]().union(*(one.caller_ids for one in found)),
+            set[str]().union(*(one.cancelled for one in found)),
+        )
 
-    def _names(self, partition: int, first: int) -> set[str]:
-        if partition not in self._known_names:
-            names = self._known_names[partition] = set[str]()
+    def _newer(self, partition: int, first: int) -> Newer:
+        if partition not in self._known_newer:
+            newer = self._known_newer[partition] = Newer(set(), set())
             start, end = self._written_before[partition]
+            shard, requests = Shard(self._topic, partition), set[int]()
             for batch in self._journal(partition).requests(max(first, start), end):
                 changes = parse(self._format, batch, Clock().latest_ms(), None).changes
-                names.update(touched_by(changes).caller_ids)
-        return self._known_names[partition]
+                newer.caller_ids.update(touched_by(changes).caller_ids)
+                for offset, change in changes:
+                    if not isinstance(change, Cancel):
+                        requests.add(offset)
+                    elif change.id is not None and offset_in(shard, change.id) not in requests:
+                        newer.cancelled.add(change.id)
+        return self._known_newer[partition]
 
     def _journal(self, partition: int) -> ShardJournal:
         return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import fakeredis
@@ -30,6 +31,13 @@ def connections() -> Iterator[redis.ConnectionPool]:
 @pytest.fixture
 def client(connections: redis.ConnectionPool) -> Any:
     return redis.Redis(connection_pool=connections)
+
+
+@pytest.fixture
+def others_index(connections: redis.ConnectionPool) -> Iterator[ShardIndex]:
+    """The index as another owner holds it."""
+    with closing(ShardIndex(SHARD, connections, grace_s=GRACE_S)) as index:
+        yield index
 
 
 @pytest.fixture

@@ -143,6 +143,15 @@ def test_a_cancel_or_a_later_request_overtakes_the_next_time(
     assert recurring(log) == ([3] if is_overtaken else [])
 
 
+def test_a_cancel_by_the_first_id_overtakes_the_next_time_of_what_was_carried_on() -> None:
+    cancel: Headers = [("blackbox-cancel", request_id(SHARD, 1).encode())]
+    log = Log(*FILLER, (b"a", None, cancel), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
+    some = Endings(SHARD, COUNTDOWN, log)
+    carried = RECURS._replace(origin=1)
+
+    assert list(some.overtaken(4, {3: carried}, {"schedules/2": [(3, 6)]})) == [3]
+
+
 def test_what_lies_above_the_label_is_read_once() -> None:
     log = Log(*FILLER, (b"a", ASKED, []), (b"x", b"", []), (b"a", ASKED, FOLLOWS), (b"x", b"", []))
     reads: list[tuple[int, int]] = []

@@ -17,12 +17,12 @@ from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import ShardIndex
-from blackbox.leftovers import Era, Rebound
+from blackbox.leftovers import Era, Newer, Rebound
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Binding, Bounds, Labels
 from blackbox.rebind import _keep_partitions, _Run
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Cancel, Reason, Record, Shard
+from blackbox.request import Cancel, Reason, Record, Shard, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -87,7 +87,7 @@ class Run(_Run):
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
         self._format: Any = journal.contract
         self._written_before = {SHARD.partition: journal.request_bounds()}
-        self._known_names: dict[int, set[str]] = {}
+        self._known_newer: dict[int, Newer] = {}
 
     def _journal(self, partition: int) -> Any:
         return self._fake
@@ -221,6 +221,49 @@ def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_co
 
     assert (done.again, done.superseded) == (1, 2)
     assert held(client).offsets() == [0, 2]
+
+
+def test_what_was_cancelled_by_its_id_since_a_topic_was_created_again_is_not_asked_for_again(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 8, {5: entry(), 6: entry(), 0: entry()})
+    asked(
+        request(),
+        Cancel(None, request_id(SHARD, 5)),
+        Cancel(None, request_id(SHARD, 0)),  # of the new request of that id
+    )
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.superseded) == (2, 1)
+    assert held(client).offsets() == [3, 4]
+
+
+def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+    journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    commit, done = AskingWriter.commit, list[Rebound]()
+
+    def frozen(self: AskingWriter, receipt: Receipt) -> int:
+        if receipt.delivered and not done:
+            done.append(Rebound(SHARD, "under way"))
+            done.append(Run(journal, "deliver").run(others_index))
+            make().open()
+            raise Fenced("another run has opened the shard")
+        return commit(self, receipt)
+
+    monkeypatch.setattr(AskingWriter, "commit", frozen)
+    with pytest.raises(Doubt, match="another one may be done with it"):
+        Run(journal, "deliver").run(empty_index)
+
+    assert done[1].again == 3
+    assert len(journal.request_records) == 3
+    assert held(client).offsets() == [0, 1, 2]
 
 
 def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
 
 from blackbox import entry as entries
 from blackbox.cancel import REPLACES
@@ -24,7 +21,7 @@ from blackbox.plan import Batch, Binding, Labels
 from blackbox.receipt import Mark, Receipt
 from blackbox.recovery import CLOCKS_APART_MS, Recovery
 from blackbox.request import Cancel, Headers, Reason, request_id
-from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
+from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
@@ -55,13 +52,6 @@ def reasons(client: Any) -> dict[int, str | None]:
     """Why a pending request becomes a dead letter, if it does."""
     found = held(client)
     return {o: entries.decode(found.payloads[o]).reason for o in sorted(found.offsets())}
-
-
-@pytest.fixture
-def others_index(connections: redis.ConnectionPool) -> Iterator[ShardIndex]:
-    """The index as another owner holds it."""
-    with closing(ShardIndex(SHARD, connections, grace_s=GRACE_S)) as index:
-        yield index
 
 
 # the low-water mark
@@ -239,6 +229,21 @@ def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_let
     letter = entries.decode(held(client).payloads[0])
     assert (letter.message, "replay it if it was not" in (letter.detail or "")) == (b"{}", True)
     assert "receipts begin at 2, and no low-water mark is known" in caplog.text
+
+
+def test_what_recurs_and_whose_outcome_is_unknown_can_still_ask_for_its_next_time(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request("a", BEFORE_MS)._replace(recurs="every 60000"))
+    journal.receipt_records += [None, None]
+    journal.append(delivered(3, at_ms=RECEIPT_MS))
+    journal.first_receipt = 2
+
+    recovery.open()
+
+    assert reasons(client) == {0: "outcome-unknown"}
+    letter = entries.decode(held(client).payloads[0])
+    assert (letter.target, letter.message, letter.recurs) == ("orders", b"hi", "every 60000")
 
 
 def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
