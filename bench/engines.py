@@ -31,6 +31,8 @@ from blackbox.embedded.ports import free_port
 ENGINES = ("spark", "process")
 TARGET_PARTITIONS = 4
 WARM_UP = 20_000
+PATIENCE_S = 120
+"""To empty a Redis of millions takes some seconds."""
 SHORTEST_S, LONGEST_S = 2.0, 6.0
 """Countdowns of the lateness runs. Shorter ones than intake takes are late by what it takes."""
 
@@ -60,7 +62,7 @@ class Field:
 
     def __init__(self, stack: EmbeddedStack, engine: str, partitions: int, folder: Path) -> None:
         self._bootstrap: dict[str, Any] = {"bootstrap.servers": stack.bootstrap_servers}
-        self._redis = redis.Redis.from_url(stack.redis_url)
+        self._redis = redis.Redis.from_url(stack.redis_url, socket_timeout=PATIENCE_S)
         self._redis.flushall()
         self.name = f"{engine}{uuid.uuid4().hex[:6]}"
         self.requests, self.target = f"{self.name}.TB", f"{self.name}.out"

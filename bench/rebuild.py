@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from bench.engines import ALIKE_AT_ONCE, ENGINES, WARM_UP, Field, wait
+from bench.engines import ALIKE_AT_ONCE, ENGINES, PATIENCE_S, WARM_UP, Field, wait
 from bench.report import Progress, markdown, say
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
@@ -239,7 +239,7 @@ def main(
     )  # fmt: skip
     rows: list[list[str]] = []
     with EmbeddedStack() as stack:
-        client = redis.Redis.from_url(stack.redis_url)
+        client = redis.Redis.from_url(stack.redis_url, socket_timeout=PATIENCE_S)
         for count in (int(float(one)) for one in ended.split(",")):
             field = Field(stack, engines.split(",")[0], partitions, stack.folder)
             field.environment["BLACKBOX_TRIM_INTERVAL_S"] = str(NEVER_TRIM_S)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import redis
 import typer
 
-from bench.engines import ENGINES, Field, cpu_s, lateness_ms, wait
+from bench.engines import ENGINES, PATIENCE_S, Field, cpu_s, lateness_ms, wait
 from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say
@@ -83,7 +83,7 @@ class Ground(Field):
 
     def __init__(self, stack: EmbeddedStack, partitions: int) -> None:
         super().__init__(stack, "walk", partitions, stack.folder)
-        self.client: Any = redis.Redis.from_url(stack.redis_url)
+        self.client: Any = redis.Redis.from_url(stack.redis_url, socket_timeout=PATIENCE_S)
         self.far = 0
         self._written = [0] * partitions
         self.environment["BLACKBOX_HOT_HORIZON_S"] = "0"

@@ -418,7 +418,13 @@ BUGS = (
     Bug(
         "cut-not-heard",
         "receipts of requests that a log lost end those that take their places",
-        (Change("outcomes.py", "        if receipt.cut:\n", "        if False:\n"),),
+        (
+            Change(
+                "outcomes.py",
+                "            self._forget_from(receipt.cut[0])\n",
+                "            pass\n",
+            ),
+        ),
         (),
         (),
     ),
@@ -461,8 +467,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "again(self._commit_barrier, shard, labels, barrier, is_begun)",
-                "self._commit_barrier(shard, labels, barrier, is_begun)",
+                "again(self._commit_barrier, index, labels, era, barrier, is_begun)",
+                "self._commit_barrier(index, labels, era, barrier, is_begun)",
             ),
         ),
         (),
@@ -534,7 +540,7 @@ BUGS = (
     Bug(
         "newer-record-ended",
         "a rebind asks again for what its caller has replaced or cancelled since",
-        (Change("rebind.py", "names.update(touched_by(changes).caller_ids)", "pass"),),
+        (Change("rebind.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"),),
         (),
         (),
     ),
@@ -583,8 +589,95 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "            if cut is not None and noted is None:\n",
+                "            if cut.is_over:\n",
                 "            if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "cut-heard-first",
+        "what a rebind asked for again, where a log lost its end, ends the requests in the places of the lost ones",
+        (
+            Change(
+                "outcomes.py",
+                "        self.count += self.ended.add(receipt.removals())\n",
+                "        if receipt.cut:\n"
+                "            self._forget_from(receipt.cut[0])\n"
+                "            receipt = replace(receipt, cut=())\n"
+                "        self.count += self.ended.add(receipt.removals())\n",
+            ),
+            Change(
+                "outcomes.py",
+                "from itertools import chain\n",
+                "from dataclasses import replace\nfrom itertools import chain\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "another-topics-note-believed",
+        "a rebind to another cluster that was interrupted is gone on with on this one",
+        (
+            Change(
+                "rebind.py",
+                "if noted is not None and noted.topic_id != self._ours.topic_id:",
+                "if False:",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "all-leave-their-partitions",
+        "where one partition lost its end, the requests of all of them are asked for again anywhere",
+        (
+            Change(
+                "rebind.py",
+                "if era is not None and not era.is_cut]",
+                "if era is not None]",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "a-note-that-is-gone",
+        "a rebind that was frozen until another was done goes on as if nothing had happened",
+        (Change("leftovers.py", "if kept is None or kept.rebinding != note:", "if kept is None:"),),
+        (),
+        (),
+    ),
+    Bug(
+        "cancels-by-id-not-heard",
+        "a rebind asks again for what was cancelled by its id since",
+        (Change("leftovers.py", " or id in self.cancelled\n", "\n"),),
+        (),
+        (),
+    ),
+    Bug(
+        "unknown-recurs-no-more",
+        "what recurs ends when its outcome becomes unknown",
+        (
+            Change(
+                "intake.py",
+                "if isinstance(asked, Request | Entry) and asked.recurs is not None:",
+                "if False:",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "first-id-not-looked-for",
+        "a cancel by the first id of what was carried on is not seen before its next time is asked for",
+        (
+            Change(
+                "endings.py",
+                "names = (offset, entry.origin, entry.caller_id)",
+                "names = (offset, entry.caller_id)",
             ),
         ),
         (),
