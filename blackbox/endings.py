@@ -110,11 +110,8 @@ class Endings:
         self._look(label, max(at, default=label - 1) + 1, at)
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
-            names = (
-                offset,
-                entry.origin,
-                entry.caller_id,
-            )  # a carried one is cancelled by its first id
+            # One that was carried on is cancelled by its first id.
+            names = (offset, entry.origin, entry.caller_id)
             newer = max(self._newest.get(name, -1) for name in names if name is not None)
             if newer >= label and newer > offset:
                 where = self.shard.source(newer)
