@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused
 from blackbox.entry import Entry
@@ -202,7 +203,8 @@ class Dispatch:
                 entry.reason or "",
                 entry.detail or "",
             )
-            if all(self.writer.send(form, letters) is not None for form in forms):
+            smaller = islice(forms, entry.shortened, None)
+            if all(self.writer.send(form, letters) is not None for form in smaller):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
 
     def _send_endings(

@@ -21,6 +21,7 @@ class Entry(NamedTuple):
     take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
     in either case. `alone` asks for a transaction of its own after the broker refused a batch.
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
+    `shortened` says how many forms of its dead letter the broker has refused.
     """
 
     target: str
@@ -38,6 +39,7 @@ class Entry(NamedTuple):
     detail: str | None = None
     origin: int | None = None
     waits: int = 0
+    shortened: int = 0
 
 
 def encode(entry: Entry | Request) -> bytes:

@@ -29,7 +29,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
-from blackbox.outgoing import Outgoing, Refusal, asked_once_more, dead_letters
+from blackbox.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
 from blackbox.plan import Binding, Kept, Rebinding
 from blackbox.receipt import Places, Receipt, settled, topic_of
 from blackbox.recovery import settle
@@ -305,7 +305,7 @@ class Leftovers:
             return
         for offset, why in refused.suspects.items():
             self._refusals[offset] += offset in self._refused
-            if self._refusals[offset] > 2:
+            if self._refusals[offset] == FORMS:
                 raise refused
             self._refused.setdefault(offset, why)
 

@@ -10,6 +10,9 @@ from blackbox.recurrence import AGAIN, asked_at
 from blackbox.request import Record, Shard, id_prefix, id_suffix
 
 MAX_DETAIL = 500
+FORMS = 3
+"""How many forms a dead letter has, each smaller than the one before."""
+
 LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
 """The last headers of a dead letter."""
 

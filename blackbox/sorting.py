@@ -15,7 +15,7 @@ from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
-from blackbox.outgoing import Refusal, deliveries
+from blackbox.outgoing import FORMS, Refusal, deliveries
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Journal
 from blackbox.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
@@ -256,18 +256,11 @@ class Sorting:
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, as_dead(entry, refusal)
-        whole = None if is_record(entry) else self.originals([offset]).get(offset)
-        whole = whole or as_record(offset, entry)
-        if whole.value is not None:
-            less = whole._replace(value=None)
-        elif whole.key is not None or whole.headers:
-            less = whole._replace(key=None, headers=[])
-        else:
+        if entry.shortened + 1 == FORMS:
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
         told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
-        letter = refused_entry(less, Invalid(Reason(entry.reason), told), entry.due_ms)
-        return now_ms, letter._replace(caller_id=entry.caller_id, alone=entry.alone)
+        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these valid requests as their callers wrote them."""

@@ -771,6 +771,22 @@ def test_a_dead_letter_that_got_smaller_frees_the_caller_id_of_its_request(
     assert held(client).holders == {}
 
 
+def test_what_recurs_goes_on_behind_a_dead_letter_that_got_smaller(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to("huge", caller_id="a", recurs="every 60000"))
+    writer.refused["huge"] = TOO_LARGE
+    writer.fails = lambda o: TOO_LARGE if o.value is not None else None
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+
+    stored = stored_entry(client, 0)
+    assert (stored.target, stored.message, stored.recurs) == ("huge", b"hello", "every 60000")
+    dispatch.tick(NOW_MS)
+    assert letter(writer, 0).value is None
+
+
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_dead_letter_keeps_its_reason_while_the_broker_cannot_take_it(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, exactly_once: bool

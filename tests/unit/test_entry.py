@@ -21,6 +21,7 @@ entries = st.builds(
     caller_id=st.none() | texts,
     expires_ms=st.none() | epoch_ms,
     attempts=st.integers(0, 1000),
+    shortened=st.integers(0, 2),
     waits=st.integers(0, 1000),
     alone=st.booleans(),
     reason=st.none() | st.sampled_from([*Reason, "", "word"]),
