@@ -41,12 +41,18 @@ class Hidden:
 
     def look(self) -> None:
         shards = list(self._shards())
+        if not shards:
+            self._since = {}
+            return
         topics = self._topics or Topics(self._access.admin())
         written = topics.ends(shards, committed=False)
         # Later, so that a transaction that ended in between is not told.
         readable = topics.ends(shards, committed=True)
         self._topics = topics if readable else None  # its client may have lost sight of all brokers
-        self._note({s: (readable[s], written[s]) for s in shards if s in readable and s in written})
+        ours = (
+            readable.keys() & written.keys() & set(self._shards())
+        )  # some may have gone meanwhile
+        self._note({shard: (readable[shard], written[shard]) for shard in ours})
 
     def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:
         before, now_s = self._since, self._now_s()
