@@ -49,10 +49,8 @@ class Hidden:
         # Later, so that a transaction that ended in between is not told.
         readable = topics.ends(shards, committed=True)
         self._topics = topics if readable else None  # its client may have lost sight of all brokers
-        ours = (
-            readable.keys() & written.keys() & set(self._shards())
-        )  # some may have gone meanwhile
-        self._note({shard: (readable[shard], written[shard]) for shard in ours})
+        ours = set(self._shards())  # some may have gone meanwhile
+        self._note({s: (readable[s], written[s]) for s in ours if s in readable and s in written})
 
     def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:
         before, now_s = self._since, self._now_s()
