@@ -321,9 +321,8 @@ class Fates:
         for at, receipt in settled(self._receipts(first, end)):
             if at >= last:
                 return None
-            if (
-                receipt.cut and receipt.cut[0] <= offset
-            ):  # it speaks of the request that was there before
+            # Where a log lost its end, it speaks of the request that was there before.
+            if receipt.cut and receipt.cut[0] <= offset:
                 continue
             told = replace(asked.fate, at_ms=receipt.at_ms)
             place = _place_in(receipt.delivered, offset)

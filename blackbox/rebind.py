@@ -362,8 +362,10 @@ class _Run:
                 for offset, change in changes:
                     if not isinstance(change, Cancel):
                         requests.add(offset)
-                    elif change.id is not None and offset_in(shard, change.id) not in requests:
-                        newer.cancelled.add(change.id)
+                    elif change.id is not None:
+                        named = offset_in(shard, change.id)
+                        if named is not None and named not in requests:
+                            newer.cancelled.add(change.id)
         return self._known_newer[partition]
 
     def _journal(self, partition: int) -> ShardJournal:

@@ -60,7 +60,7 @@ class Membership:
         self._new: list[Shard] = []
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._questions: dict[Shard, _Question] = {}
-        self._is_replaced = False
+        self._must_join = False
         self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
@@ -142,36 +142,37 @@ class Membership:
         )
         self._join_anew()
 
-    def _join_without_a_name(self) -> None:
+    def _go_on_without_a_name(self) -> None:
         """Were it to insist on it, the two would throw each other out for ever."""
         logger.error(
             "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; going on "
             "without one: give every process its own", self.access.group_id, self.instance_id,
         )  # fmt: skip
         self.instance_id = None
-        self._join_anew()
-        self._is_replaced = False
+        self._must_join = True
 
     def _join_anew(self) -> None:
         self._joined.clear()
         self._consumer.close()
         self._open()
         self._join()
+        self._must_join = False
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._take_part()
             except KafkaException as error:
-                self._is_replaced = is_replaced(error.args[0]) and self.instance_id is not None
+                if is_replaced(error.args[0]) and self.instance_id is not None:
+                    self._go_on_without_a_name()
                 logger.warning("membership: %s; trying again", error)
             except Exception:
                 logger.exception("membership: unexpected; trying again")
                 self._stopping.wait(POLL_S)
 
     def _take_part(self) -> None:
-        if self._is_replaced:
-            self._join_without_a_name()
+        if self._must_join:
+            self._join_anew()
         if self._sight.is_lost:
             self._join_again()
         message = self._consumer.poll(POLL_S)

@@ -130,7 +130,7 @@ function state(request) {
 /** What keeps a pending request; undefined before its time has come. */
 function waitsFor({ reason, detail, attempts, next_try_ms }) {
   if (reason) return `to become a dead letter: ${reason}`;
-  return attempts ? `${detail}, next try ${away(next_try_ms)}` : undefined;
+  return attempts ? [detail, `next try ${away(next_try_ms)}`].filter(Boolean).join(", ") : undefined;
 }
 
 /** Everything that is known of a request. */
