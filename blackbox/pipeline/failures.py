@@ -8,8 +8,13 @@ class LedgerError(Exception):
 
 
 def in_one_line(failure: BaseException) -> str:
-    """The line that names the cause: a doubt, the last `Caused by` or Python error, else the first line."""
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    """The line that names the cause, after the kind of failure."""
+    return f"{type(failure).__name__}: {cause_in(str(failure))}"[:500]
+
+
+def cause_in(text: str) -> str:
+    """A doubt, the last `Caused by` or Python error, else the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [
         line
         for line in lines
@@ -17,4 +22,4 @@ def in_one_line(failure: BaseException) -> str:
     ]
     doubts = [line for line in lines if line.startswith("blackbox.doubt.")]
     chosen = next(iter([*doubts[-1:], *causes[-1:], *lines[:1]]), "")
-    return f"{type(failure).__name__}: {chosen.removeprefix('Caused by: ')}"[:500]
+    return chosen.removeprefix("Caused by: ")

@@ -87,7 +87,7 @@ def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world:
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    assert service.metric("blackbox_shard_unread") == 2
+    until("its shards are unread", lambda: service.metric("blackbox_shard_unread") == 2)
     assert service.metric("blackbox_shard_open") == world.partitions
 
     until("it is left behind", lambda: f"{other}-0 is left behind" in service.log.read_text())

@@ -17,7 +17,7 @@ from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
 from blackbox.journal.access import KafkaAccess
-from blackbox.pipeline.failures import LedgerError, in_one_line
+from blackbox.pipeline.failures import LedgerError, cause_in
 from blackbox.pipeline.journals import PLACE, TABLES, Journal, Reach, Span
 from blackbox.pipeline.ledger import manifest as manifests
 from blackbox.pipeline.ledger.files import Files, Found
@@ -59,11 +59,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        root = _root(error)
-        lines = [line.strip() for line in f"{error}\n{root}".splitlines()]
-        ours = [match[1] for line in lines if (match := _OURS.search(line))]
-        first = root.partition("\n")[0] or in_one_line(error)
-        raise LedgerError(ours[0] if ours else first) from None
+        told = f"{error}\n{_root(error)}"
+        ours = [match[1] for line in told.splitlines() if (match := _OURS.search(line.strip()))]
+        raise LedgerError(ours[0] if ours else cause_in(told)[:500]) from None
 
 
 def _root(error: Exception) -> str:
