@@ -47,7 +47,7 @@ def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[W
 @pytest.mark.timeout(300)
 def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
     service = small_world.start_service().wait_ready()
-    small_world.ask(20_000, within_s=4, size=1000)
+    small_world.ask(20_000, from_s=6, within_s=10, size=1000)  # all before the first is due
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
     verdict = small_world.wait_delivered(timeout_s=120)
     assert verdict.is_exact, verdict
