@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from blackbox.doubt import ForeignIndex
 from blackbox.plan import Binding, Bounds, Labels, Tail
@@ -13,6 +14,13 @@ from blackbox.request import Shard
 
 TAIL = 1000
 """Receipts looked at first; ten times as many each time that there is no mark among them."""
+
+
+class Moved(NamedTuple):
+    """A receipt of `blackbox rebind`, and its offset."""
+
+    offset: int
+    receipt: Receipt
 
 
 class Recreated(ForeignIndex):
@@ -69,15 +77,28 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
     return "" if newest is None or newest[1].group == group else newest[1].group
 
 
-def openers(journal: Journal, topic_id: str) -> set[str]:
-    """The groups that have opened this very request topic, as far back as receipts tell."""
-    found: set[str] = set()
+def openings(journal: Journal, topic_id: str) -> list[Receipt]:
+    """The receipts that tell of an opening of this very request topic, as far back as there are any."""
+    found: list[Receipt] = []
     for _, receipt in _marks(journal, journal.receipt_bounds()):
         if receipt.topic_id not in ("", topic_id):
             break
         if receipt.topic_id:
-            found.add(receipt.group)
+            found.append(receipt)
     return found
+
+
+def rebound_by(journal: Journal, token: str) -> Moved | None:
+    """The receipt by which `blackbox rebind` moved what was pending out of the index of this token."""
+    found = _marks(journal, journal.receipt_bounds())
+    return next((Moved(at, one) for at, one in found if one.rebound == token != ""), None)
+
+
+def cuts_since(journal: Journal, since: int) -> list[int]:
+    """From which offsets on the log has lost its end, as receipts from `since` on tell."""
+    start, end = journal.receipt_bounds()
+    told = journal.receipts(max(since, start), end)
+    return [offset for _, receipt in told for offset in receipt.cut]
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
@@ -120,6 +141,14 @@ def replaced(shard: Shard, tail: Tail) -> Shortened:
         f"{shard}: the record at {tail.offset} is not the one that was read there, though the topic is the "
         "same: Kafka lost records, and callers wrote others in their places (an unclean leader election?). "
         f"Deliver what Redis still has of the lost ones with blackbox rebind {shard.topic} --pending deliver"
+    )
+
+
+def half_rebound(shard: Shard) -> Shortened:
+    """The refusal for an index that has requests of an end that was lost, and that were asked for again since."""
+    return Shortened(
+        f"{shard}: blackbox rebind was interrupted before it was done with this index, or Redis went back to "
+        f"before that; run blackbox rebind {shard.topic} --pending deliver, or drop, once more"
     )
 
 

@@ -72,20 +72,13 @@ class Tail(NamedTuple):
         return cls(record.offset, record.timestamp_ms, crc32(record.value or b""))
 
 
-class Rebinding(NamedTuple):
-    """What an index is being bound to anew: requests from `first` on are not in that topic."""
-
-    topic_id: str
-    first: int
-
-
 class Kept(NamedTuple):
     """What an index says of itself when it is opened.
 
     `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
     who did so was interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last
-    request record that was read. `rebinding`: who bound it to something else was interrupted.
-    `unknown_ms`: requests that were due before this may have had an outcome that no receipt tells.
+    request record that was read. `unknown_ms`: requests that were due before this may have had an outcome
+    that no receipt tells. `token` is new with each opening.
     """
 
     labels: Labels
@@ -94,8 +87,8 @@ class Kept(NamedTuple):
     binding: Binding | None = None
     mark: Mark | None = None
     tail: Tail | None = None
-    rebinding: Rebinding | None = None
     unknown_ms: int = 0
+    token: str = ""
 
 
 class Batch(NamedTuple):

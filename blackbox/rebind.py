@@ -5,23 +5,26 @@ A shard whose index does not fit stays closed, as nobody but a person knows whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count as count_on
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tenacity import (
     Retrying,
     retry_if_exception_type,
     retry_if_not_exception_type,
     stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
 )
 
 from blackbox.barrier import commit_barrier
 from blackbox.clock import Clock
 from blackbox.connect import formats, kafka
-from blackbox.doubt import Doubt, JournalLost, NotAllowed
+from blackbox.doubt import Doubt, Fenced, JournalLost, LabelsMoved, NotAllowed
+from blackbox.ended import Ended
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import parse, touched_by
@@ -30,15 +33,28 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.leftovers import Era, Leftovers, Newer, Rebound, again, check_note, next_batch
-from blackbox.marks import Recreated, Shortened, foreign_group, is_another, newest_mark, openers
-from blackbox.plan import Bounds, Kept, Labels, Rebinding, Tail
-from blackbox.receipt import Mark, Receipt
-from blackbox.recovery import CLOCKS_APART_MS
+from blackbox.leftovers import Leftovers, Newer, Rebound
+from blackbox.marks import (
+    Recreated,
+    Shortened,
+    cuts_since,
+    foreign_group,
+    is_another,
+    newest_mark,
+    openings,
+    rebound_by,
+)
+from blackbox.plan import Bounds, Kept, Labels, Tail
+from blackbox.receipt import Mark, Receipt, settled
+from blackbox.recovery import CHUNK, CLOCKS_APART_MS, settle
 from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
 
 LARGEST_BYTES = "1000000000"
+LONGEST_MS = "900000"
+"""The longest transaction that a broker allows, unless told otherwise."""
+
+TRY_FOR_S = 60
 
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
@@ -49,27 +65,58 @@ patiently = Retrying(
 timeout of 20 s, and until the broker looks for such ones, every 10 s. A read gives up after 15 s.
 """
 
+again = Retrying(
+    retry=retry_if_exception_type((Fenced, JournalLost, LabelsMoved))
+    & retry_if_not_exception_type(NotAllowed),
+    wait=wait_random_exponential(multiplier=0.1, max=1),
+    stop=stop_after_delay(TRY_FOR_S),
+    reraise=True,
+)
+"""A shard is decided anew when another run of this, or a service that tried to open it just then, was there first."""
+
 Pending = Literal["deliver", "drop"]
 FITS = "it fits already"
 NO_INDEX = "it has no index, and needs no decision"
+INTERRUPTED = "a run that was interrupted had written what was pending"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """Which requests of an index are not in the topic that is there now: those from the offset `first` on.
+
+    Receipts from `since` on tell what became of them, if any do. `is_open`: such can still be written.
+    `is_unknown`: they may have been written again before.
+    """
+
+    topic_id: str
+    first: int
+    since: int | None
+    is_open: bool
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What is to be done with an index: its leftovers of an `era` that is over leave it, the labels are set.
+    """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
 
-    Without labels nothing is. `is_begun`: it is emptied, as none of its requests is in the topic.
-    `is_stale`: it is discarded, as it is older than an opening of the topic that is there now.
-    `unknown_ms`: the receipts that are there do not tell what became of requests that were due before.
+    `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
+    requests from `first` on bound at these labels. `begins`: the barrier carries a mark at this request. Of receipts
+    before `since` it is known what became of them.
     """
 
-    index: ShardIndex
     why: str
+    barrier: Receipt | None = None
+    gone: _Gone | None = None
     labels: Labels | None = None
-    era: Era | None = None
-    is_begun: bool = False
-    is_stale: bool = False
+    first: int | None = None
+    is_emptied: bool = False
+    begins: int | None = None
+    since: int = 0
     unknown_ms: int = 0
+
+    @property
+    def changes(self) -> bool:
+        return self.is_emptied or self.labels is not None or self.barrier is not None
 
 
 def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
@@ -77,23 +124,23 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     What is pending under other topics of the same name, or behind the end of one that became shorter,
     is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
-    topic changes loses nothing. An index of another topic, or of other receipts, is only emptied if receipts tell that
-    its group has opened what is there already: Redis went back to before that, and what is pending is in the journals.
-    What it has of an earlier topic may have been written again then, and becomes dead letters.
-    Raises a Doubt when Kafka or Redis does not answer: run it again.
+    topic changes loses nothing. An index that is older than an opening of the topic that is there now is emptied:
+    Redis went back to before that, and what is pending is in the journals. What such an index has of an earlier topic
+    may have been written again then, and becomes dead letters.
 
-    1. decide for all indexes, before a request that is written again can move the end of any journal;
-    2. note in each what was decided: from then on nobody opens it, and a second run finds the same;
-    3. take its shard over, so that no earlier owner delivers any more, and remove what receipts say has ended;
-    4. write the rest again, but what callers have replaced or cancelled since, each thousand in one transaction with
-       a receipt that tells it; then bind the index to what is there;
-    5. where the newest receipts are of another group, say in Kafka that they are ours from now on.
+    For each shard whose index does not fit:
+
+    1. take it over, so that no earlier owner delivers any more, and decide what is to be done;
+    2. in one transaction write again what is gone from the topic, but what receipts say has ended, and what callers
+       have replaced or cancelled since, with a barrier that names the index;
+    3. then empty the index, so that who opens it rebuilds it from the journals, or bind it to what is there.
+
+    Who is interrupted before the commit has changed nothing; who comes after it finds the barrier, and goes on with
+    the last step. With at-least-once delivery what was written before is written again.
+    Raises a Doubt when Kafka or Redis does not answer: run it again.
     """
     with ExitStack() as ending:
-        run = _Run(settings, topic, pending, ending)
-        decisions = run.decide()
-        run.prepare(decisions)
-        return [run.carry_out(decision) for decision in decisions]
+        return _Run(settings, topic, pending, ending).shards()
 
 
 class _Run:
@@ -112,8 +159,8 @@ class _Run:
         self._count, self._receipts_count = found[topic], found[receipts]
         self._access = access
         # What a caller's client could compress was taken from it, however large it is without.
-        largest = {"message.max.bytes": LARGEST_BYTES} | dict(access.settings)
-        self._large = replace(access, settings=largest)
+        largest = {"message.max.bytes": LARGEST_BYTES, "transaction.timeout.ms": LONGEST_MS}
+        self._large = replace(access, settings=largest | dict(access.settings))
         self._topic = topic
         self._pending = pending
         self._contract = settings.topics[topic]
@@ -130,222 +177,258 @@ class _Run:
         self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
         self._known_newer: dict[int, Newer] = {}
 
-    def decide(self) -> list[_Decision]:
-        """For each partition that there is, and each that has an index from when there were more."""
-        decisions: list[_Decision] = []
+    def shards(self) -> list[Rebound]:
+        """Each partition that there is, and each that has an index from when there were more."""
+        indexes: list[ShardIndex] = []
+        former: list[int] = []
         for partition in count_on():
-            shard = Shard(self._topic, partition)
-            index = ShardIndex(shard, self._connections, grace_s=self._grace_s)
+            index = ShardIndex(
+                Shard(self._topic, partition), self._connections, grace_s=self._grace_s
+            )
             self._ending.callback(index.close)
             kept = index.load()
             if kept is None and partition >= max(self._count, self._receipts_count):
                 break
-            decision = patiently(self._decide, index, kept)
-            if partition < self._count or decision.labels is not None or decision.is_stale:
-                decisions.append(decision)
-        self._keeps_partitions = _keep_partitions(decisions, self._count)
-        return decisions
+            if kept is not None or partition < self._count:
+                indexes.append(index)
+            if kept and kept.binding and kept.binding.topic_id != self._ours.topic_id:
+                former.append(partition)
+        self._keeps_partitions = keep_partitions(former, self._count)
+        return [again(self._rebind, index) for index in indexes]
 
-    def _decide(self, index: ShardIndex, kept: Kept | None) -> _Decision:
-        partition = index.shard.partition
-        journal = self._journal(partition)
-        requests = journal.request_bounds() if partition < self._count else Bounds(0, 0)
-        receipts = journal.receipt_bounds() if self._has_receipts(partition) else Bounds(0, 0)
+    def _rebind(self, index: ShardIndex) -> Rebound:
+        decision = patiently(self._decide, index)
+        if not decision.changes:
+            return Rebound(index.shard, decision.why)
+        with closing(self._writer(index.shard)) as writer:
+            writer.open()
+            return self._carry_out(index, patiently(self._decide, index), writer)
+
+    def _writer(self, shard: Shard) -> Writer:
+        return Writer(shard, self._large, exactly_once=self._exactly_once)
+
+    def _decide(self, index: ShardIndex) -> _Decision:
+        shard, kept = index.shard, index.load()
+        journal = self._journal(shard.partition)
+        requests = journal.request_bounds() if shard.partition < self._count else Bounds(0, 0)
+        receipts = journal.receipt_bounds() if self._has_receipts(shard) else Bounds(0, 0)
         if kept is None or kept.binding is None:
-            return self._begin(index, journal, requests, receipts)
-        same = kept.binding.receipts_id == self._ours.receipts_id
+            return self._decide_without(shard, kept, journal, requests)
         if kept.binding.topic_id != self._ours.topic_id:
-            opened_by = self._opened_by(journal, partition)
-            is_open = self._has_receipts(partition) and not opened_by
-            is_asked_before = bool(opened_by & {self._ours.group, kept.binding.group})
-            why = "an index of before the topic was opened" if is_asked_before else "another topic"
-            labels = None if opened_by else Labels(requests.start, receipts.end)
-            has_label = same and self._has_receipts(partition)
-            era = Era(kept.binding, 0, False, is_open, has_label, is_asked_before)
-            return _Decision(
-                index, why, labels, era, is_begun=not opened_by, is_stale=bool(opened_by)
-            )
-        if not same and self._opened_by(journal, partition):
-            why = "an index of before its receipts topic was opened"
-            return _Decision(index, why, is_stale=True)
-        at = kept.labels
-        is_untold = not same or at.receipts > receipts.end
-        unknown_ms = Clock().latest_ms() + CLOCKS_APART_MS if is_untold else 0
-        told = receipts.end if is_untold else at.receipts
-        is_shorter = at.requests > requests.end or at.receipts > receipts.end
-        lost = requests.end if is_shorter else _replaced(journal, kept.tail)
-        noted = kept.rebinding
-        if noted is not None and noted.topic_id != self._ours.topic_id:
-            why = "an index that was to be bound to another topic"
-            return _Decision(index, why, is_stale=True)
-        if noted is not None or lost is not None:
-            cut = (
-                _Cut()
-                if is_untold
-                else _cut_since(journal, max(told, receipts.start), receipts.end)
-            )
-            first = min(at for at in (lost, noted and noted.first, cut.first) if at is not None)
-            era = Era(kept.binding, first, is_cut=True, is_open=not is_untold, has_label=same)
-            if cut.is_over:
-                why = "an index of before a journal became shorter"
-                era = replace(era, is_open=False, is_asked_before=True)
-                return _Decision(index, why, era=era, is_stale=True)
-            labels, why = Labels(min(at.requests, first), told), "a journal became shorter"
-            return _Decision(index, why, labels, era, unknown_ms=unknown_ms)
-        if kept.binding == self._ours:
-            return _Decision(index, FITS)
-        why, labels = "another group, or other receipts", at._replace(receipts=told)
-        return _Decision(index, why, labels, unknown_ms=unknown_ms)
+            return self._decide_recreated(shard, journal, kept, requests, receipts)
+        return self._decide_kept(shard, journal, kept, requests, receipts)
 
-    def _opened_by(self, journal: ShardJournal, partition: int) -> set[str]:
-        return openers(journal, self._ours.topic_id) if self._has_receipts(partition) else set()
-
-    def _begin(
-        self, index: ShardIndex, journal: ShardJournal, requests: Bounds, receipts: Bounds
+    def _decide_without(
+        self, shard: Shard, kept: Kept | None, journal: ShardJournal, requests: Bounds
     ) -> _Decision:
         """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
-        if index.shard.partition < min(self._count, self._receipts_count):
+        if shard.partition < min(self._count, self._receipts_count):
             try:
-                newest_mark(index.shard, journal, self._ours.topic_id)
+                newest_mark(shard, journal, self._ours.topic_id)
             except Recreated:
-                labels = Labels(requests.start, receipts.end)
-                return _Decision(index, "another topic", labels, is_begun=True)
+                why, begins = "another topic", requests.start
             except Shortened:  # all that is left of it had ended
-                labels = Labels(requests.end, receipts.end)
-                return _Decision(index, "a journal became shorter", labels, is_begun=True)
-        return _Decision(index, NO_INDEX)
-
-    def prepare(self, decisions: Sequence[_Decision]) -> None:
-        moving = [(one.index, one.era) for one in decisions if one.era is not None]
-        if self._pending == "deliver" and self._contract != "countdown":
-            for index, era in moving:
-                self._check_format(index, era.first)
-        for index, era in moving:
-            index.prepare(self._note(era))
-
-    def _note(self, era: Era) -> Rebinding:
-        return Rebinding(self._ours.topic_id, era.first)
-
-    def _check_format(self, index: ShardIndex, first: int) -> None:
-        passed: set[int] = set()
-        while batch := next_batch(index, first, passed):
-            if any(entry is not None and entry.target for entry in batch.values()):
-                raise Doubt(
-                    f"{index.shard}: what is pending was asked in the format {self._contract}, in which "
-                    "blackbox cannot ask for it again; run it with --pending drop, and let callers ask "
-                    "again"
-                )
-            passed.update(batch)
-
-    def carry_out(self, decision: _Decision) -> Rebound:
-        index, labels, era = decision.index, decision.labels, decision.era
-        done = Rebound(index.shard, decision.why)
-        if era is not None:
-            done.cold = index.count_cold() if era.first == 0 else 0
-            leftovers = self._leftovers(index, era, done)
-            if self._pending == "deliver":
-                leftovers.ask_again()
+                why, begins = "a journal became shorter", requests.end
             else:
-                leftovers.drop()
-        if decision.is_stale:
-            index.discard()  # what is in the journals comes back from there
-        if labels is not None and decision.is_begun:
-            self._begin_at(index, labels, era)
-        elif labels is not None:
-            if self._has_receipts(index.shard.partition):
-                if era is not None and era.is_open:
-                    labels = labels._replace(receipts=index.labels.receipts)
-                cut = [] if era is None else [era.first]
-                self._say(index, labels, era, cut=cut, unknown_ms=decision.unknown_ms)
-            index.rebind(labels, self._ours, decision.unknown_ms)
-        if self._has_receipts(index.shard.partition):
-            self._take_over_receipts(index, done)
+                return self._decide_group(shard, journal, NO_INDEX, Labels(0, 0))
+            barrier = self._barrier(shard, begins)
+            return _Decision(why, barrier, is_emptied=kept is not None, begins=begins)
+        return _Decision(NO_INDEX)
+
+    def _decide_recreated(
+        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+    ) -> _Decision:
+        """Its requests are not in the topic that is there. Where that was opened since, it is known in the journals."""
+        assert kept.binding is not None
+        opened = openings(journal, self._ours.topic_id) if self._has_receipts(shard) else []
+        if any(one.rebound == kept.token for one in opened):
+            return _Decision(INTERRUPTED, is_emptied=True)
+        groups = {one.group for one in opened}
+        is_unknown = bool(groups & {self._ours.group, kept.binding.group})
+        is_open = self._has_receipts(shard) and not opened
+        why = "an index of before the topic was opened" if is_unknown else "another topic"
+        gone = _Gone(
+            kept.binding.topic_id, 0, self._told_since(kept, receipts, is_open), is_open, is_unknown
+        )
+        begins = None if opened else requests.start
+        barrier = self._barrier(shard, begins or 0, rebound=kept.token)
+        return _Decision(why, barrier, gone, is_emptied=True, begins=begins)
+
+    def _decide_kept(
+        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+    ) -> _Decision:
+        """Of the topic that is there, whose log may have lost its end, or whose receipts may be others."""
+        assert kept.binding is not None
+        at, is_same = kept.labels, kept.binding.receipts_id == self._ours.receipts_id
+        is_untold = not is_same or at.receipts > receipts.end
+        is_shorter = at.requests > requests.end or at.receipts > receipts.end
+        lost = requests.end if is_shorter else _replaced(journal, kept.tail)
+        told, unknown_ms = (receipts.end, self._unknown_ms()) if is_untold else (at.receipts, 0)
+        cuts = [] if is_untold else cuts_since(journal, told)
+        by = rebound_by(journal, kept.token) if is_untold or cuts else None
+        if by is not None and is_untold:
+            told, unknown_ms, cuts = by.offset, by.receipt.unknown_ms, list(by.receipt.cut)
+        elif by is None and not is_same and openings(journal, self._ours.topic_id):
+            return _Decision("an index of before its receipts topic was opened", is_emptied=True)
+        firsts = [*cuts, *([] if lost is None else [lost])]
+        if not firsts and kept.binding == self._ours:
+            return self._decide_group(shard, journal, FITS, at)
+        first = min(firsts, default=None)
+        labels = Labels(at.requests if first is None else min(at.requests, first), told)
+        if by is not None:
+            return _Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
+        barrier = self._barrier(
+            shard, labels.requests, cut=[] if first is None else [first], unknown_ms=unknown_ms,
+            rebound=kept.token,
+        )  # fmt: skip
+        if first is None:
+            why = "another group, or other receipts"
+            return _Decision(why, barrier, labels=labels, since=told, unknown_ms=unknown_ms)
+        why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
+        is_open = self._has_receipts(shard) and not is_untold
+        since = self._told_since(kept, receipts, is_open)
+        gone = _Gone(self._ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
+        return _Decision(why, barrier, gone, labels, first, since=told, unknown_ms=unknown_ms)
+
+    def _decide_group(
+        self, shard: Shard, journal: ShardJournal, why: str, labels: Labels
+    ) -> _Decision:
+        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
+        if self._has_receipts(shard) and foreign_group(journal, self._ours.group, since=0):
+            barrier = self._barrier(shard, labels.requests)
+            return _Decision("another group", barrier, since=labels.receipts)
+        return _Decision(why)
+
+    def _told_since(self, kept: Kept, receipts: Bounds, is_open: bool) -> int | None:
+        assert kept.binding is not None
+        is_known = kept.binding.receipts_id == self._ours.receipts_id
+        if is_known and receipts.start <= kept.labels.receipts <= receipts.end:
+            return kept.labels.receipts
+        return receipts.start if is_open else None
+
+    def _unknown_ms(self) -> int:
+        return Clock().latest_ms() + CLOCKS_APART_MS
+
+    def _barrier(
+        self,
+        shard: Shard,
+        read: int,
+        *,
+        cut: Collection[int] = (),
+        unknown_ms: int = 0,
+        rebound: str = "",
+    ) -> Receipt | None:
+        if not self._has_receipts(shard):
+            return None
+        return Receipt(
+            Clock().earliest_ms(), barrier=True, read=read, topic_id=self._ours.topic_id,
+            group=self._ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,
+        )  # fmt: skip
+
+    def _carry_out(self, index: ShardIndex, decision: _Decision, writer: Writer) -> Rebound:
+        done = Rebound(index.shard, decision.why)
+        begins_behind = 0
+        if decision.gone is not None:
+            begins_behind = self._write_again(index, decision, decision.gone, writer, done)
+        elif decision.barrier is not None:
+            begins_behind = self._say(index.shard, decision, writer)
+        if decision.is_emptied:
+            index.discard()
+        elif decision.labels is not None:
+            if decision.first is not None:
+                self._take_off(index, decision.first)
+            index.rebind(decision.labels, self._ours, decision.unknown_ms)
+        if decision.begins is not None and decision.barrier is not None:
+            # Earlier receipts tell of other requests under the ids of these. Without a mark behind them, what was
+            # delivered would be unknown.
+            self._trimmer.remove_receipts(index.shard, begins_behind)
         return done
 
-    def _leftovers(self, index: ShardIndex, era: Era, done: Rebound) -> Leftovers:
+    def _write_again(
+        self, index: ShardIndex, decision: _Decision, gone: _Gone, writer: Writer, done: Rebound
+    ) -> int:
+        """Returns where the receipts ended before the barrier, once no earlier owner could write any."""
         shard = index.shard
-        return Leftovers(
-            index,
-            self._journal(shard.partition),
-            era,
-            done,
-            writer=lambda: Writer(shard, self._large, exactly_once=self._exactly_once),
-            newer=lambda: self._newer_since(shard, era),
-            note=self._note(era),
-            group=self._ours.group,
+        ended = self._take_over(shard, decision, gone, writer)
+        asks = self._pending == "deliver"
+        leftovers = Leftovers(
+            index, gone.first, ended,
+            newer=self._newer_since(shard, gone) if asks else Newer(set(), set()),
             partition=shard.partition if self._keeps_partitions else -1,
+            is_unknown=gone.is_unknown,
+            asks=asks,
             topics=self._topics,
             dead_letter_topic=self._dead_letter_topic,
-        )
-
-    def _take_over_receipts(self, index: ShardIndex, done: Rebound) -> None:
-        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
-        journal = self._journal(index.shard.partition)
-        if not patiently(foreign_group, journal, self._ours.group, since=0):
-            return
-        labels = Labels(max(0, index.labels.requests), max(0, index.labels.receipts))
-        self._say(index, labels)
-        if done.why in (FITS, NO_INDEX):
-            done.why = "another group"
-
-    def _begin_at(self, index: ShardIndex, labels: Labels, era: Era | None) -> None:
-        """Behind a barrier with a mark: earlier receipts tell of other requests under the ids of these, and go."""
-        shard, mark = index.shard, Mark(*labels)
-        is_said = self._has_receipts(shard.partition)
-        if is_said:
-            labels, mark = self._say(index, labels, era, is_begun=True)
-        if shard.partition < self._count:
-            index.begin(labels, binding=self._ours, mark=mark)
-        else:
-            index.discard()
-        if is_said:  # without a mark behind them, what was delivered would be unknown
-            self._trimmer.remove_receipts(shard, mark.receipts)
-
-    def _has_receipts(self, partition: int) -> bool:
-        return partition < self._receipts_count
-
-    def _say(
-        self,
-        index: ShardIndex,
-        labels: Labels,
-        era: Era | None = None,
-        *,
-        cut: Sequence[int] = (),
-        unknown_ms: int = 0,
-        is_begun: bool = False,
-    ) -> tuple[Labels, Mark]:
-        """A barrier of ours; the labels behind it, and the mark it carries if a shard is begun."""
-        barrier = Receipt(
-            Clock().earliest_ms(), read=labels.requests, topic_id=self._ours.topic_id,
-            group=self._ours.group, unknown_ms=unknown_ms, cut=cut,
+            exactly_once=self._exactly_once,
         )  # fmt: skip
-        end, label = again(self._commit_barrier, index, labels, era, barrier, is_begun)
-        return labels._replace(receipts=label), Mark(labels.requests, end)
+        if asks and self._contract != "countdown":
+            self._check_format(leftovers)
+        done.cold = index.count_cold() if gone.first == 0 else 0
+        end = self._journal(shard.partition).receipt_bounds().end if decision.barrier else 0
+        leftovers.write(writer, _marked(decision, end), done)
+        return end
 
-    def _commit_barrier(
-        self, index: ShardIndex, labels: Labels, era: Era | None, barrier: Receipt, is_begun: bool
-    ) -> tuple[int, int]:
-        """Where the receipts ended before it, once no earlier owner could write any, and the label behind it."""
-        shard, journal = index.shard, self._journal(index.shard.partition)
-        checked = journal.receipt_bounds().end
-        with closing(Writer(shard, self._access, exactly_once=self._exactly_once)) as writer:
-            writer.open()
-            if era is not None:
-                check_note(index, self._note(era))
-            end, since = journal.receipt_bounds().end, labels.receipts
-            if is_begun:
-                barrier, since = replace(barrier, mark=Mark(labels.requests, end)), end
-            label, _ = commit_barrier(shard, journal, writer, barrier, since, checked)
-        return end, label
+    def _take_over(self, shard: Shard, decision: _Decision, gone: _Gone, writer: Writer) -> Ended:
+        """What receipts say has ended of the requests that are gone; none speaks of them behind a cut.
 
-    def _newer_since(self, shard: Shard, era: Era) -> Newer:
-        """What callers have written since, as far as that was there when all was decided.
+        A barrier of its own comes first, as the last receipt may name messages that are not there.
+        """
+        ended = Ended()
+        if decision.barrier is None or (gone.since is None and not decision.is_emptied):
+            return ended
+        journal = self._journal(shard.partition)
+        since = decision.since if gone.since is None else gone.since
+        first = replace(decision.barrier, cut=(), rebound="")
+        if gone.is_open:
+            first = replace(first, topic_id=gone.topic_id)
+        end = journal.receipt_bounds().end
+        label, _ = commit_barrier(shard, journal, writer, first, since, end)
+        told = journal.receipts(since, label) if gone.since is not None else iter(())
+        for _, receipt in settled(told):
+            if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
+                break
+            ended.add(offset for offset in receipt.removals() if offset >= gone.first)
+        return ended
+
+    def _check_format(self, leftovers: Leftovers) -> None:
+        for batch in leftovers.batches():
+            if any(entry.target for entry in batch.values()):
+                raise Doubt(
+                    f"{leftovers.index.shard}: what is pending was asked in the format "
+                    f"{self._contract}, in which blackbox cannot ask for it again; run it with "
+                    "--pending drop, and let callers ask again"
+                )
+
+    def _say(self, shard: Shard, decision: _Decision, writer: Writer) -> int:
+        """The barrier alone, as a new owner writes it; returns where the receipts ended before."""
+        assert decision.barrier is not None
+        journal = self._journal(shard.partition)
+        end = journal.receipt_bounds().end
+        since = decision.since if decision.begins is None else end
+        barrier = _marked(decision, end)
+        assert barrier is not None
+        commit_barrier(shard, journal, writer, barrier, since, end)
+        return end
+
+    def _take_off(self, index: ShardIndex, first: int) -> None:
+        """What is gone leaves an index that is kept."""
+        there: list[int] = []
+        rank = 0
+        while found := index.pending(rank, CHUNK):
+            rank += len(found)
+            there += [offset for offset in found if offset >= first]
+        settle(index, there, index.labels.receipts)
+
+    def _has_receipts(self, shard: Shard) -> bool:
+        return shard.partition < self._receipts_count
+
+    def _newer_since(self, shard: Shard, gone: _Gone) -> Newer:
+        """What callers have written since, as far as that was there when the run began.
 
         Those requests and cancels come later than what is asked for again, and would be ended by it.
         """
         places = [shard.partition] if self._keeps_partitions else range(self._count)
-        first = era.first if era.is_cut else 0
-        found = [self._newer(place, first) for place in places]
+        found = [self._newer(place, gone.first) for place in places]
         return Newer(
             set[str]().union(*(one.caller_ids for one in found)),
             set[str]().union(*(one.cancelled for one in found)),
@@ -372,6 +455,13 @@ class _Run:
         return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)
 
 
+def _marked(decision: _Decision, end: int) -> Receipt | None:
+    """The barrier, with a mark behind the receipts that end here where a topic is begun."""
+    if decision.barrier is None or decision.begins is None:
+        return decision.barrier
+    return replace(decision.barrier, mark=Mark(decision.begins, end))
+
+
 def _replaced(journal: ShardJournal, tail: Tail | None) -> int | None:
     """From where on others were written in the places of records that had been read, if they were.
 
@@ -383,30 +473,9 @@ def _replaced(journal: ShardJournal, tail: Tail | None) -> int | None:
     return tail.offset if since is None else min(since, tail.offset)
 
 
-def _keep_partitions(decisions: Sequence[_Decision], count: int) -> bool:
-    """Whether what is asked for again goes to its former partition.
+def keep_partitions(former: Collection[int], count: int) -> bool:
+    """Whether what is asked for again goes to its partition, of those that had an index of another topic.
 
-    Among another number of partitions than the former topic had, the keys of new requests name other ones than before.
+    Among another number of partitions than that had, the keys of new requests name other ones than before.
     """
-    eras = [(one.index.shard.partition, one.era) for one in decisions]
-    former = [partition for partition, era in eras if era is not None and not era.is_cut]
     return not former or max(former) + 1 == count
-
-
-class _Cut(NamedTuple):
-    """From where on earlier runs have said that the log lost its end, if one did, and whether a shard was opened since."""
-
-    first: int | None = None
-    is_over: bool = False
-
-
-def _cut_since(journal: ShardJournal, since: int, end: int) -> _Cut:
-    """Nobody opens a shard before a run is done with its index: if one is open, Redis went back to before that."""
-    found = _Cut()
-    for _, receipt in journal.receipts(since, end):
-        if receipt.cut:
-            first = receipt.cut[0] if found.first is None else min(found.first, receipt.cut[0])
-            found = _Cut(first)
-        elif receipt.barrier and found.first is not None:
-            found = found._replace(is_over=True)
-    return found

@@ -51,6 +51,8 @@ class Receipt:
     unknown_ms -- in a barrier: requests that were due before this may have had an outcome that no receipt tells
     cut        -- one offset or none: from there on this and earlier receipts speak of other requests than those that
                   are there now, as the log had lost its end
+    rebound    -- in a barrier of `blackbox rebind`: the token of the index that it moves. What was pending there and is
+                  gone from the request topic is written again in the same transaction
     """
 
     at_ms: int
@@ -70,6 +72,7 @@ class Receipt:
     group: str = ""
     unknown_ms: int = 0
     cut: Sequence[int] = ()
+    rebound: str = ""
 
     def removals(self) -> Iterator[int]:
         """The requests that this receipt ends."""

@@ -16,6 +16,7 @@ from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
 from blackbox.marks import (
     foreign_group,
+    half_rebound,
     is_another,
     newest_mark,
     other_group,
@@ -92,8 +93,9 @@ class Recovery:
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and after every doubt.
 
-        1. still the owner? then fence every earlier one, and settle its open transaction;
-        2. does the index belong to these topics? If it is lost, empty it and begin at the newest
+        1. still the owner, and does the index belong to these topics? Then fence every earlier one, and settle its
+           open transaction;
+        2. look again, as an earlier owner may have changed something until then. If the index is lost, empty it and begin at the newest
            low-water mark;
         3. commit a barrier: the last receipt is a witness, not a proof, so look for its messages at
            the places it names; the barrier proves ownership, and voids what was not found;
@@ -106,6 +108,7 @@ class Recovery:
         Raises a Doubt when it cannot be finished: start over with a new index and writer.
         """
         self.confirm()  # 1
+        self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing
         self.writer.open()
         checked = self.journal.receipt_bounds().end
         try:
@@ -136,23 +139,11 @@ class Recovery:
         return Recovered(outcomes.count, void, gone, start.mark, binding)
 
     def _start(self) -> _Start:
-        binding = self.journal.binding(self.group)
-        requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
-        kept = self.index.load()
-        if kept is not None and kept.rebinding is not None:
-            raise ForeignIndex(
-                f"{self.shard}: blackbox rebind was interrupted before it was done with this index; "
-                f"run blackbox rebind {self.shard.topic} --pending deliver, or drop, once more"
-            )
-        if kept is not None and kept.binding is not None:
-            self._check_binding(kept.binding, binding)
+        kept, binding, requests, receipts = self._load()
         self._check_receipts(binding, 0 if kept is None else kept.labels.receipts)
         if kept is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
             return self._begin(binding, requests, receipts)
-        self._check_ahead(kept.labels, requests, receipts)
-        if kept.tail is not None and is_another(self.journal, kept.tail):
-            raise replaced(self.shard, kept.tail)
         is_behind = kept.labels.requests < requests.start or kept.labels.receipts < receipts.start
         if not kept.is_whole:
             logger.error(
@@ -176,6 +167,20 @@ class Recovery:
             )
             return _Start(kept.labels, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms)
         return self._keep(kept, requests, receipts)
+
+    def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
+        """What the index says of itself, and what is there. Raises ForeignIndex when these do not fit."""
+        binding = self.journal.binding(self.group)
+        requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
+        kept = self.index.load()
+        if kept is None:
+            return kept, binding, requests, receipts
+        if kept.binding is not None:
+            self._check_binding(kept.binding, binding)
+        self._check_ahead(kept.labels, requests, receipts)
+        if kept.tail is not None and is_another(self.journal, kept.tail):
+            raise replaced(self.shard, kept.tail)
+        return kept, binding, requests, receipts
 
     def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
         """The index knows more than is left of the journals, if they begin behind it."""
@@ -287,6 +292,12 @@ class Recovery:
         outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
             outcomes.add(receipt)
+        if (
+            not start.is_rebuild
+            and outcomes.cut is not None
+            and outcomes.cut < start.labels.requests
+        ):
+            raise half_rebound(self.shard)
         return outcomes
 
     def _rebuild(self, told: Outcomes, label: int) -> None:

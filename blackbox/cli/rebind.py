@@ -36,10 +36,7 @@ def rebind(
             if one.superseded
             else ""
         )
-        before = (
-            f"; {one.before} more were there, from a run that was interrupted" if one.before else ""
-        )
         typer.echo(
             f"{one.shard}: {one.why}; {one.again} asked for again, {one.dropped} dropped, "
-            f"{one.cold} beyond the horizon gone with their records{letters}{superseded}{before}"
+            f"{one.cold} beyond the horizon gone with their records{letters}{superseded}"
         )

@@ -45,7 +45,6 @@ from blackbox.plan import (
     Named,
     Plan,
     PutOff,
-    Rebinding,
     Tail,
     Touched,
     View,
@@ -121,7 +120,6 @@ class ShardIndex:
             b"rebuild",
             b"mark",
             b"tail",
-            b"rebind",
             b"unknown",
             *_KEPT_APART,
         )
@@ -133,7 +131,7 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        *bound, rebuild, mark, tail, rebind, unknown = state[3 : -len(_KEPT_APART)]
+        token, *bound, rebuild, mark, tail, unknown = state[2 : -len(_KEPT_APART)]
         apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
@@ -142,8 +140,8 @@ class ShardIndex:
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
             tail=None if tail is None else Tail(*orjson.loads(tail)),
-            rebinding=None if rebind is None else Rebinding(*orjson.loads(rebind)),
             unknown_ms=int(unknown or 0),
+            token=(token or b"").decode(),
         )
 
     def begin(
@@ -195,13 +193,6 @@ class ShardIndex:
             self._exec_while_opening([about], even_if_full=True)
             self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
 
-    def prepare(self, rebinding: Rebinding) -> None:
-        """Note how far a change of what the index belongs to has come; nobody opens it until `rebind` or `begin`."""
-        with self._lock:
-            self._watch_loaded()
-            note = pack("HSET", self._keys.state, "rebind", orjson.dumps(tuple(rebinding)))
-            self._exec_while_opening([note], even_if_full=True)
-
     def discard(self) -> None:
         """Empty an index: who opens it next begins it from the journals."""
         with self._lock:
@@ -231,7 +222,6 @@ class ShardIndex:
             changes = [
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(labels.receipts),
-                pack("HDEL", keys.state, "rebind"),
             ]
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
@@ -519,6 +509,15 @@ class ShardIndex:
         with self._lock:
             names = self._session.ask("ZRANGE", self._keys.due, rank, rank + limit - 1)
         return [int(name, 16) for name in names if name != SENTINEL]
+
+    def stored(self, rank: int, limit: int) -> list[tuple[int, bytes | None]]:
+        """The entries from this rank on, by due time, with what is stored of each; about 16 MiB at most."""
+        with self._lock:
+            look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
+            names, largest = self._session.run([look, pack("HGET", self._keys.state, "largest")])
+            there = [name for name in names if name != SENTINEL]
+            found = self._payloads(there, int(largest or 0))
+        return [(int(name, 16), payload) for name, payload in found]
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
         """The caller id of each of these requests that is pending, without the others."""

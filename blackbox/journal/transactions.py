@@ -112,8 +112,16 @@ class Transactions:
                     raise self._explained(error, "the commit's outcome is unknown", needs) from None
 
     def _explained(self, error: Exception, what: str, needs: str = "") -> Doubt:
-        # a fatal error that comes while reports are served has the other as its cause
+        # a fatal error that comes while reports are served has the other as its cause, or none
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):
-            raise error
+            cause = self._fatal() or KafkaException(KafkaError(KafkaError._FATAL))
         return doubt(cause, f"{self._what}: {what}", needs)
+
+    def _fatal(self) -> KafkaException | None:
+        """What has ended this producer: it says so to whatever is asked of it."""
+        try:
+            self.producer.begin_transaction()
+        except KafkaException as error:
+            return error if error.args[0].fatal() else None
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,14 @@ from blackbox import rebind as rebinding
 from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
+from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.leftovers import Era, Newer, Rebound
+from blackbox.leftovers import Newer, Rebound
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Binding, Bounds, Labels
-from blackbox.rebind import _keep_partitions, _Run
+from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, _Run, keep_partitions
 from blackbox.receipt import Mark, Receipt
-from blackbox.request import Cancel, Reason, Record, Shard, request_id
+from blackbox.request import Cancel, Reason, Record, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -96,9 +96,7 @@ class Run(_Run):
         self._fake.first_receipt = upto
 
     def run(self, index: ShardIndex) -> Rebound:
-        decision = self._decide(index, index.load())
-        self.prepare([decision])
-        return self.carry_out(decision)
+        return rebinding.again(self._rebind, index)
 
 
 @pytest.mark.parametrize(("pending", "letters"), [("drop", 0), ("deliver", 1)])
@@ -250,7 +248,7 @@ def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
     commit, done = AskingWriter.commit, list[Rebound]()
 
     def frozen(self: AskingWriter, receipt: Receipt) -> int:
-        if receipt.delivered and not done:
+        if receipt.rebound and not done:
             done.append(Rebound(SHARD, "under way"))
             done.append(Run(journal, "deliver").run(others_index))
             make().open()
@@ -258,10 +256,9 @@ def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
         return commit(self, receipt)
 
     monkeypatch.setattr(AskingWriter, "commit", frozen)
-    with pytest.raises(Doubt, match="another one may be done with it"):
-        Run(journal, "deliver").run(empty_index)
+    woken = Run(journal, "deliver").run(empty_index)
 
-    assert done[1].again == 3
+    assert (woken.why, woken.again, done[1].again) == (FITS, 0, 3)
     assert len(journal.request_records) == 3
     assert held(client).offsets() == [0, 1, 2]
 
@@ -278,6 +275,19 @@ def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
     assert (done.again, done.letters) == (0, 1)
     assert [one.topic for one in SENT] == ["dead"]
     assert ("blackbox-reason", "outcome-unknown") in SENT[0].headers
+
+
+def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 2, {0: entry(), 1: entry()})
+    client.delete(Keys(SHARD).message(member(1)))
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert (done.again, done.letters, done.dropped) == (1, 1, 0)
+    assert ("blackbox-reason", "payload-lost") in SENT[1].headers
 
 
 def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
@@ -304,31 +314,80 @@ def give_back(client: Any, then: dict[bytes, bytes]) -> None:
         client.restore(key, 0, value)
 
 
-@pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
-def test_a_rebind_that_was_killed_after_a_commit_asks_for_nothing_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch, is_cut: bool,
-) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="topic" if is_cut else "old"))
-    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
-    settled, calls = ShardIndex.settle, iter(range(5))
+def killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
-    def killed(self: ShardIndex, removals: Any, *rest: Any) -> None:
-        if removals and next(calls) == 1:
-            raise KeyboardInterrupt
-        settled(self, removals, *rest)
+
+@pytest.mark.parametrize(
+    ("topic_id", "moment"),
+    [("old", "discard"), ("topic", "pending"), ("topic", "settle"), ("topic", "rebind")],
+)
+@pytest.mark.parametrize("receipts_id", ["receipts", "others"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["kept", "lost"])
+def test_what_a_rebind_wrote_that_was_killed_after_its_commit_is_not_written_twice(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str, moment: str, is_lost: bool,
+) -> None:  # fmt: skip
+    theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
+    empty_index.begin(Labels(0, 0), binding=theirs)
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
 
     with monkeypatch.context() as patched:
-        patched.setattr(leftovers, "AT_ONCE", 1)
-        patched.setattr(ShardIndex, "settle", killed)
+        patched.setattr(ShardIndex, moment, killed)
         with pytest.raises(KeyboardInterrupt):
             Run(journal, "deliver").run(empty_index)
-    assert len(journal.request_records) == 2
+    if is_lost:
+        client.flushall()
     done = Run(journal, "deliver").run(empty_index)
     make().open()
 
-    assert (done.before, done.again) == (1, 1)
+    assert done.why == (NO_INDEX if is_lost else INTERRUPTED)
+    assert len(journal.request_records) == 3
     assert held(client).offsets() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("receipts_id", ["receipts", "others"])
+@pytest.mark.parametrize("topic_id", ["old", "topic"], ids=["created-again", "cut"])
+def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str,
+) -> None:  # fmt: skip
+    theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
+    empty_index.begin(Labels(0, 0), binding=theirs)
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AskingWriter, "flush", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run(journal, "deliver").run(empty_index)
+    with pytest.raises(ForeignIndex):
+        make().open()
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, len(journal.request_records)) == (3, 3)
+    assert held(client).offsets() == [0, 1, 2]
+
+
+def test_an_index_that_still_has_what_was_asked_for_again_is_not_opened_though_the_log_is_longer_by_now(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS)
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardIndex, "rebind", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run(journal, "deliver").run(empty_index)
+    asked(*(request() for _ in range(4)))
+
+    with pytest.raises(ForeignIndex, match=r"blackbox rebind was interrupted .* once more"):
+        make().open()
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert held(client).offsets() == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
@@ -347,14 +406,11 @@ def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
     else:
         del journal.request_records[:]
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     empty_index.load()
     with monkeypatch.context() as patched:
         if not is_done:
             patched.setattr(ShardIndex, "rebind", killed)
-            patched.setattr(ShardIndex, "begin", killed)
+            patched.setattr(ShardIndex, "discard", killed)
             with pytest.raises(KeyboardInterrupt):
                 Run(journal, "deliver").run(empty_index)
         else:
@@ -373,37 +429,6 @@ def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
     assert held(client).offsets() == [one for one in left if not is_done or one != 3]
 
 
-@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "of-before"])
-def test_what_a_rebind_asked_for_again_is_pending_when_it_is_killed_before_its_last_barrier(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch, is_lost: bool,
-) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)))
-    make().open()
-    then = keep(client)
-    del journal.request_records[2:]
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    empty_index.load()
-    with monkeypatch.context() as patched:
-        patched.setattr(Run, "_say", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Run(journal, "deliver").run(empty_index)
-    assert len(journal.request_records) == 5
-    if is_lost:
-        client.flushall()
-    else:
-        give_back(client, then)
-        done = Run(journal, "deliver").run(empty_index)
-        assert (done.before, done.again, done.letters) == (3, 0, 0)
-    make().open()
-
-    assert len(journal.request_records) == 5
-    assert held(client).offsets() == [0, 1, 2, 3, 4]
-
-
 def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -412,14 +437,14 @@ def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
-    say = Run._say
+    take_off = Run._take_off
 
-    def kept_and_said(self: Run, *what: Any, **more: Any) -> Any:
+    def kept_and_taken_off(self: Run, *what: Any) -> None:
         within.append(keep(client))
-        return say(self, *what, **more)
+        take_off(self, *what)
 
     empty_index.load()
-    monkeypatch.setattr(Run, "_say", kept_and_said)
+    monkeypatch.setattr(Run, "_take_off", kept_and_taken_off)
     Run(journal, "deliver").run(empty_index)
     make().open()
     journal.append(delivered(3))
@@ -442,18 +467,15 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
     journal.append(delivered(1))
     make().open()
 
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     theirs = OURS._replace(cluster_id="theirs", topic_id="their topic")
     empty_index.load()
-    elsewhere = Run(FakeJournal(contract=journal.contract), "deliver", theirs)
+    there = FakeJournal(contract=journal.contract)
+    elsewhere = Run(there, "deliver", theirs)
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "carry_out", killed)
+        patched.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(there))
+        patched.setattr(ShardIndex, "discard", killed)
         with pytest.raises(KeyboardInterrupt):
             elsewhere.run(empty_index)
-    with pytest.raises(ForeignIndex):
-        make().open()
 
     done = Run(journal, "deliver").run(empty_index)
     make().open()
@@ -464,18 +486,13 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
 
 
 @pytest.mark.parametrize(
-    ("former", "is_cut", "keeps"), [(3, False, True), (1, False, False), (1, True, True)]
+    ("former", "keeps"),
+    [([0, 1, 2, 3], True), ([3], True), ([0, 1], False), ([5], False), ([], True)],
 )
 def test_requests_leave_their_partitions_only_if_a_topic_was_created_again_with_another_number(
-    former: int, is_cut: bool, keeps: bool
+    former: list[int], keeps: bool
 ) -> None:
-    def of(partition: int, era: Era | None) -> Any:
-        return SimpleNamespace(index=SimpleNamespace(shard=Shard("TB", partition)), era=era)
-
-    others = [of(partition, None) for partition in range(4) if partition != former]
-    decisions = [*others, of(former, Era(OURS, 0, is_cut=is_cut))]
-
-    assert _keep_partitions(decisions, 4) is keeps
+    assert keep_partitions(former, 4) is keeps
 
 
 def too_large(outgoing: Outgoing) -> Any:
@@ -579,7 +596,8 @@ def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_fo
         client.restore(key, 0, value)
     second = run()
 
-    assert (first.again, second.again, second.letters) == (1, 0, 1)
+    assert (first.again, second.again, second.letters) == (1, 0, 0)
+    assert second.why == INTERRUPTED
 
 
 def test_an_index_is_bound_anew_also_when_redis_is_full(
@@ -599,9 +617,8 @@ def test_an_index_is_bound_anew_also_when_redis_is_full(
             raise IndexFull("Redis has no memory left")
         return exec_(self, *args)
 
-    decision = run._decide(empty_index, empty_index.load())
     monkeypatch.setattr(ShardIndex, "_exec", refused)
-    run.carry_out(decision)
+    run.run(empty_index)
 
     assert full
     replace(make(), group="others").open()
@@ -699,8 +716,9 @@ def test_an_index_of_before_a_log_lost_its_end_is_not_told_what_became_of_the_re
 
 
 def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_done_ends_nothing(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
-) -> None:
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     asked(request(), request())
     make().open()
     journal.append(delivered(1))
@@ -708,11 +726,14 @@ def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_d
     empty_index.settle({0: None, 1: None}, 3)
     journal.topic_id = "new"
     run = Run(journal, ours=OURS._replace(topic_id="new"))
-    decision = run._decide(empty_index, empty_index.load())
-    run.prepare([decision])
-    journal.append(delivered(0))
+    frozen = iter([delivered(0)])
 
-    run.carry_out(decision)
+    def opened(self: AskingWriter) -> None:
+        for receipt in frozen:
+            journal.append(receipt)
+
+    monkeypatch.setattr(AskingWriter, "open", opened)
+    run.run(empty_index)
     make().open()
 
     assert held(client).offsets() == [0, 1]
@@ -742,22 +763,27 @@ def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_r
 
 @pytest.mark.parametrize("doubt", [Fenced, JournalLost])
 @pytest.mark.parametrize("step", ["begin", "commit"])
-@pytest.mark.parametrize("nth", [0, 1], ids=["first-writer", "second-writer"])
+@pytest.mark.parametrize("nth", [0, 1], ids=["taking-over", "asking-again"])
 def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_the_same(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, nth: int, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
     asked(request())
     empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
-    fenced = AskingWriter(journal, before={step: doubt("another owner opened this shard")})
-    writers = chain([AskingWriter(journal)] * nth, [fenced], repeat(AskingWriter(journal)))
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: next(writers))
+    store(empty_index, 0, 1, {0: entry()})
+    real, calls = getattr(AskingWriter, step), iter(range(10))
 
-    Run(journal).run(empty_index)
+    def fenced(self: AskingWriter, *arguments: Any) -> Any:
+        if next(calls) == nth:
+            raise doubt("another owner opened this shard")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(AskingWriter, step, fenced)
+    done = Run(journal, "deliver").run(empty_index)
     make().open()
 
-    assert fenced.calls[-1] == step
-    assert held(client).offsets() == [0]
+    assert (next(calls) > nth + 1, done.again) == (True, 1)
+    assert held(client).offsets() == [0, 1]
 
 
 def test_a_mark_beyond_a_lost_end_counts_up_to_there(

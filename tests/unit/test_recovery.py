@@ -308,6 +308,17 @@ def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     assert barriers(journal) == []
 
 
+def test_who_cannot_open_a_shard_does_not_fence_who_rebinds_it(
+    recovery: Recovery, journal: FakeJournal, writer: FakeWriter, empty_index: ShardIndex
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=journal.binding("blackbox")._replace(topic_id="old"))
+
+    with pytest.raises(ForeignIndex):
+        recovery.open()
+
+    assert writer.calls == ["confirm"]
+
+
 def test_requests_that_retention_removed_are_named_in_the_barrier(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,

@@ -1,0 +1,52 @@
+"""What a transactional producer says of its failures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from blackbox.doubt import Doubt, Fenced, JournalLost
+from blackbox.journal.transactions import Transactions
+
+
+def transactions(flush: Exception, begin: Exception | None = None) -> Transactions:
+    """Over a producer that answers so."""
+
+    def raises(error: Exception | None) -> Any:
+        def call(*_: object) -> None:
+            if error is not None:
+                raise error
+
+        return call
+
+    producer = SimpleNamespace(flush=raises(flush), begin_transaction=raises(begin))
+    access: Any = SimpleNamespace(producer=lambda id, in_flight: producer)
+    return Transactions(access, "blackbox/TB-0", "TB-0")
+
+
+LOST = SystemError(
+    "<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception"
+)
+
+
+def test_a_producer_that_was_fenced_says_so_also_when_the_client_loses_its_error() -> None:
+    fenced = KafkaException(
+        KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True)
+    )
+
+    with pytest.raises(Fenced, match="TB-0: cannot flush: fenced by a newer instance"):
+        transactions(LOST, fenced).flush()
+
+
+@pytest.mark.parametrize(
+    "begin", [None, KafkaException(KafkaError(KafkaError._STATE, "in a transaction"))]
+)
+def test_an_error_that_nobody_explains_is_a_doubt(begin: Exception | None) -> None:
+    with pytest.raises(JournalLost) as told:
+        transactions(LOST, begin).flush()
+
+    assert isinstance(told.value, Doubt)
+    assert "in a transaction" not in str(told.value)
