@@ -21,7 +21,7 @@ from blackbox.journal.writer import Writer
 from blackbox.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
 from blackbox.receipt import Places, Receipt
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
-from blackbox.sorting import as_record, is_record, lost
+from blackbox.sorting import as_record, is_record, payload_lost
 
 AT_ONCE = 1000
 
@@ -132,7 +132,7 @@ class Leftovers:
         while stored := self.index.stored(rank, AT_ONCE):
             rank += len(stored)
             if batch := {
-                offset: as_entry(payload) or lost(offset, Clock().earliest_ms())
+                offset: as_entry(payload) or payload_lost(offset, Clock().earliest_ms())
                 for offset, payload in stored
                 if offset >= self.first and offset not in self.ended
             }:

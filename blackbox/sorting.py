@@ -144,7 +144,9 @@ class Sorting:
                 lost.append(offset)
         found = self.journal.records(lost) if lost else {}
         for offset in lost:
-            batch[offset] = self.reread(found[offset]) if offset in found else lost(offset, now_ms)
+            batch[offset] = (
+                self.reread(found[offset]) if offset in found else payload_lost(offset, now_ms)
+            )
         return batch
 
     def _set_unavailable_aside(self, batch: Sorted, now_ms: int, paused: Collection[str]) -> None:
@@ -287,7 +289,7 @@ def as_record(offset: int, entry: Entry) -> Record:
     return Record(offset, entry.due_ms, entry.key, entry.message, headers)
 
 
-def lost(offset: int, now_ms: int) -> Entry:
+def payload_lost(offset: int, now_ms: int) -> Entry:
     """What becomes a dead letter in the place of a request of which nothing is left."""
     detail = (
         "the payload is gone from Redis and the record from Kafka; "
