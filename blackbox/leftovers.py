@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.clock import Clock
-from blackbox.doubt import Doubt, JournalLost, NotAllowed, Refused
+from blackbox.doubt import Doubt, JournalLost, LabelsMoved, NotAllowed, Refused
+from blackbox.ended import Ended
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex, as_entry
 from blackbox.journal.topics import Topics
@@ -80,9 +81,11 @@ class Leftovers:
     topics: Topics
     dead_letter_topic: str
     exactly_once: bool
+    _seen: Ended = field(default_factory=Ended)
     _refused: dict[int, Refusal] = field(default_factory=dict)
     _refusals: Counter[int] = field(default_factory=Counter)
     _takes_letters: bool = False
+    _at_once: int = field(default_factory=lambda: AT_ONCE)
 
     @property
     def _shard(self) -> Shard:
@@ -96,7 +99,12 @@ class Leftovers:
                 return
             except Refused as refused:
                 self._check_refusals(refused.suspects)
-                self._find_refused(writer)
+                if not self._find_refused(
+                    writer
+                ):  # a topic may take each, and not so many in one batch
+                    if self._at_once == 1:
+                        raise
+                    self._at_once = max(1, self._at_once // 10)
 
     def _write(self, writer: Writer, receipt: Receipt | None, done: Rebound) -> None:
         done.again = done.letters = done.superseded = done.dropped = 0
@@ -104,6 +112,7 @@ class Leftovers:
         try:
             for batch in self.batches():
                 self._write_some(writer, batch, done)
+            self._check_all_seen()
         except Refused:
             raise
         except BaseException:  # an open transaction would hold up its readers
@@ -127,16 +136,27 @@ class Leftovers:
         done.superseded += len(batch) - len(left)
 
     def batches(self) -> Iterator[dict[int, Entry]]:
-        """All of them, by due time. Nobody changes the index meanwhile."""
-        rank = 0
-        while stored := self.index.stored(rank, AT_ONCE):
+        """All of them, by due time."""
+        rank, self._seen = 0, Ended()
+        while stored := self.index.stored(rank, self._at_once):
             rank += len(stored)
+            fresh = [(offset, payload) for offset, payload in stored if offset not in self._seen]
+            self._seen.add(offset for offset, _ in fresh)
             if batch := {
                 offset: as_entry(payload) or payload_lost(offset, Clock().earliest_ms())
-                for offset, payload in stored
+                for offset, payload in fresh
                 if offset >= self.first and offset not in self.ended
             }:
                 yield batch
+
+    def _check_all_seen(self) -> None:
+        """An earlier owner that was frozen may have put something off, or removed it, while ranks were gone through."""
+        self.index.due(0, 1)  # raises LabelsMoved
+        rank = 0
+        while found := self.index.pending(rank, AT_ONCE):
+            rank += len(found)
+            if any(offset not in self._seen for offset in found):
+                raise LabelsMoved(f"{self._shard}: an earlier owner changed the index meanwhile")
 
     def _left(self, there: Mapping[int, Entry]) -> dict[int, Entry]:
         ends = self.newer.ends
@@ -158,14 +178,19 @@ class Leftovers:
         for offset in failed:
             self._send(writer, {offset: batch[offset]})
 
-    def _find_refused(self, writer: Writer) -> None:
-        """Which records Kafka does not take, in transactions that are taken back: it blames the neighbours as well."""
+    def _find_refused(self, writer: Writer) -> bool:
+        """Which records Kafka does not take, in transactions that are taken back: it blames the neighbours as well.
+
+        Returns whether one was found.
+        """
+        known = len(self._refused) + self._refusals.total()
         for batch in self.batches():
             left = self._left(batch)
             if self._is_refused(writer, left):
                 for offset, entry in left.items():
                     while self._is_refused(writer, {offset: entry}):
                         pass  # in its next form
+        return len(self._refused) + self._refusals.total() > known
 
     def _is_refused(self, writer: Writer, batch: Mapping[int, Entry]) -> bool:
         writer.begin()

@@ -28,7 +28,12 @@ class Recreated(ForeignIndex):
 
 
 class Shortened(ForeignIndex):
-    """A journal ends before what is known of it, although it is the same topic."""
+    """A journal ends before what is known of it, although it is the same topic.
+
+    Who knew it said so at `known_ms`, epoch ms, where a receipt tells.
+    """
+
+    known_ms = 0
 
 
 class OtherGroup(ForeignIndex):
@@ -59,7 +64,9 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
         mark = receipt.mark
         if mark is not None and mark.requests > requests.end:
             ends = Labels(requests.end, receipts.end)
-            raise shortened(shard, Labels(mark.requests, mark.receipts), ends)
+            found = shortened(shard, Labels(mark.requests, mark.receipts), ends)
+            found.known_ms = receipt.at_ms
+            raise found
         if mark is not None and receipts.start <= mark.receipts <= offset:
             if mark.requests >= requests.start:
                 return receipt
@@ -141,14 +148,6 @@ def replaced(shard: Shard, tail: Tail) -> Shortened:
         f"{shard}: the record at {tail.offset} is not the one that was read there, though the topic is the "
         "same: Kafka lost records, and callers wrote others in their places (an unclean leader election?). "
         f"Deliver what Redis still has of the lost ones with blackbox rebind {shard.topic} --pending deliver"
-    )
-
-
-def half_rebound(shard: Shard) -> Shortened:
-    """The refusal for an index that has requests of an end that was lost, and that were asked for again since."""
-    return Shortened(
-        f"{shard}: blackbox rebind was interrupted before it was done with this index, or Redis went back to "
-        f"before that; run blackbox rebind {shard.topic} --pending deliver, or drop, once more"
     )
 
 

@@ -13,7 +13,7 @@ class Outcomes:
 
     `ended` have an outcome. `ignored` are conditional records that did not count, and `too_late` those that may be
     replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
-    `unknown_ms` and has no outcome may have had one that is gone. From the offset `cut` on the log has lost its end.
+    `unknown_ms` and has no outcome may have had one that is gone.
     """
 
     def __init__(self, unknown_ms: int = 0) -> None:
@@ -21,7 +21,6 @@ class Outcomes:
         self.ignored: list[int] = []
         self.count = self.judged = 0
         self.unknown_ms = unknown_ms
-        self.cut: int | None = None
 
     def add(self, receipt: Receipt) -> None:
         self.count += self.ended.add(receipt.removals())
@@ -34,7 +33,6 @@ class Outcomes:
 
     def _forget_from(self, first: int) -> None:
         """The log had lost its end, and others are there now."""
-        self.cut = first if self.cut is None else min(self.cut, first)
         self.ended.forget_from(first)
         self.too_late.forget_from(first)
         self.ignored = [offset for offset in self.ignored if offset < first]

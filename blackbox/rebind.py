@@ -44,7 +44,7 @@ from blackbox.marks import (
     openings,
     rebound_by,
 )
-from blackbox.plan import Bounds, Kept, Labels, Tail
+from blackbox.plan import Bounds, Kept, Labels
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.recovery import CHUNK, CLOCKS_APART_MS, settle
 from blackbox.request import Cancel, Shard, offset_in
@@ -101,7 +101,7 @@ class _Decision:
 
     `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
     requests from `first` on bound at these labels. `begins`: the barrier carries a mark at this request. Of receipts
-    before `since` it is known what became of them.
+    before `since` it is known what became of them; those before `old_receipts` are removed.
     """
 
     why: str
@@ -111,6 +111,7 @@ class _Decision:
     first: int | None = None
     is_emptied: bool = False
     begins: int | None = None
+    old_receipts: int = 0
     since: int = 0
     unknown_ms: int = 0
 
@@ -174,11 +175,14 @@ class _Run:
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
         self._format = formats(settings)[topic]
-        self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
+        self._written_before: dict[int, Bounds] = {}
         self._known_newer: dict[int, Newer] = {}
 
     def shards(self) -> list[Rebound]:
-        """Each partition that there is, and each that has an index from when there were more."""
+        """Each partition that there is, and each that has an index from when there were more, the last one first.
+
+        So a run that is interrupted leaves no gap behind which the next one would find none.
+        """
         indexes: list[ShardIndex] = []
         former: list[int] = []
         for partition in count_on():
@@ -194,7 +198,24 @@ class _Run:
             if kept and kept.binding and kept.binding.topic_id != self._ours.topic_id:
                 former.append(partition)
         self._keeps_partitions = keep_partitions(former, self._count)
-        return [again(self._rebind, index) for index in indexes]
+        for index in indexes:
+            self._end_open_transaction(index)
+        self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
+        there, gone = indexes[: self._count], indexes[self._count :]
+        return [again(self._rebind, index) for index in [*there, *reversed(gone)]]
+
+    def _end_open_transaction(self, index: ShardIndex) -> None:
+        """That of a run that was killed would hide what is written, for 15 minutes."""
+        kept, there = index.load(), index.shard.partition < self._count
+        journal = self._journal(index.shard.partition)
+        if kept is None or (
+            there
+            and kept.binding == self._ours
+            and _lost_from(journal, kept, journal.request_bounds()) is None
+        ):
+            return
+        with closing(self._writer(index.shard)) as writer:
+            writer.open()
 
     def _rebind(self, index: ShardIndex) -> Rebound:
         decision = patiently(self._decide, index)
@@ -227,8 +248,9 @@ class _Run:
                 newest_mark(shard, journal, self._ours.topic_id)
             except Recreated:
                 why, begins = "another topic", requests.start
-            except Shortened:  # all that is left of it had ended
-                why, begins = "a journal became shorter", requests.end
+            except Shortened as known:  # all that was there then and is left had ended
+                since = journal.first_request_since(known.known_ms)
+                why, begins = "a journal became shorter", requests.end if since is None else since
             else:
                 return self._decide_group(shard, journal, NO_INDEX, Labels(0, 0))
             barrier = self._barrier(shard, begins)
@@ -241,8 +263,10 @@ class _Run:
         """Its requests are not in the topic that is there. Where that was opened since, it is known in the journals."""
         assert kept.binding is not None
         opened = openings(journal, self._ours.topic_id) if self._has_receipts(shard) else []
-        if any(one.rebound == kept.token for one in opened):
-            return _Decision(INTERRUPTED, is_emptied=True)
+        for one in opened:
+            if one.rebound == kept.token != "":
+                old = 0 if one.mark is None else one.mark.receipts
+                return _Decision(INTERRUPTED, is_emptied=True, old_receipts=old)
         groups = {one.group for one in opened}
         is_unknown = bool(groups & {self._ours.group, kept.binding.group})
         is_open = self._has_receipts(shard) and not opened
@@ -261,26 +285,31 @@ class _Run:
         assert kept.binding is not None
         at, is_same = kept.labels, kept.binding.receipts_id == self._ours.receipts_id
         is_untold = not is_same or at.receipts > receipts.end
-        is_shorter = at.requests > requests.end or at.receipts > receipts.end
-        lost = requests.end if is_shorter else _replaced(journal, kept.tail)
-        told, unknown_ms = (receipts.end, self._unknown_ms()) if is_untold else (at.receipts, 0)
-        cuts = [] if is_untold else cuts_since(journal, told)
-        by = rebound_by(journal, kept.token) if is_untold or cuts else None
-        if by is not None and is_untold:
-            told, unknown_ms, cuts = by.offset, by.receipt.unknown_ms, list(by.receipt.cut)
-        elif by is None and not is_same and openings(journal, self._ours.topic_id):
-            return _Decision("an index of before its receipts topic was opened", is_emptied=True)
-        firsts = [*cuts, *([] if lost is None else [lost])]
-        if not firsts and kept.binding == self._ours:
+        lost = _lost_from(journal, kept, requests)
+        if lost is None and not is_untold and kept.binding == self._ours:
             return self._decide_group(shard, journal, FITS, at)
-        first = min(firsts, default=None)
+        by = rebound_by(journal, kept.token)
+        if by is None and not is_same and openings(journal, self._ours.topic_id):
+            return _Decision("an index of before its receipts topic was opened", is_emptied=True)
+        told, unknown_ms = at.receipts, 0
+        if is_untold or (by is not None and by.offset < told):
+            told, unknown_ms = receipts.end, self._unknown_ms()
+            if by is not None:
+                told, unknown_ms = by.offset, by.receipt.unknown_ms
+        cuts = [] if lost is None else cuts_since(journal, told)
+        first = None if lost is None else min(lost, *cuts) if cuts else lost
         labels = Labels(at.requests if first is None else min(at.requests, first), told)
-        if by is not None:
+        has_cut = by is not None and bool(by.receipt.cut)
+        if by is not None and (lost is None or (has_cut and lost >= by.receipt.cut[0])):
             return _Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
+        unsaid = [] if lost is None or (cuts and lost >= min(cuts)) else [lost]
         barrier = self._barrier(
-            shard, labels.requests, cut=[] if first is None else [first], unknown_ms=unknown_ms,
+            shard,
+            labels.requests,
+            cut=unsaid,
+            unknown_ms=unknown_ms,
             rebound=kept.token,
-        )  # fmt: skip
+        )
         if first is None:
             why = "another group, or other receipts"
             return _Decision(why, barrier, labels=labels, since=told, unknown_ms=unknown_ms)
@@ -327,27 +356,27 @@ class _Run:
 
     def _carry_out(self, index: ShardIndex, decision: _Decision, writer: Writer) -> Rebound:
         done = Rebound(index.shard, decision.why)
-        begins_behind = 0
+        old_receipts = decision.old_receipts
         if decision.gone is not None:
-            begins_behind = self._write_again(index, decision, decision.gone, writer, done)
+            old_receipts = self._write_again(index, decision, decision.gone, writer, done)
         elif decision.barrier is not None:
-            begins_behind = self._say(index.shard, decision, writer)
+            old_receipts = self._say(index.shard, decision, writer)
         if decision.is_emptied:
             index.discard()
         elif decision.labels is not None:
             if decision.first is not None:
                 self._take_off(index, decision.first)
             index.rebind(decision.labels, self._ours, decision.unknown_ms)
-        if decision.begins is not None and decision.barrier is not None:
-            # Earlier receipts tell of other requests under the ids of these. Without a mark behind them, what was
-            # delivered would be unknown.
-            self._trimmer.remove_receipts(index.shard, begins_behind)
+        # Of a topic that was begun, these tell of other requests under the ids of those that are there. Without a
+        # mark behind them, what was delivered would be unknown.
+        if old_receipts:
+            self._trimmer.remove_receipts(index.shard, old_receipts)
         return done
 
     def _write_again(
         self, index: ShardIndex, decision: _Decision, gone: _Gone, writer: Writer, done: Rebound
     ) -> int:
-        """Returns where the receipts ended before the barrier, once no earlier owner could write any."""
+        """Returns up to where receipts are of an earlier topic."""
         shard = index.shard
         ended = self._take_over(shard, decision, gone, writer)
         asks = self._pending == "deliver"
@@ -366,7 +395,7 @@ class _Run:
         done.cold = index.count_cold() if gone.first == 0 else 0
         end = self._journal(shard.partition).receipt_bounds().end if decision.barrier else 0
         leftovers.write(writer, _marked(decision, end), done)
-        return end
+        return 0 if decision.begins is None else end
 
     def _take_over(self, shard: Shard, decision: _Decision, gone: _Gone, writer: Writer) -> Ended:
         """What receipts say has ended of the requests that are gone; none speaks of them behind a cut.
@@ -400,7 +429,7 @@ class _Run:
                 )
 
     def _say(self, shard: Shard, decision: _Decision, writer: Writer) -> int:
-        """The barrier alone, as a new owner writes it; returns where the receipts ended before."""
+        """The barrier alone, as a new owner writes it; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)
         end = journal.receipt_bounds().end
@@ -408,16 +437,22 @@ class _Run:
         barrier = _marked(decision, end)
         assert barrier is not None
         commit_barrier(shard, journal, writer, barrier, since, end)
-        return end
+        return 0 if decision.begins is None else end
 
     def _take_off(self, index: ShardIndex, first: int) -> None:
         """What is gone leaves an index that is kept."""
+        while there := self._from(
+            index, first
+        ):  # another run may do the same, and move ranks meanwhile
+            settle(index, there, index.labels.receipts)
+
+    def _from(self, index: ShardIndex, first: int) -> list[int]:
         there: list[int] = []
         rank = 0
         while found := index.pending(rank, CHUNK):
             rank += len(found)
             there += [offset for offset in found if offset >= first]
-        settle(index, there, index.labels.receipts)
+        return there
 
     def _has_receipts(self, shard: Shard) -> bool:
         return shard.partition < self._receipts_count
@@ -438,13 +473,13 @@ class _Run:
         if partition not in self._known_newer:
             newer = self._known_newer[partition] = Newer(set(), set())
             start, end = self._written_before[partition]
-            shard, requests = Shard(self._topic, partition), set[int]()
+            shard, requests = Shard(self._topic, partition), Ended()
             for batch in self._journal(partition).requests(max(first, start), end):
                 changes = parse(self._format, batch, Clock().latest_ms(), None).changes
                 newer.caller_ids.update(touched_by(changes).caller_ids)
                 for offset, change in changes:
                     if not isinstance(change, Cancel):
-                        requests.add(offset)
+                        requests.add([offset])
                     elif change.id is not None:
                         named = offset_in(shard, change.id)
                         if named is not None and named not in requests:
@@ -462,15 +497,18 @@ def _marked(decision: _Decision, end: int) -> Receipt | None:
     return replace(decision.barrier, mark=Mark(decision.begins, end))
 
 
-def _replaced(journal: ShardJournal, tail: Tail | None) -> int | None:
-    """From where on others were written in the places of records that had been read, if they were.
+def _lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None:
+    """From where on the log has lost what the index had read, if it has.
 
-    What was read was written by the time of the last one of it.
+    What was read was written by the time of the last record of it: from a later time on, others are there.
     """
-    if tail is None or not is_another(journal, tail):
+    tail = kept.tail
+    is_shorter, is_replaced = kept.labels.requests > requests.end, is_another(journal, tail)
+    if not is_shorter and not is_replaced:
         return None
-    since = journal.first_request_since(tail.timestamp_ms + 1)
-    return tail.offset if since is None else min(since, tail.offset)
+    since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
+    places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
+    return min(place for place in places if place is not None)
 
 
 def keep_partitions(former: Collection[int], count: int) -> bool:

@@ -16,7 +16,6 @@ from blackbox.ended import Ended
 from blackbox.intake import Opening, Taken, Upcoming
 from blackbox.marks import (
     foreign_group,
-    half_rebound,
     is_another,
     newest_mark,
     other_group,
@@ -292,12 +291,6 @@ class Recovery:
         outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
         for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
             outcomes.add(receipt)
-        if (
-            not start.is_rebuild
-            and outcomes.cut is not None
-            and outcomes.cut < start.labels.requests
-        ):
-            raise half_rebound(self.shard)
         return outcomes
 
     def _rebuild(self, told: Outcomes, label: int) -> None:

@@ -95,14 +95,14 @@ class Inspector:
         return labels_of(shard, state, receipts)
 
     def is_ready(self, shard: Shard) -> bool:
-        """Whether requests can be stored: there is an index, and nobody rebuilds or rebinds it."""
+        """Whether requests can be stored: there is an index, and nobody rebuilds it."""
         keys = Keys(shard)
         state, under_way, receipts = self._clients.together(
             ("HMGET", keys.state, "format", "requests"),
-            ("HMGET", keys.state, "rebuild", "rebind"),
+            ("HGET", keys.state, "rebuild"),
             ("GET", keys.receipts),
         )
-        return labels_of(shard, state, receipts) is not None and not any(under_way)
+        return labels_of(shard, state, receipts) is not None and under_way is None
 
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""

@@ -219,6 +219,9 @@ class ShardIndex:
             flat, ignored, known_from = self._session.run(look)
             cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
             gone = {offset for offset in cold if offset >= first}
+            is_shorter = first < self.labels.requests
+            holders = self._holders_from(first) if is_shorter else []
+            counted = self._counted_from(first) if is_shorter else {}
             changes = [
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(labels.receipts),
@@ -226,7 +229,7 @@ class ShardIndex:
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
                 changes += [pack("HDEL", keys.state, "mark"), about]
-            if first < self.labels.requests:
+            if is_shorter:
                 changes += [
                     pack("HDEL", keys.state, "mark", "tail", "ahead"),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
@@ -236,6 +239,8 @@ class ShardIndex:
                         for k in (keys.moved, keys.ended)
                     ),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
+                    *(pack("HDEL", keys.ids, *callers) for callers in _chunks(holders)),
+                    *(one for of, offsets in counted.items() for one in _zrem(of, offsets)),
                     *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
                 ]
             if not self._exec_even_if_full(changes, self.labels):
@@ -567,6 +572,22 @@ class ShardIndex:
         with self._lock:
             self._session.close()
 
+    def _holders_from(self, first: int) -> list[bytes]:
+        """The caller ids that requests at or above this offset hold, those of the cold tier as well."""
+        flat = self._session.ask("HGETALL", self._keys.ids)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [caller for caller, name in pairs if name and int(name, 16) >= first]
+
+    def _counted_from(self, first: int) -> dict[bytes, list[int]]:
+        """What is counted of each caller of the requests at or above this offset."""
+        callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+        sets = [self._keys.of(caller.decode()) for caller in callers]
+        every = self._session.run([pack("ZRANGE", of, 0, -1) for of in sets]) if sets else []
+        return {
+            of: [offset for name in names if (offset := int(name, 16)) >= first]
+            for of, names in zip(sets, every, strict=True)
+        }
+
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
         if self.is_behind is None or self.is_behind(receipts):
@@ -586,7 +607,7 @@ class ShardIndex:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_labels(
-            b"rebuild", b"topic_id", b"gap", b"rebind",
+            b"rebuild", b"topic_id", b"gap",
             b"known_from", b"cold", b"largest", b"judged", b"told",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
@@ -601,12 +622,8 @@ class ShardIndex:
         now = self.topic_id()
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
-        if state[5] is not None:
-            raise Doubt(
-                f"{self.shard}: its index is being rebound; requests wait in Kafka until then"
-            )
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
-        known_from, cold, largest, judged, told = (int(number or 0) for number in state[6:])
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[5:])
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])

@@ -150,7 +150,7 @@ class Writer:
         return suspects
 
     def abort(self) -> None:
-        """Take back what was sent since `begin`; the writer is of no use from then on."""
+        """Take back what was sent since `begin`."""
         self._transactions.abort()
 
     def end(self) -> None:

@@ -473,8 +473,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "[again(self._rebind, index) for index in indexes]",
-                "[self._rebind(index) for index in indexes]",
+                "[again(self._rebind, index) for index in [*there, *reversed(gone)]]",
+                "[self._rebind(index) for index in [*there, *reversed(gone)]]",
             ),
         ),
         (),
@@ -571,8 +571,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "        elif by is None and not is_same and openings(journal, self._ours.topic_id):\n",
-                "        elif False:\n",
+                "        if by is None and not is_same and openings(journal, self._ours.topic_id):\n",
+                "        if False:\n",
             ),
         ),
         (),
@@ -605,13 +605,13 @@ BUGS = (
         (),
     ),
     Bug(
-        "half-rebound-opened",
-        "a shard is opened whose index still has what was asked for again",
+        "cut-said-twice",
+        "a rebind of an older index says once more that the log lost its end, and voids what was delivered since",
         (
             Change(
-                "recovery.py",
-                "            raise half_rebound(self.shard)\n",
-                "            pass\n",
+                "rebind.py",
+                "unsaid = [] if lost is None or (cuts and lost >= min(cuts)) else [lost]",
+                "unsaid = [] if lost is None else [lost if not cuts else min(lost, *cuts)]",
             ),
         ),
         (),
@@ -697,6 +697,45 @@ BUGS = (
                 "leftovers.py",
                 "            if len(batch) == 1:\n                self._note(refused.suspects)\n",
                 "            self._note(refused.suspects)\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "written-behind-a-lost-end",
+        "what callers wrote behind a lost end is passed over when the log is still shorter than it was",
+        (
+            Change(
+                "rebind.py",
+                "    places = [requests.end, since, tail",
+                "    places = [requests.end, tail",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "ranks-that-moved",
+        "what a frozen owner puts off while an index is read is not written again",
+        (
+            Change(
+                "leftovers.py",
+                "            self._check_all_seen()\n",
+                "",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "gap-of-former-partitions",
+        "former partitions are begun with the first one, and a run that is interrupted hides the others",
+        (
+            Change(
+                "rebind.py",
+                "[*there, *reversed(gone)]",
+                "[*there, *gone]",
             ),
         ),
         (),

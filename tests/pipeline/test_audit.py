@@ -541,11 +541,8 @@ def test_what_cannot_be_audited_is_said_in_one_line(
         return answer.stderr
 
     assert "holds no ledger; `blackbox ledger` makes one" in problem("--ledger", str(tmp_path))
-    told = problem()
-    print(told)
-    # In a Spark that has run for long, another line of the failed job was told, twice of two times: why is open.
     named = f"{receipts_topic(books.shard.topic)}/0@0: a receipt of version 2"
-    assert named in told or "PythonException" in told or "Error" in told
+    assert named in problem()
 
 
 def test_an_audit_beside_a_live_service_under_load_finds_nothing(

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -31,6 +32,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
+from blackbox.outgoing import Outgoing
 from blackbox.receipt import Mark, decode
 from blackbox.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
@@ -402,6 +404,28 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
     rebinding.rebind(world.settings(), world.requests, "deliver")
 
     assert fenced
+    world.start_service().wait_ready()
+    assert pending(world, client) == 10
+
+
+def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one(
+    world: World, client: Any
+) -> None:
+    service = world.start_service().wait_ready()
+    world.ask(10, from_s=3000, within_s=3600, partition=0)
+    until("they are taken in", lambda: pending(world, client) == 10)
+    service.stop()
+    client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
+    shard, access = Shard(world.requests, 0), kafka(world.settings())
+    long = replace(access, settings=dict(access.settings) | {"transaction.timeout.ms": "900000"})
+    with closing(Writer(shard, long, exactly_once=True)) as killed:
+        killed.open()
+        killed.begin()
+        killed.send(Outgoing(0, world.requests, None, b"{}", [], 0), {})
+        killed.flush()
+
+        assert "became shorter; 0 asked for again" in rebind(world, "deliver")
+
     world.start_service().wait_ready()
     assert pending(world, client) == 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 from blackbox import leftovers
 from blackbox import rebind as rebinding
-from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost
+from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, Refused
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
-from blackbox.index.keys import Keys
+from blackbox.index.keys import NOBODYS, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.leftovers import Newer, Rebound
 from blackbox.outgoing import Outgoing
@@ -93,7 +94,7 @@ class Run(_Run):
         return self._fake
 
     def _remove_receipts(self, shard: Shard, upto: int) -> None:
-        self._fake.first_receipt = upto
+        self._fake.first_receipt = max(upto, self._fake.first_receipt)
 
     def run(self, index: ShardIndex) -> Rebound:
         return rebinding.again(self._rebind, index)
@@ -320,7 +321,7 @@ def killed(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize(
     ("topic_id", "moment"),
-    [("old", "discard"), ("topic", "pending"), ("topic", "settle"), ("topic", "rebind")],
+    [("old", "discard"), ("topic", "settle"), ("topic", "rebind")],
 )
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["kept", "lost"])
@@ -331,6 +332,7 @@ def test_what_a_rebind_wrote_that_was_killed_after_its_commit_is_not_written_twi
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
     empty_index.begin(Labels(0, 0), binding=theirs)
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    client.hset(Keys(SHARD).state, "tail", orjson.dumps((2, 1, 1)))
 
     with monkeypatch.context() as patched:
         patched.setattr(ShardIndex, moment, killed)
@@ -367,27 +369,6 @@ def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
 
     assert (done.again, len(journal.request_records)) == (3, 3)
     assert held(client).offsets() == [0, 1, 2]
-
-
-def test_an_index_that_still_has_what_was_asked_for_again_is_not_opened_though_the_log_is_longer_by_now(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS)
-    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ShardIndex, "rebind", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Run(journal, "deliver").run(empty_index)
-    asked(*(request() for _ in range(4)))
-
-    with pytest.raises(ForeignIndex, match=r"blackbox rebind was interrupted .* once more"):
-        make().open()
-    Run(journal, "deliver").run(empty_index)
-    make().open()
-
-    assert held(client).offsets() == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
@@ -455,6 +436,169 @@ def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
 
     assert len(journal.request_records) == 5
     assert held(client).offsets() == [0, 1, 2, 4]
+
+
+def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be_delivered_again(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    make().open()
+    then = keep(client)
+    make().open()
+    del journal.request_records[2:]
+    empty_index.load()
+    assert Run(journal, "deliver").run(empty_index).again == 3
+    make().open()
+    journal.append(delivered(3))
+
+    give_back(client, then)
+    client.hset(Keys(SHARD).state, "token", "of an earlier opening")
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.letters) == (0, 3)
+    assert held(client).offsets() == [0, 1, 2, 4]
+
+
+def written_since(journal: FakeJournal) -> None:
+    """A request that a caller wrote after the log had lost its end."""
+    offset = len(journal.request_records)
+    journal.request_records.append(Record(offset, 10, b"key", b"{}", []))
+    journal.contract.parsed[offset] = request()
+
+
+def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_the_log_is_shorter_than_it_was(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    make().open()
+    del journal.request_records[2:]
+    written_since(journal)
+    empty_index.load()
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert done.again == 3
+    assert held(client).offsets() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_redis_was_lost(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    make().open()
+    journal.append(Receipt(5, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
+    del journal.request_records[2:]
+    written_since(journal)
+    client.flushall()
+
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert held(client).offsets() == [2]
+
+
+def test_a_frozen_owner_that_wakes_while_what_is_pending_is_written_hides_none_of_it(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written, journal: FakeJournal,
+    client: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(1), 1: entry(2), 2: entry(3)})
+    others_index.load()
+    stored, calls = ShardIndex.stored, iter(range(10))
+
+    def beside_another(self: ShardIndex, rank: int, limit: int) -> Any:
+        if next(calls) == 1:
+            others_index.defer({0: (LATER_MS, None)}, 0)
+        return stored(self, rank, limit)
+
+    monkeypatch.setattr(leftovers, "AT_ONCE", 1)
+    monkeypatch.setattr(ShardIndex, "stored", beside_another)
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert done.again == 3
+    assert held(client).offsets() == [0, 1, 2]
+
+
+def test_requests_of_a_lost_end_hold_no_caller_id_and_count_for_no_caller(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request(name) for name in ("a", "b", "c")))
+    make().open()
+    keys = Keys(SHARD)
+    client.hset(keys.ids, "cold", member(2))
+    client.zadd(keys.callers, {"shop": 0})
+    client.zadd(keys.of("shop"), {member(0): 1, member(1): 2, member(2): 3})
+    del journal.request_records[1:]
+    empty_index.load()
+
+    Run(journal, "drop").run(empty_index)
+
+    assert client.hgetall(keys.ids).keys() - {NOBODYS} == {b"a"}
+    assert client.zrange(keys.of("shop"), 0, -1) == [member(0)]
+
+
+class NotSoMany(AskingWriter):
+    """Kafka takes each record, but not more than ten in a batch."""
+
+    sent: int = 0
+
+    def send(self, *record: Any) -> Any:
+        self.sent += 1
+        return super().send(*record)
+
+    def flush(self, hopeless: Any = dict) -> Any:
+        count, self.sent = self.sent, 0
+        if count > 10:
+            raise Refused({one.offset: (Reason.TOO_LARGE, "a batch") for one, _ in self._queued})
+        return super().flush(hopeless)
+
+
+def test_records_that_kafka_takes_only_in_smaller_batches_are_all_asked_for_again(
+    make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 25, {n: entry() for n in range(25)})
+    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: NotSoMany(journal))
+
+    done = Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert (done.again, done.letters) == (25, 0)
+    assert held(client).offsets() == list(range(25))
+
+
+def test_former_partitions_are_not_forgotten_when_a_run_is_interrupted_among_them(
+    journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for partition in range(4):
+        index = ShardIndex(Shard(SHARD.topic, partition), connections, grace_s=1)
+        index.load()
+        index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+
+    def run() -> list[Rebound]:
+        one = Run(journal)
+        one._count = one._receipts_count = 1
+        one._connections, one._grace_s = connections, 1
+        with ExitStack() as one._ending:
+            return one.shards()
+
+    real, calls = ShardIndex.discard, iter(range(9))
+
+    def interrupted(self: ShardIndex) -> None:
+        real(self)
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardIndex, "discard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    run()
+
+    assert client.keys("*:state") == []
 
 
 def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where_the_index_was(

@@ -37,6 +37,8 @@ UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
 AS_THEY_ARE = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """Read paths as they are, brackets and all; the first alone would read some files several times."""
 
+MOST_CAUSES = 50
+
 _OURS = re.compile(r"(?:blackbox\.[a-z_.]+\.|^)(?:JournalLost|ValueError): (.+)")
 
 
@@ -59,19 +61,28 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        told = f"{error}\n{_root(error)}"
+        told = f"{error}\n{_causes(error)}"
         ours = [match[1] for line in told.splitlines() if (match := _OURS.search(line.strip()))]
         raise LedgerError(ours[0] if ours else cause_in(told)[:500]) from None
 
 
-def _root(error: Exception) -> str:
-    """What its first cause in Java says, which Spark's own text may leave out; "" if there is none."""
-    if not isinstance(error, Py4JJavaError):
-        return ""
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.toString())
+def _causes(error: Exception) -> str:
+    """What its causes in Java say, which Spark's own text may leave out.
+
+    Where several stages failed at once, most of them are suppressed ones.
+    """
+    told: list[str] = []
+    java = (
+        error.java_exception
+        if isinstance(error, Py4JJavaError)
+        else getattr(error, "_origin", None)
+    )
+    left = [] if java is None else [java]
+    while left and len(told) < MOST_CAUSES:
+        cause = left.pop()
+        told.append(str(cause.toString()))
+        left += [one for one in (*cause.getSuppressed(), cause.getCause()) if one is not None]
+    return "\n".join(told)
 
 
 class Ledger:
