@@ -101,11 +101,11 @@ def rebound_by(journal: Journal, token: str) -> Moved | None:
     return next((Moved(at, one) for at, one in found if one.rebound == token != ""), None)
 
 
-def cuts_since(journal: Journal, since: int) -> list[int]:
-    """From which offsets on the log has lost its end, as receipts from `since` on tell."""
+def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
+    """The receipts from `since` on that tell from which offset on the log has lost its end, and that offset."""
     start, end = journal.receipt_bounds()
     told = journal.receipts(max(since, start), end)
-    return [offset for _, receipt in told for offset in receipt.cut]
+    return [(at, offset) for at, receipt in told for offset in receipt.cut]
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:

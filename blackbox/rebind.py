@@ -35,6 +35,7 @@ from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
 from blackbox.leftovers import Leftovers, Newer, Rebound
 from blackbox.marks import (
+    Moved,
     Recreated,
     Shortened,
     cuts_since,
@@ -296,28 +297,33 @@ class _Run:
             told, unknown_ms = receipts.end, self._unknown_ms()
             if by is not None:
                 told, unknown_ms = by.offset, by.receipt.unknown_ms
-        cuts = [] if lost is None else cuts_since(journal, told)
-        first = None if lost is None else min(lost, *cuts) if cuts else lost
-        labels = Labels(at.requests if first is None else min(at.requests, first), told)
-        has_cut = by is not None and bool(by.receipt.cut)
-        if by is not None and (lost is None or (has_cut and lost >= by.receipt.cut[0])):
+        if lost is None:
+            return self._decide_bound(shard, kept, Labels(at.requests, told), unknown_ms, by)
+        cuts = cuts_since(journal, told)
+        first = min([lost, *(cut for _, cut in cuts)])
+        labels = Labels(min(at.requests, first), told)
+        explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
+        if by is not None and any(offset <= by.offset for offset in explained):
             return _Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
-        unsaid = [] if lost is None or (cuts and lost >= min(cuts)) else [lost]
         barrier = self._barrier(
-            shard,
-            labels.requests,
-            cut=unsaid,
-            unknown_ms=unknown_ms,
+            shard, labels.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
             rebound=kept.token,
-        )
-        if first is None:
-            why = "another group, or other receipts"
-            return _Decision(why, barrier, labels=labels, since=told, unknown_ms=unknown_ms)
+        )  # fmt: skip
         why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
         is_open = self._has_receipts(shard) and not is_untold
         since = self._told_since(kept, receipts, is_open)
         gone = _Gone(self._ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
         return _Decision(why, barrier, gone, labels, first, since=told, unknown_ms=unknown_ms)
+
+    def _decide_bound(
+        self, shard: Shard, kept: Kept, labels: Labels, unknown_ms: int, by: Moved | None
+    ) -> _Decision:
+        """Nothing is gone from the topic: the index is kept as it is."""
+        if by is not None:
+            return _Decision(INTERRUPTED, labels=labels, unknown_ms=unknown_ms)
+        barrier = self._barrier(shard, labels.requests, unknown_ms=unknown_ms, rebound=kept.token)
+        why = "another group, or other receipts"
+        return _Decision(why, barrier, labels=labels, since=labels.receipts, unknown_ms=unknown_ms)
 
     def _decide_group(
         self, shard: Shard, journal: ShardJournal, why: str, labels: Labels

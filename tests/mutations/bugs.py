@@ -610,8 +610,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "unsaid = [] if lost is None or (cuts and lost >= min(cuts)) else [lost]",
-                "unsaid = [] if lost is None else [lost if not cuts else min(lost, *cuts)]",
+                "cut=[] if explained else [lost]",
+                "cut=[first]",
             ),
         ),
         (),

@@ -438,9 +438,11 @@ def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
     assert held(client).offsets() == [0, 1, 2, 4]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be_delivered_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
-) -> None:
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    monkeypatch: pytest.MonkeyPatch, is_killed: bool,
+) -> None:  # fmt: skip
     asked(*(request() for _ in range(5)))
     make().open()
     then = keep(client)
@@ -453,10 +455,15 @@ def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be
 
     give_back(client, then)
     client.hset(Keys(SHARD).state, "token", "of an earlier opening")
-    done = Run(journal, "deliver").run(empty_index)
+    if is_killed:
+        with monkeypatch.context() as patched:
+            patched.setattr(ShardIndex, "settle", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Run(journal, "deliver").run(empty_index)
+    Run(journal, "deliver").run(empty_index)
     make().open()
 
-    assert (done.again, done.letters) == (0, 3)
+    assert sum(one.topic == "dead" for one in SENT) == 3
     assert held(client).offsets() == [0, 1, 2, 4]
 
 
