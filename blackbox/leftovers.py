@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,26 +99,19 @@ class Leftovers:
                 return
             except Refused as refused:
                 self._check_refusals(refused.suspects)
-                if not self._find_refused(
-                    writer
-                ):  # a topic may take each, and not so many in one batch
-                    if self._at_once == 1:
-                        raise
-                    self._at_once = max(1, self._at_once // 10)
+                if self._find_refused(writer):
+                    continue
+                if self._at_once == 1:
+                    raise
+                # A topic may take each of them, but not so many in one batch.
+                self._at_once = max(1, self._at_once // 10)
 
     def _write(self, writer: Writer, receipt: Receipt | None, done: Rebound) -> None:
         done.again = done.letters = done.superseded = done.dropped = 0
-        writer.begin()
-        try:
+        with _begun(writer):
             for batch in self.batches():
                 self._write_some(writer, batch, done)
             self._check_all_seen()
-        except Refused:
-            raise
-        except BaseException:  # an open transaction would hold up its readers
-            with suppress(Doubt):
-                writer.abort()
-            raise
         if receipt is None:
             writer.end()
         else:
@@ -193,9 +186,9 @@ class Leftovers:
         return len(self._refused) + self._refusals.total() > known
 
     def _is_refused(self, writer: Writer, batch: Mapping[int, Entry]) -> bool:
-        writer.begin()
         try:
-            self._send(writer, batch)
+            with _begun(writer):
+                self._send(writer, batch)
         except Refused as refused:
             if len(batch) == 1:
                 self._note(refused.suspects)
@@ -249,3 +242,17 @@ class Leftovers:
                 f"{self._shard}: some requests become dead letters, and there is no topic "
                 f"{self.dead_letter_topic}; create it, or start a service, which does"
             )
+
+
+@contextmanager
+def _begun(writer: Writer) -> Iterator[None]:
+    """A transaction that is taken back when something fails in it: left open, it would hold up its readers."""
+    writer.begin()
+    try:
+        yield
+    except Refused:  # it is taken back by then
+        raise
+    except BaseException:
+        with suppress(Doubt):
+            writer.abort()
+        raise
