@@ -45,7 +45,7 @@ from blackbox.marks import (
     openings,
     rebound_by,
 )
-from blackbox.plan import Bounds, Kept, Labels
+from blackbox.plan import Bounds, Kept, Labels, Tail
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.recovery import CHUNK, CLOCKS_APART_MS, settle
 from blackbox.request import Cancel, Shard, offset_in
@@ -56,6 +56,8 @@ LONGEST_MS = "900000"
 """The longest transaction that a broker allows, unless told otherwise."""
 
 TRY_FOR_S = 60
+TAIL = 100
+"""Requests looked at first for the last one."""
 
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
@@ -367,17 +369,38 @@ class _Run:
             old_receipts = self._write_again(index, decision, decision.gone, writer, done)
         elif decision.barrier is not None:
             old_receipts = self._say(index.shard, decision, writer)
+        self._check_topic(index.shard)
         if decision.is_emptied:
             index.discard()
         elif decision.labels is not None:
             if decision.first is not None:
                 self._take_off(index, decision.first)
-            index.rebind(decision.labels, self._ours, decision.unknown_ms)
+            tail = self._tail(index.shard, decision.labels.requests)
+            index.rebind(decision.labels, self._ours, decision.unknown_ms, tail)
         # Of a topic that was begun, these tell of other requests under the ids of those that are there. Without a
         # mark behind them, what was delivered would be unknown.
         if old_receipts:
             self._trimmer.remove_receipts(index.shard, old_receipts)
         return done
+
+    def _check_topic(self, shard: Shard) -> None:
+        """If it is another one again by now, what was written went with it, and only the index has it."""
+        if self._journal(shard.partition).binding(self._ours.group).topic_id != self._ours.topic_id:
+            raise Doubt(
+                f"{shard}: its topic was deleted and created again meanwhile; run blackbox rebind "
+                f"{shard.topic} once more"
+            )
+
+    def _tail(self, shard: Shard, first: int) -> Tail | None:
+        """The last record that is left below an offset, to be known again if the log loses its end once more."""
+        if shard.partition >= self._count:
+            return None
+        journal = self._journal(shard.partition)
+        for stretch in Bounds(journal.request_bounds().start, first).from_the_end(TAIL):
+            found = [record for batch in journal.requests(*stretch) for record in batch.records]
+            if found:
+                return Tail.of(found[-1])
+        return None
 
     def _write_again(
         self, index: ShardIndex, decision: _Decision, gone: _Gone, writer: Writer, done: Rebound

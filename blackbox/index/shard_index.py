@@ -201,11 +201,13 @@ class ShardIndex:
             self._exec_while_opening([self._empty(callers)])
             self.labels = Labels(-1, -1)
 
-    def rebind(self, labels: Labels, binding: Binding, unknown_ms: int = 0) -> None:
+    def rebind(
+        self, labels: Labels, binding: Binding, unknown_ms: int = 0, tail: Tail | None = None
+    ) -> None:
         """Let a kept index belong to something else, at these labels.
 
         What it remembers of requests at or above them besides entries is forgotten: others will have
-        their offsets. With `unknown_ms` it has other receipts, which do not tell outcomes of requests that were
+        their offsets. `tail` is the last request record below them. With `unknown_ms` it has other receipts, which do not tell outcomes of requests that were
         due before: its mark goes, and who opens it says so in a receipt.
         """
         with self._lock:
@@ -231,7 +233,10 @@ class ShardIndex:
                 changes += [pack("HDEL", keys.state, "mark"), about]
             if is_shorter:
                 changes += [
-                    pack("HDEL", keys.state, "mark", "tail", "ahead"),
+                    pack("HDEL", keys.state, "mark", "ahead"),
+                    pack("HDEL", keys.state, "tail")
+                    if tail is None
+                    else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
                     pack("UNLINK", keys.skip, keys.early),
                     *(

@@ -467,6 +467,44 @@ def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be
     assert held(client).offsets() == [0, 1, 2, 4]
 
 
+def test_a_log_that_loses_its_end_once_more_is_noticed_though_nothing_was_read_since(
+    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(*(request() for _ in range(5)))
+    make().open()
+    del journal.request_records[3:]
+    empty_index.load()
+    Run(journal, "drop").run(empty_index)
+    make().open()
+
+    del journal.request_records[2:]
+    for _ in range(4):
+        written_since(journal)
+
+    with pytest.raises(ForeignIndex, match="is not the one that was read there"):
+        make().open()
+
+
+@pytest.mark.parametrize("moment", ["commit", "flush"])
+def test_an_index_is_needed_once_more_when_its_topic_is_created_again_while_it_is_written_again(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 2, {0: entry(), 1: entry()})
+    real = getattr(AskingWriter, moment)
+
+    def meanwhile(self: AskingWriter, *arguments: Any) -> Any:
+        journal.topic_id = "newer"
+        return real(self, *arguments)
+
+    monkeypatch.setattr(AskingWriter, moment, meanwhile)
+    with pytest.raises(Doubt, match="created again meanwhile; run blackbox rebind TB once more"):
+        Run(journal, "deliver").run(empty_index)
+    again = Run(journal, "deliver", OURS._replace(topic_id="newer")).run(empty_index)
+
+    assert again.again == 2
+
+
 def written_since(journal: FakeJournal) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
@@ -620,7 +658,7 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
 
     theirs = OURS._replace(cluster_id="theirs", topic_id="their topic")
     empty_index.load()
-    there = FakeJournal(contract=journal.contract)
+    there = FakeJournal(contract=journal.contract, topic_id="their topic")
     elsewhere = Run(there, "deliver", theirs)
     with monkeypatch.context() as patched:
         patched.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(there))
