@@ -447,8 +447,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "index.rebind(decision.labels, self._ours, decision.unknown_ms)",
-                "index.rebind(decision.labels, self._ours)",
+                "index.rebind(decision.labels, self._ours, decision.unknown_ms, tail)",
+                "index.rebind(decision.labels, self._ours, 0, tail)",
             ),
         ),
         (),
