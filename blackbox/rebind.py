@@ -205,7 +205,10 @@ class _Run:
             self._end_open_transaction(index)
         self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
         there, gone = indexes[: self._count], indexes[self._count :]
-        return [again(self._rebind, index) for index in [*there, *reversed(gone)]]
+        return [self.rebind(index) for index in [*there, *reversed(gone)]]
+
+    def rebind(self, index: ShardIndex) -> Rebound:
+        return again(self._rebind, index)
 
     def _end_open_transaction(self, index: ShardIndex) -> None:
         """That of a run that was killed would hide what is written, for 15 minutes."""

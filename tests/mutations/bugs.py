@@ -473,8 +473,8 @@ BUGS = (
         (
             Change(
                 "rebind.py",
-                "[again(self._rebind, index) for index in [*there, *reversed(gone)]]",
-                "[self._rebind(index) for index in [*there, *reversed(gone)]]",
+                "return again(self._rebind, index)",
+                "return self._rebind(index)",
             ),
         ),
         (),

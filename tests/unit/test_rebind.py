@@ -97,7 +97,7 @@ class Run(_Run):
         self._fake.first_receipt = max(upto, self._fake.first_receipt)
 
     def run(self, index: ShardIndex) -> Rebound:
-        return rebinding.again(self._rebind, index)
+        return self.rebind(index)
 
 
 @pytest.mark.parametrize(("pending", "letters"), [("drop", 0), ("deliver", 1)])
@@ -262,6 +262,27 @@ def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
     assert (woken.why, woken.again, done[1].again) == (FITS, 0, 3)
     assert len(journal.request_records) == 3
     assert held(client).offsets() == [0, 1, 2]
+
+
+def test_a_rebind_that_waits_while_another_is_done_takes_nothing_that_is_pending_then(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+    journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    others = iter([others_index])
+
+    def after_another(self: AskingWriter) -> None:
+        for index in others:
+            assert Run(journal, "deliver").run(index).again == 3
+            make().open()
+
+    monkeypatch.setattr(AskingWriter, "open", after_another)
+    waited = Run(journal, "deliver").run(empty_index)
+
+    assert (waited.why, waited.again) == (FITS, 0)
+    assert held(client).offsets() == [0, 1, 2]
+    assert len(journal.request_records) == 3
 
 
 def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
