@@ -644,19 +644,6 @@ BUGS = (
         (),
     ),
     Bug(
-        "taken-off-anyway",
-        "a rebind that wakes up when another is done takes what is pending now for what was gone",
-        (
-            Change(
-                "rebind.py",
-                "            return self._carry_out(index, patiently(self._decide, index), writer)\n",
-                "            return self._carry_out(index, decision, writer)\n",
-            ),
-        ),
-        (),
-        (),
-    ),
-    Bug(
         "cancels-by-id-not-heard",
         "a rebind asks again for what was cancelled by its id since",
         (Change("leftovers.py", " or id in self.cancelled\n", "\n"),),
