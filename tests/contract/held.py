@@ -14,7 +14,7 @@ from blackbox.index.bits import SEGMENT
 from blackbox.index.keys import NOBODYS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import touched_by
-from blackbox.plan import Change, Labels, Plan, resolve
+from blackbox.plan import Change, Kept, Labels, Plan, resolve
 from blackbox.request import Shard
 
 SHARD = Shard("TB", 3)
@@ -50,6 +50,12 @@ class Held:
 
     def offsets(self) -> list[int]:
         return [offset for _, offset in self.due]
+
+
+def loaded(index: ShardIndex) -> Kept | None:
+    """What an index says of itself, without the token, which is new with each opening."""
+    kept = index.load()
+    return kept and kept._replace(token="")
 
 
 def held(client: redis.Redis) -> Held:

@@ -24,7 +24,7 @@ from blackbox.index.server import RedisServer, Server
 from blackbox.index.shard_index import ShardIndex
 from blackbox.plan import Kept, Labels
 from blackbox.request import Shard
-from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, store
+from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, loaded, store
 from tests.servers.cluster import ClusterServers
 from tests.world import until
 
@@ -160,11 +160,11 @@ def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: Clust
         with pytest.raises(IndexLost, match="Redis does not serve now: MOVED"):
             index.settle({}, 4)
     with opened(empty.url, SHARD) as index:
-        assert index.load() == Kept(Labels(7, 3))
+        assert loaded(index) == Kept(Labels(7, 3))
         index.settle({}, 4)
     empty.move(PREFIX, home)
     with opened(empty.url, SHARD) as index:
-        assert index.load() == Kept(Labels(7, 4))
+        assert loaded(index) == Kept(Labels(7, 4))
 
 
 def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServers) -> None:
@@ -182,7 +182,7 @@ def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServer
         index.load()
     empty.move(PREFIX, away)
     with opened(empty.url, SHARD) as index:
-        assert index.load() == Kept(Labels(0, 0))
+        assert loaded(index) == Kept(Labels(0, 0))
     empty.move(PREFIX, home)
 
 

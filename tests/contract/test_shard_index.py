@@ -39,6 +39,7 @@ from tests.contract.held import (
     Held,
     entry,
     held,
+    loaded,
     segments,
     store,
     stored,
@@ -95,7 +96,7 @@ def test_the_next_owner_sees_the_labels_of_the_last(open_index: Opener) -> None:
 
     following = open_index()
 
-    assert (following.load(), following.labels) == (Kept(Labels(7, 3)), Labels(7, 3))
+    assert (loaded(following), following.labels) == (Kept(Labels(7, 3)), Labels(7, 3))
 
 
 def leave_no_labels(client: redis.Redis) -> None:
@@ -156,7 +157,7 @@ def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> No
     with pytest.raises(LabelsMoved, match=r"expected .*, found"):
         later.begin(Labels(5, 5))
 
-    assert earlier.load() == Kept(Labels(0, 0))
+    assert loaded(earlier) == Kept(Labels(0, 0))
 
 
 def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
