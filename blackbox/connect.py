@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from blackbox.formats import Format, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import OwnTopics, Topics
+from blackbox.marks import is_another, replaced
+from blackbox.plan import Tail
 from blackbox.request import Shard
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
@@ -96,6 +99,13 @@ def pace(settings: Settings) -> Pace | None:
     """How fast targets are fed; None: as fast as can be. Raises as `rules`."""
     file = rules(settings)
     return None if file is None else Pace(file, shared(settings))
+
+
+def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
+    """Raises Shortened if Kafka has another record now where this one was read, JournalLost if it does not say."""
+    with closing(ShardJournal(shard, access, ahead=1)) as journal:
+        if is_another(journal, tail):
+            raise replaced(shard, tail)
 
 
 def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:

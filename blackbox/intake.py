@@ -16,6 +16,7 @@ from blackbox.formats import Format
 from blackbox.formats.terms import start_ms
 from blackbox.outgoing import Refusal
 from blackbox.plan import (
+    UNKNOWN_EPOCH,
     Batch,
     Carried,
     Change,
@@ -97,7 +98,8 @@ class Parsed(NamedTuple):
     """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for.
 
     By their place among these, `refused` are what `rules` do not let in, and the dead letters to be
-    put instead; `asked` are those that count against a quota.
+    put instead; `asked` are those that count against a quota. `epoch` is the leader epoch of the first
+    record, `tail` is the last one.
     """
 
     start: int
@@ -107,6 +109,7 @@ class Parsed(NamedTuple):
     refused: Mapping[int, Change] = {}
     asked: Sequence[Asked] = ()
     tail: Tail | None = None
+    epoch: int = UNKNOWN_EPOCH
     ahead_ms: int | None = None
 
 
@@ -115,13 +118,15 @@ class Intake:
     """Applies batches of one shard's request records to its index, in journal order.
 
     Requests due further ahead than the horizon stay out of it; None: there is no cold tier.
-    Without an `admission` callers may do what they like.
+    Without an `admission` callers may do what they like. `check_log` raises Shortened if Kafka has
+    another record now where this one was read.
     """
 
     contract: Format
     index: Index
     horizon_ms: int | None
     admission: Admission | None = None
+    check_log: Callable[[Tail], None] = lambda tail: None
 
     def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
         """Store one batch; the same batch again changes nothing.
@@ -133,7 +138,8 @@ class Intake:
 
         `latest_ms` is the later of Redis' and this host's clock: a record's timestamp beyond it
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
-        no room (nothing was stored), IndexLost when the outcome is unknown.
+        no room (nothing was stored), IndexLost when the outcome is unknown, Shortened when the log
+        has lost its end and others were written in its place.
         """
         rules = None if self.admission is None else self.admission.rules()
         parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
@@ -157,10 +163,15 @@ class Intake:
         Who rebuilds the index says what has `ended`, and which replacements were `too_late`.
         """
         rules = parsed.rules
+        followed: Tail | None = None
         over: dict[int, Refusal] | None = None
 
         def make_plan(view: View) -> Plan:
-            nonlocal over
+            nonlocal over, followed
+            if parsed.tail is not None and view.tail is not None and view.tail != followed:
+                if not view.tail.leads_to(parsed.epoch):
+                    self.check_log(view.tail)
+                followed = view.tail
             if over is None:
                 over = self._over_quota(parsed, view)
             judged = _judged(parsed, over, view.judged)
@@ -272,10 +283,11 @@ def parse(
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
     last = batch.records[-1] if batch.records else None
-    tail = None if last is None else Tail.of(last)
+    epoch, last_epoch = batch.epochs
+    tail = None if last is None else Tail.of(last, last_epoch)
     is_stamped = last is not None and last.is_stamped
     ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and is_stamped else None
-    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, ahead_ms)
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, epoch, ahead_ms)
 
 
 def _outcome_unknown(

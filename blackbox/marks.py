@@ -156,7 +156,7 @@ def is_another(journal: Journal, tail: Tail | None) -> bool:
     if tail is None or tail.offset < journal.request_bounds().start:
         return False
     found = journal.record(tail.offset)
-    return found is not None and Tail.of(found) != tail
+    return found is not None and not tail.is_of(found)
 
 
 def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:

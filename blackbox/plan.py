@@ -60,16 +60,34 @@ class Binding(NamedTuple):
     group: str
 
 
+UNKNOWN_EPOCH = -1
+
+
 class Tail(NamedTuple):
-    """A record that was read, to be known again: Kafka may have lost it and put another there."""
+    """A record that was read, to be known again: Kafka may have lost it and put another there.
+
+    `epoch` is the partition's leader epoch when it was written, UNKNOWN_EPOCH if nobody looked.
+    """
 
     offset: int
     timestamp_ms: int
     checksum: int
+    epoch: int = UNKNOWN_EPOCH
 
     @classmethod
-    def of(cls, record: Record) -> Tail:
-        return cls(record.offset, record.timestamp_ms, crc32(record.value or b""))
+    def of(cls, record: Record, epoch: int = UNKNOWN_EPOCH) -> Tail:
+        return cls(record.offset, record.timestamp_ms, crc32(record.value or b""), epoch)
+
+    def is_of(self, record: Record) -> bool:
+        """Whether it is this record."""
+        return Tail.of(record, self.epoch) == self
+
+    def leads_to(self, epoch: int) -> bool:
+        """Whether a record of this epoch that was read behind it certainly follows it.
+
+        Under one leader epoch a log only grows; it loses its end when another leader begins.
+        """
+        return self.epoch == epoch != UNKNOWN_EPOCH
 
 
 class Kept(NamedTuple):
@@ -95,12 +113,14 @@ class Batch(NamedTuple):
     """What one read of a request topic gave: the records of the offsets `start` to `end` - 1.
 
     Fewer records than offsets is normal: control records, aborted transactions and compaction
-    leave gaps. `start` is the position that was read from, not the first record's offset.
+    leave gaps. `start` is the position that was read from, not the first record's offset. `epochs`
+    are the leader epochs of the first record and of the last.
     """
 
     start: int
     end: int
     records: Sequence[Record]
+    epochs: tuple[int, int] = (UNKNOWN_EPOCH, UNKNOWN_EPOCH)
 
 
 class Due(NamedTuple):
@@ -179,7 +199,8 @@ class View(NamedTuple):
     them. Those below `judged` were let in, or refused, before the index was lost. What became of
     conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
     `early` are replacements by id that count: what they replace was removed before they could be stored.
-    `too_late` may be more of them that ended nothing, as receipts told.
+    `too_late` may be more of them that ended nothing, as receipts told. `tail` is the last record that
+    was read before.
     `ended` are requests of the cold tier that the cancel at this offset has ended by their ids, wherever
     they are by then; `has_cold`: there may be some.
     """
@@ -198,6 +219,7 @@ class View(NamedTuple):
     ended: Mapping[int, int] = {}
     has_cold: bool = False
     too_late: Container[int] = frozenset()
+    tail: Tail | None = None
 
     def knows(self, offset: int) -> bool:
         """Whether the index can tell that this request is not pending."""

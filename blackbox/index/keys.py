@@ -53,6 +53,13 @@ def set_ex_template(keys: Keys) -> bytes:
     )
 
 
+def zmscore(key: bytes, offsets: range) -> bytes:
+    """A packed `ZMSCORE <key> <member> …`, at a fifth of what packing each member costs."""
+    count = len(offsets)
+    start = b"*%d\r\n$7\r\nZMSCORE\r\n$%d\r\n%b\r\n" % (2 + count, len(key), key)
+    return start + b"$16\r\n%016x\r\n" * count % tuple(offsets)
+
+
 def zadd(key: bytes, scored: Sequence[tuple[int, int]], *, only_there: bool = False) -> bytes:
     """A packed `ZADD <key> [XX] <score> <member> …` for (due time in epoch ms, offset)."""
     pairs = [

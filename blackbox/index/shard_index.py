@@ -613,7 +613,7 @@ class ShardIndex:
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_labels(
             b"rebuild", b"topic_id", b"gap",
-            b"known_from", b"cold", b"largest", b"judged", b"told",
+            b"tail", b"known_from", b"cold", b"largest", b"judged", b"told",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands)
@@ -628,7 +628,8 @@ class ShardIndex:
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
-        known_from, cold, largest, judged, told = (int(number or 0) for number in state[5:])
+        tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[6:])
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -645,7 +646,7 @@ class ShardIndex:
             frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
-            self._scores(self._keys.ended, touched.origins), bool(cold),
+            self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
         )  # fmt: skip
         return view, largest
 

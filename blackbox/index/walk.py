@@ -15,12 +15,12 @@ import orjson
 from blackbox.doubt import Doubt
 from blackbox.index.bits import Bits
 from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import SENTINEL, Keys
+from blackbox.index.keys import SENTINEL, Keys, zmscore
 from blackbox.plan import Labels
-from blackbox.request import Shard, member
+from blackbox.request import Shard
 
-SLICE = 250
-"""Requests a call: some 0.1 ms of Redis."""
+SLICE = 500
+"""Requests a call: some 0.2 ms of Redis."""
 
 
 class WalkVoid(Doubt):
@@ -55,11 +55,13 @@ class Walk:
         asked = range(self._at, min(self._at + SLICE, end))
         if not asked:
             return False
-        look = pack("ZMSCORE", self._keys.due, *map(member, asked))
+        look = zmscore(self._keys.due, asked)
         scores, *about = self._session.run([look, *self._about()])
         self._check(*about)
-        pending = (o for o, score in zip(asked, scores, strict=True) if score is not None)
-        self._lowest = next(pending, self._lowest)
+        if scores.count(None) < len(scores):  # seldom: most have ended
+            self._lowest = next(
+                o for o, score in zip(asked, scores, strict=True) if score is not None
+            )
         self._at = asked.stop
         return self._at < min(end, self.lowest)
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
-from blackbox.journal.records import read_records
+from blackbox.journal.records import leader_epochs, read_records
 from blackbox.plan import Batch
 from blackbox.request import Shard
 
@@ -116,13 +116,14 @@ class RequestReader:
             for error in errors:
                 told = explained(error, read_right(error, topic, self._group))
                 logger.warning("%s: %s; reading on", shard, told)
-            records = read_records([m for m in found if m.error() is None] if errors else found)
+            read = [m for m in found if m.error() is None] if errors else found
+            records = read_records(read)
             if any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))
             elif records and shard in self._positions:
                 start, end = self._positions[shard], records[-1].offset + 1
                 self._positions[shard] = end
-                batches[shard] = Batch(start, end, records)
+                batches[shard] = Batch(start, end, records, leader_epochs(read))
         return batches, lost
 
     def _obey(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
+from blackbox.plan import UNKNOWN_EPOCH
 from blackbox.request import Headers, Record
 
 
@@ -20,6 +21,17 @@ def read_records(messages: Sequence[Message]) -> list[Record]:
     for place, why in unreadable.items():
         records[place] = records[place]._replace(unreadable=why)
     return records
+
+
+def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
+    """Under which leader epochs the first and the last of these were written."""
+    if not messages:
+        return UNKNOWN_EPOCH, UNKNOWN_EPOCH
+    first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
+    return (
+        UNKNOWN_EPOCH if first is None else first,
+        UNKNOWN_EPOCH if last is None else last,
+    )
 
 
 def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, str]]:

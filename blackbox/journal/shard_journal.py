@@ -20,7 +20,7 @@ from blackbox.journal.partition_reader import (
     offset_of,
 )
 from blackbox.journal.receipts import read_receipts
-from blackbox.journal.records import read_headers, read_records
+from blackbox.journal.records import leader_epochs, read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds, stretches
 from blackbox.receipt import Receipt, topic_of
@@ -91,7 +91,7 @@ class ShardJournal:
         for messages, reached in self._reader.read(*self._shard, start, end):
             if ended is not None:
                 messages = self._without(ended, messages)
-            yield Batch(position, reached, read_records(messages))
+            yield Batch(position, reached, read_records(messages), leader_epochs(messages))
             position = reached
 
     def binding(self, group: str) -> Binding:

@@ -36,7 +36,7 @@ from blackbox.outgoing import Outgoing
 from blackbox.receipt import Mark, decode
 from blackbox.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
-from tests.world import AT_LENGTH, ServiceProcess, World, read_all, until
+from tests.world import AT_LENGTH, ServiceProcess, World, both_engines, read_all, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -583,11 +583,11 @@ def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client:
 
 
 @pytest.fixture
-def cut_world(tmp_path: Path, own_redis: EmbeddedRedis) -> Iterator[World]:
+def cut_world(tmp_path: Path, own_redis: EmbeddedRedis, engine: str) -> Iterator[World]:
     """A world of two partitions, whose Kafka may be stopped and lose the end of its log."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
     kafka.start()
-    with World(kafka, own_redis, tmp_path, partitions=2) as world:
+    with World(kafka, own_redis, tmp_path, engine, partitions=2) as world:
         yield world
     kafka.stop()
 
@@ -624,7 +624,6 @@ def lose_ends(world: World) -> ServiceProcess:
     for partition in range(world.partitions):
         cut(world.kafka, world.requests, partition, CUT)
     world.kafka.start()
-    why_not_open(service, "Kafka lost records")
     return service
 
 
@@ -643,6 +642,7 @@ def bodies_in_redis(world: World, client: Any) -> list[str]:
 def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
+    why_not_open(service, "Kafka lost records")
 
     rebind(world, "deliver")
 
@@ -654,6 +654,7 @@ def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: W
 def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
+    why_not_open(service, "Kafka lost records")
     ask_anew(world)
     why_not_open(service, "is not the one that was read there")
 
@@ -669,6 +670,22 @@ def ask_anew(world: World) -> None:
     world._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for partition in range(world.partitions):
         world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
+
+
+@both_engines
+def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_on(
+    cut_world: World,
+) -> None:
+    world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
+    service = lose_ends(world)
+    ask_anew(world)
+
+    why_not_open(service, "is not the one that was read there")
+
+    assert f"{CUT} asked for again" in rebind(world, "deliver")
+    service.wait_ready()
+    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
 class Interrupted(BaseException):
@@ -708,6 +725,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
+    why_not_open(service, "Kafka lost records")
     interrupt(monkeypatch, world, MOMENTS[moment])
     ask_anew(world)
 

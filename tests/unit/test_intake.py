@@ -10,8 +10,9 @@ from blackbox.doubt import LabelsMoved
 from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Taken, parse
-from blackbox.plan import Batch, Labels
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, request_id
+from blackbox.marks import Shortened, replaced
+from blackbox.plan import UNKNOWN_EPOCH, Batch, Labels, Tail
+from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, Shard, request_id
 from tests.contract.held import held
 from tests.fakes import FakeFormat, record
 
@@ -68,6 +69,43 @@ def test_a_batch_of_gaps_moves_the_label(index: ShardIndex) -> None:
 def test_an_index_behind_the_batch_is_a_doubt(index: ShardIndex) -> None:
     with pytest.raises(LabelsMoved):
         intake(index, at_5=request()).apply(batch(5, 6, 5), NOW_MS)
+
+
+def of_epochs(first: int, last: int, *offsets: int) -> Batch:
+    return batch(offsets[0], offsets[-1] + 1, *offsets)._replace(epochs=(first, last))
+
+
+def test_under_one_leader_nobody_looks_whether_what_was_read_is_still_there(
+    index: ShardIndex,
+) -> None:
+    checked = list[Tail]()
+    taking = replace(
+        intake(index, **{f"at_{n}": request() for n in range(4)}), check_log=checked.append
+    )
+
+    taking.apply(of_epochs(5, 6, 0, 1), NOW_MS)
+    taking.apply(of_epochs(6, 6, 2), NOW_MS)
+    assert checked == []
+
+    taking.apply(of_epochs(7, 7, 3), NOW_MS)
+    assert [(tail.offset, tail.epoch) for tail in checked] == [(2, 6)]
+
+
+@pytest.mark.parametrize("epoch", [3, UNKNOWN_EPOCH], ids=["another leader", "no leader is told"])
+def test_nothing_is_stored_behind_a_record_that_is_not_there_any_more(
+    index: ShardIndex, client: Any, epoch: int
+) -> None:
+    def check_log(tail: Tail) -> None:
+        raise replaced(Shard("TB", 0), tail)
+
+    taking = replace(intake(index, at_0=request(), at_1=request()), check_log=check_log)
+    taking.apply(of_epochs(2, 2, 0), NOW_MS)
+    before = held(client)
+
+    with pytest.raises(Shortened, match="the record at 0 is not the one that was read there"):
+        taking.apply(of_epochs(epoch, epoch, 1), NOW_MS)
+
+    assert held(client) == before
 
 
 def test_a_request_is_stored_with_all_it_asked_for(index: ShardIndex, client: Any) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
-from blackbox.connect import admission, formats
+from blackbox.connect import admission, check_log, formats
 from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
@@ -25,7 +25,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Parsed, Taken, parse
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.records import read_records
+from blackbox.journal.records import leader_epochs, read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.pipeline.tasks.tables import as_reports
@@ -147,7 +147,12 @@ class _Intakes:
         for chunk in read_ranges(self._access, ranges, lost):
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
-            batch = Batch(chunk.start, chunk.end, read_records(chunk.messages))
+            batch = Batch(
+                chunk.start,
+                chunk.end,
+                read_records(chunk.messages),
+                leader_epochs(chunk.messages),
+            )
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rules = None if self._admission is None else self._admission.rules()
             yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic], rules)
@@ -221,7 +226,10 @@ class _Intakes:
                 topic_id=partial(self._topic_id, shard.topic),
             )  # fmt: skip
             contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
-            intake = Intake(contract, index, horizon_ms, self._admission)
+            intake = Intake(
+                contract, index, horizon_ms, self._admission,
+                check_log=partial(check_log, shard, self._access),
+            )  # fmt: skip
             held = self._held[shard] = index, intake
         return held
 
