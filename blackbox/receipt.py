@@ -126,8 +126,31 @@ def decode(value: bytes | None) -> Receipt:
             f"a receipt of version {found['v']!r}, and this blackbox knows version {VERSION}: run the "
             "version that wrote it"
         )
-    receipt = Receipt(**{name: found[name] for name in ("at_ms", *_PARTS) if name in found})
-    return receipt if receipt.mark is None else replace(receipt, mark=Mark(*receipt.mark))
+    parts = {name: found[name] for name in ("at_ms", *_PARTS) if name in found}
+    for name, part in parts.items():
+        if not _has_shape(name, part):
+            raise NotAReceipt(f"{name} has no such shape: {str(part)[:80]}")
+    if "mark" in parts:
+        parts["mark"] = Mark(*parts["mark"][: len(Mark._fields)])
+    return Receipt(**parts)
+
+
+_SHAPES: dict[str, type] = {
+    **dict.fromkeys(("delivered", "letters", "topics"), dict),
+    **dict.fromkeys(("dead", "expired", "invalid", "void", "ignored", "mark", "gone", "cut"), list),
+    **dict.fromkeys(("at_ms", "read", "unknown_ms"), int),
+    **dict.fromkeys(("topic_id", "group", "rebound"), str),
+    "barrier": bool,
+}
+
+
+def _has_shape(name: str, part: object) -> bool:
+    """As far as a glance tells: there may be thousands of outcomes in it."""
+    if name in ("delivered", "letters") and isinstance(part, dict):
+        return all(isinstance(pairs, list) for pairs in part.values())
+    if name == "mark":
+        return isinstance(part, list) and len(part) > 1
+    return isinstance(part, _SHAPES[name])
 
 
 def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:

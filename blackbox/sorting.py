@@ -29,6 +29,8 @@ ALONE_SPREAD_MS = 50
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
+OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
+"""Refusals of whatever is sent there. A broker gives all others to each record of a batch, for the fault of one."""
 
 PAUSED: Refusal = (
     Reason.UNREACHABLE,
@@ -233,20 +235,25 @@ class Sorting:
         """What the broker refused, out of the way: later, alone, or as a dead letter."""
         aside = Sorted()
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
-            entry = batch[offset]
-            if refusal[0] in MAY_COME_BACK:
-                self._retry_or_end(aside, offset, entry, refusal, now_ms)
-            elif entry.alone or len(suspects) == 1:
-                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
-            else:
+            entry, is_alone = batch[offset], batch[offset].alone or len(suspects) == 1
+            if not is_alone and refusal[0] not in OF_A_TOPIC:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
+            elif refusal[0] in MAY_COME_BACK and not self._is_given_up(entry, refusal):
+                self._retry_or_end(aside, offset, entry, refusal, now_ms)
+            else:
+                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
         letters = [
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]
         if letters:
             self._say_that_letters_wait(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+
+    def _is_given_up(self, letter: Entry, refusal: Refusal) -> bool:
+        """Whether a dead letter was refused often enough, for a reason that may be in what it holds."""
+        has_tried = letter.attempts >= self.retries
+        return letter.reason is not None and refusal[0] not in OF_A_TOPIC and has_tried
 
     def _say_that_letters_wait(self, count: int, why: str) -> None:
         logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)

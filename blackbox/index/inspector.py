@@ -107,8 +107,8 @@ class Inspector:
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
         keys = Keys(shard)
-        (names,) = self._clients.together(("GET", keys.leaving))
-        return member(offset) in leaving(names)
+        (named,) = self._clients.together(("HGETALL", keys.leaving))
+        return member(offset) in leaving(named)
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""

@@ -439,7 +439,12 @@ class ShardIndex:
         """
         names = [member(offset) for offset in offsets]
         key = self._keys.leaving
-        say = pack("SET", key, b"".join(names)) if names else pack("UNLINK", key)
+        # a field of its own: one that was fenced and does not know it says nothing for its successor
+        say = (
+            pack("HSET", key, self._token, b"".join(names))
+            if names
+            else pack("HDEL", key, self._token)
+        )
         with self._lock:
             try:
                 told = self._session.run([say, *self._read_labels()])[1:]
@@ -603,8 +608,8 @@ class ShardIndex:
     def _is_leaving(self, offsets: Sequence[int]) -> bool:
         """Whether one of these requests is being delivered, from now on watched as well."""
         watch = pack("WATCH", self._keys.leaving)
-        _, names = self._session.run([watch, pack("GET", self._keys.leaving)])
-        return not set(map(member, offsets)).isdisjoint(leaving(names))
+        _, named = self._session.run([watch, pack("HGETALL", self._keys.leaving)])
+        return not set(map(member, offsets)).isdisjoint(leaving(named))
 
     def _look(
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
@@ -973,9 +978,10 @@ def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | Non
     return None  # there is none, or it is being emptied between the two reads
 
 
-def leaving(names: bytes | None) -> Iterator[bytes]:
-    """The members that `depart` named."""
-    return ((names or b"")[at : at + 16] for at in range(0, len(names or b""), 16))
+def leaving(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
+    """The members that owners named in `depart`: what Redis says of all of them, flat or as a mapping."""
+    every = named.values() if isinstance(named, Mapping) else named[1::2]
+    return (names[at : at + 16] for names in every for at in range(0, len(names), 16))
 
 
 def as_entry(stored: bytes | None) -> Entry | None:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess, doubt, explained, produce
 from blackbox.journal.transactions import Transactions
-from blackbox.journal.writer import REASONS
+from blackbox.journal.writer import reason_of
 from blackbox.request import Headers, Record, Shard
 
 
@@ -74,7 +74,7 @@ class Carrier:
         """
         left = self._transactions.flush()
         needs = f"Write on topic {self.shard.topic}"
-        refused = {o: explained(e, needs) for o, e in self._failed.items() if e.code() in REASONS}
+        refused = {o: explained(e, needs) for o, e in self._failed.items() if reason_of(e)}
         if self._failed and not refused:
             error = next(iter(self._failed.values()))
             if error.code() == KafkaError._PURGE_QUEUE:  # the transaction failed, and knows why

@@ -167,10 +167,11 @@ class Writer:
         places: Places = {}
         self._produce_receipt(receipt, places)
         needs = f"Write on topic {self._receipts}"
+        self._transactions.flush()
         if self._exactly_once:
-            self._transactions.commit(needs)  # flushes first
-        else:
-            self._transactions.flush()
+            if not places:  # before it is too late to take back what a lost receipt tells of
+                self._check_places()
+            self._transactions.commit(needs)
         if not places:
             self._check_places()
             what = f"{self._shard}: the receipt was not acknowledged"

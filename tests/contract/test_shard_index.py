@@ -544,6 +544,25 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     assert held(client).due == [(NOW_MS + 1000, 1)]
 
 
+@pytest.mark.parametrize("named", [[], [1]], ids=["that nothing leaves", "something else"])
+def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_delivers(
+    index: ShardIndex, open_index: Opener, monkeypatch: pytest.MonkeyPatch, named: list[int]
+) -> None:
+    monkeypatch.setattr(shard_index, "LEAVING_WITHIN_S", 0.1)
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    replacing = Replacement(request_id(SHARD, 0), None, entry(), entry()._replace(reason="x"))
+    successor = open_index()
+    successor.load()
+    successor.settle({}, 1)
+    successor.depart([0], successor.removed)
+
+    with pytest.raises(LabelsMoved):
+        index.depart(named, index.removed)
+
+    with pytest.raises(Doubt, match="is still being delivered"):
+        store(successor, 2, 3, {2: replacing})
+
+
 # settle
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -728,6 +729,37 @@ def test_a_message_that_the_broker_never_takes_stops_no_other_one_and_becomes_a_
         "Broker: Invalid request, tried 6 times",
     )
     assert refusals == 6
+
+
+def test_a_message_that_the_broker_never_takes_takes_no_other_of_its_batch_with_it(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to()._replace(message=b"odd"), to(), to())
+    writer.fails = lambda _: (
+        (Reason.BROKER_ERROR, "Broker: Invalid request")
+        if any(one.value == b"odd" for one, _ in writer._queued)
+        else None
+    )
+    for now_ms in range(NOW_MS, NOW_MS + 120_000, 1000):
+        with suppress(Refused):
+            dispatch.tick(now_ms)
+
+    assert writer.sent_to("orders") == [1, 2]
+    assert writer.sent_to(LETTERS) == [0]
+
+
+def test_a_dead_letter_that_the_broker_never_takes_gets_smaller_in_the_end(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(invalid())
+    writer.fails = lambda one: (
+        (Reason.BROKER_ERROR, "Broker: Invalid request") if one.value is not None else None
+    )
+    for now_ms in range(NOW_MS, NOW_MS + 120_000, 1000):
+        with suppress(Refused):
+            dispatch.tick(now_ms)
+
+    assert letter(writer, 0).value is None
 
 
 @pytest.mark.parametrize("count", [1, 3])

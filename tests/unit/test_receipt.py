@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.receipt import DOUBTFUL, NotAReceipt, Receipt, decode, encode, settled
+from blackbox.receipt import DOUBTFUL, Mark, NotAReceipt, Receipt, decode, encode, settled
 
 offsets = st.integers(0, 2**62)
 offset_lists = st.lists(offsets, max_size=5)
@@ -52,8 +52,13 @@ def test_an_empty_receipt_takes_no_room() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, b"", b"{}", b"[]", b"17", b'{"at_ms":5}', b'{"v":1}', b'{"v":1,"at_ms":5', b"\xff"],
-)
+    [
+        None, b"", b"{}", b"[]", b"17", b'{"at_ms":5}', b'{"v":1}', b'{"v":1,"at_ms":5', b"\xff",
+        b'{"v":1,"at_ms":"5"}', b'{"v":1,"at_ms":5,"mark":5}', b'{"v":1,"at_ms":5,"mark":[5]}',
+        b'{"v":1,"at_ms":5,"delivered":[1]}', b'{"v":1,"at_ms":5,"delivered":{"T/0":5}}',
+        b'{"v":1,"at_ms":5,"dead":7}', b'{"v":1,"at_ms":5,"group":null}',
+    ],
+)  # fmt: skip
 def test_what_is_no_receipt_is_told_from_one(value: bytes | None) -> None:
     with pytest.raises(NotAReceipt):
         decode(value)
@@ -66,6 +71,8 @@ def test_a_receipt_of_another_version_is_refused() -> None:
 
 def test_what_only_a_later_version_says_is_left_out_of_a_receipt() -> None:
     assert decode(b'{"v":1,"at_ms":5,"dead":[7],"of a later version":1}') == Receipt(5, dead=[7])
+    later = decode(b'{"v":1,"at_ms":5,"mark":[7,8,[],"of a later version"]}')
+    assert later.mark == Mark(7, 8, [])
 
 
 def test_a_receipt_ends_whatever_became_of_a_request() -> None:

@@ -72,6 +72,25 @@ def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
         writer.commit(Receipt(at_ms=0))
 
 
+def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer, steps = Writer(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
+
+    def acknowledged_without_an_offset() -> int:
+        writer._report(-1, {}, None, Message(topic="TB.receipts", partition=0))
+        return 0
+
+    monkeypatch.setattr(writer, "_produce_receipt", lambda receipt, places: None)
+    monkeypatch.setattr(writer._transactions, "flush", acknowledged_without_an_offset)
+    monkeypatch.setattr(writer._transactions, "commit", steps.append)
+
+    with pytest.raises(JournalLost, match="acknowledged without an offset"):
+        writer.commit(Receipt(at_ms=0))
+
+    assert steps == []
+
+
 def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
