@@ -87,7 +87,7 @@ class Service:
         schedule(self._scheduler, self._promotion, settings)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
-        self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.add_job(
             interpreter.give_memory_back,
             "interval",
@@ -183,6 +183,9 @@ class Service:
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
             self._owners.doubt(shard, reason)
+
+    def _grow_receipts(self) -> None:
+        self._topics.grow_receipts(self._membership.owned())
 
     def _look(self) -> None:
         """Once a second: Redis' clock and memory, and the positions for lag monitors."""

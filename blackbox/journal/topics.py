@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,14 +34,14 @@ from blackbox.journal.access import (
     explained,
     is_not_allowed,
 )
+from blackbox.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 
 RECEIPTS_SUFFIX = ".receipts"
 FOR_EVER = -1
-GROW_S = 10
-"""Between two looks at whether a request topic got more partitions."""
-
+GROW_S, LOOK_S = 1, 10
+"""How often it is seen to receipts that a shard of this process lacks, and to those of others."""
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
@@ -210,6 +211,8 @@ class OwnTopics:
     compacted: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        self._known: dict[str, int] = {}
+        self._look_at_s, self._has_failed = 0.0, False
         self._open()
 
     def ensure(self, partitions: int = 4) -> None:
@@ -243,13 +246,22 @@ class OwnTopics:
         for topic in self.request_topics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 
-    def grow_receipts(self) -> None:
-        """Give the receipts as many partitions as their request topics have by now."""
+    def grow_receipts(self, owned: Iterable[Shard]) -> None:
+        """Give the receipts as many partitions as their request topics have by now.
+
+        Called every second: asks the brokers at once when one of these shards has none, else every 10 s.
+        """
+        now = time.monotonic()
+        is_lacking = any(shard.partition >= self._known.get(shard.topic, 0) for shard in owned)
+        if now < self._look_at_s and (self._has_failed or not is_lacking):
+            return
+        self._look_at_s, self._has_failed = now + LOOK_S, False
         try:
             for topic, count in self._topics.partitions(self.request_topics).items():
                 self._ensure_receipts(topic, count)
         except JournalLost as reason:
-            logger.warning("%s; trying again in %d s", reason, GROW_S)
+            logger.warning("%s; trying again in %d s", reason, LOOK_S)
+            self._has_failed = True
             self._open()
 
     def _open(self) -> None:
@@ -269,6 +281,7 @@ class OwnTopics:
                 topic, wanted, name, have,
             )  # fmt: skip
             self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
+        self._known[topic] = max(have, wanted)
 
     def _create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         logger.info("creating the topic %s with %d partitions", name, partitions)

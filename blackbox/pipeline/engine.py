@@ -124,7 +124,7 @@ class SparkEngine:
             self._stream.start()
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
-        self._scheduler.add_job(self._topics.grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.start()
         self._membership.start()
         if self._only != "intake":
@@ -197,6 +197,9 @@ class SparkEngine:
     def _groups(self) -> int:
         """Tasks that linger: half of Spark's slots, so that the other half is for intake."""
         return self._slots if self._only == "dispatch" else self._slots // 2
+
+    def _grow_receipts(self) -> None:
+        self._topics.grow_receipts(self._membership.owned())
 
     def _look(self) -> None:
         """Once a second: Spark, Redis' clock and memory, the positions for lag monitors."""

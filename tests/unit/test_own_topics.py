@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.topics import OwnTopics
+from blackbox.request import Shard
+
+NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
+
+
+class Brokers:
+    """What they say of a request topic and its receipts; `asked` counts how often they were."""
+
+    def __init__(self, requests: int, receipts: int) -> None:
+        self.counts = {"TB": requests, "TB.receipts": receipts}
+        self.asked = 0
+        self.answer = True
+
+    def partitions(self, names: list[str], to: str = "") -> Mapping[str, int]:
+        self.asked += names == ["TB"]
+        if not self.answer:
+            raise JournalLost("nobody answers")
+        return {name: self.counts[name] for name in names}
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers(4, 4)
+
+
+@pytest.fixture
+def own(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> OwnTopics:
+    own = OwnTopics(NOWHERE, ["TB"], "dead")
+    monkeypatch.setattr(own, "_topics", brokers)
+    monkeypatch.setattr(own, "_open", lambda: None)
+
+    def grow(futures: object, name: str) -> None:
+        brokers.counts[name] = brokers.counts["TB"]
+
+    monkeypatch.setattr(own, "_wait", grow)
+    return own
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("blackbox.journal.topics.time.monotonic", lambda: now[0])
+    return now
+
+
+def shards(count: int) -> list[Shard]:
+    return [Shard("TB", partition) for partition in range(count)]
+
+
+def test_a_partition_that_somebody_has_just_got_gets_its_receipts_at_once(
+    own: OwnTopics, brokers: Brokers, clock: list[float]
+) -> None:
+    own.grow_receipts(shards(4))
+    brokers.counts["TB"] = 7
+
+    clock[0] += 1
+    own.grow_receipts(shards(7))
+
+    assert brokers.counts["TB.receipts"] == 7
+
+
+def test_the_brokers_are_asked_every_ten_seconds_while_nothing_is_missing_and_while_they_do_not_answer(
+    own: OwnTopics, brokers: Brokers, clock: list[float]
+) -> None:
+    for _ in range(30):
+        own.grow_receipts(shards(4))
+        clock[0] += 1
+    assert brokers.asked == 3
+
+    brokers.answer = False
+    for _ in range(30):
+        own.grow_receipts(shards(7))
+        clock[0] += 1
+    assert brokers.asked == 6
