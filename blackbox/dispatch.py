@@ -15,7 +15,7 @@ from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Shard
-from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
+from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -193,15 +193,18 @@ class Dispatch:
         return False
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
-        originals = self.sorting.originals(o for o, entry in dead.items() if not is_record(entry))
+        elsewhere = (o for o, entry in dead.items() if entry.unkept or not is_record(entry))
+        originals = self.sorting.originals(elsewhere)
         for offset, entry in dead.items():
-            original = originals.get(offset) or as_record(offset, entry)
+            original, detail = originals.get(offset), entry.detail or ""
+            if original is None and entry.unkept:
+                detail = f"{detail}; {RECORD_GONE}"
             forms = dead_letters(
                 self.shard,
                 self.sorting.dead_letter_topic,
-                original,
+                original or as_record(offset, entry),
                 entry.reason or "",
-                entry.detail or "",
+                detail,
             )
             smaller = islice(forms, entry.shortened, None)
             if all(self.writer.send(form, letters) is not None for form in smaller):

@@ -26,6 +26,7 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
+REFRESH_MS = 1_800_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
@@ -227,7 +228,11 @@ class Sorting:
         if entry.reason is None:
             later = later._replace(detail=detail)
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
-        batch.deferred[offset] = now_ms + wait_ms, later
+        goes_on = reason == Reason.UNREACHABLE and entry.detail == later.detail
+        if goes_on and wait_ms == LONGEST_RETRY_MS and not _is_to_be_refreshed(now_ms, wait_ms):
+            batch.deferred[offset] = now_ms + wait_ms, None
+        else:
+            batch.deferred[offset] = now_ms + wait_ms, later
 
     def put_off(
         self, batch: Mapping[int, Entry], suspects: Mapping[int, Refusal], now_ms: int
@@ -279,14 +284,22 @@ class Sorting:
         }
 
 
+def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
+    """Whether a payload that waits on is written again: in Redis it outlives its time by an hour at least."""
+    return now_ms // REFRESH_MS != (now_ms - wait_ms) // REFRESH_MS
+
+
 def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     """The dead letter that a request has become."""
     reason, detail = refusal
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
+RECORD_GONE = "the record was too large to be kept in Redis, and is gone from Kafka"
+
+
 def is_record(entry: Entry) -> bool:
-    """Whether the entry holds the request's own record, as an invalid one does."""
+    """Whether the entry stands for the request's own record, as an invalid one does, and holds what is kept of it."""
     return not entry.target
 
 

@@ -19,14 +19,14 @@ from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
-from blackbox.intake import refused_entry
+from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
-from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, Sorting
+from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, RECORD_GONE, Sorting
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -493,7 +493,7 @@ def test_an_unreachable_target_is_never_given_up(
         dispatch.tick(held(client).due[0][0])
 
     assert writer.committed == []
-    assert (stored_entry(client, 0).attempts, stored_entry(client, 0).waits) == (0, 20)
+    assert stored_entry(client, 0).attempts == 0
     assert stored_entry(client, 0).detail == "no leader"
     targets.refusals["orders"] = UNKNOWN
     dispatch.tick(held(client).due[0][0])
@@ -524,6 +524,24 @@ def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
     shared.resume("orders", [SHARD])
     dispatch.tick(NOW_MS + 1000)
     assert [o.topic for o in writer.committed] == ["bills", "orders"]
+
+
+def test_what_waits_on_for_the_same_reason_is_written_again_every_half_hour_only(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
+) -> None:
+    pend(to()._replace(detail="no leader", waits=6))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    written = list[int]()
+    for minute in range(120):
+        dispatch.tick(NOW_MS + minute * LONGEST_RETRY_MS)
+        assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 0)]
+        written.append(stored_entry(client, 0).waits)
+
+    assert len(set(written)) == 5, "before, and four times in two hours"
+
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "another reason")
+    dispatch.tick(NOW_MS + 120 * LONGEST_RETRY_MS)
+    assert stored_entry(client, 0).detail == "another reason"
 
 
 class NoPace:
@@ -760,6 +778,34 @@ def test_a_dead_letter_that_the_broker_never_takes_gets_smaller_in_the_end(
             dispatch.tick(now_ms)
 
     assert letter(writer, 0).value is None
+
+
+LARGE = record(0, b"{" * (MOST_REFUSED_BYTES + 1))
+
+
+def test_what_is_refused_and_large_is_not_kept_in_redis_and_is_whole_in_its_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
+) -> None:
+    pend(refused_entry(LARGE, Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS))
+    journal.request_records[0] = LARGE
+    assert len(held(client).payloads[0]) < 200
+
+    dispatch.tick(NOW_MS)
+
+    assert letter(writer, 0).value == LARGE.value
+    assert ("CALLER_SERVICE", b"shop") in letter(writer, 0).headers
+    assert told(letter(writer, 0)) == (Reason.NOT_JSON, "no JSON")
+
+
+def test_a_dead_letter_says_when_nobody_has_what_was_refused_any_more(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    pend(refused_entry(LARGE, Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS))
+    journal.request_records[0] = None
+
+    dispatch.tick(NOW_MS)
+
+    assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
 
 
 @pytest.mark.parametrize("count", [1, 3])
