@@ -27,6 +27,7 @@ from bench.engines import ENGINES, PATIENCE_S, Field, cpu_s, lateness_ms, wait
 from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say
+from blackbox.caretaker import FIRST_S
 from blackbox.embedded import EmbeddedStack
 
 FAR_S = 200 * 86_400
@@ -39,6 +40,9 @@ PIECE = 500_000
 
 MEMORY = "16gb"
 NEVER_S = 86_400
+AS_OLD_S = 10
+"""After the first walk has begun, a service is measured."""
+
 STEADY_PER_S = 1000
 SLOW_US, TOO_SLOW_US = 1000, 5000
 LOG_LENGTH = 100_000
@@ -219,6 +223,8 @@ def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) ->
         if is_walking:
             ground.forget_statistics()
             wait("a walk is under way", lambda: ground.slices() > 0)
+        # The other service idles as long: what was not used for a while is slower at first.
+        time.sleep(max(0.0, began + FIRST_S + AS_OLD_S - time.monotonic()))
         with watched(ground, found):
             before = cpu_s(service)
             found.rate = ground.drain(requests)
@@ -249,10 +255,11 @@ def main(
         for engine in engines:
             found: dict[bool, list[Round]] = {False: [], True: []}
             for number in range(rounds):
-                for is_walking, those in found.items():
+                for is_walking in (True, False) if number % 2 else (False, True):
                     ground.use(engine, interval if is_walking else NEVER_S)
-                    those.append(measure(ground, requests, seconds, is_walking=is_walking))
-                    say(_line(engine, number + 1, is_walking, those[-1]))
+                    one = measure(ground, requests, seconds, is_walking=is_walking)
+                    found[is_walking].append(one)
+                    say(_line(engine, number + 1, is_walking, one))
             print(_table(engine, interval, found[False], found[True]), flush=True)
 
 

@@ -12,6 +12,7 @@ before the transaction begins.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -92,11 +93,16 @@ class Endings:
     def look_ahead(self, label: int) -> None:
         """Read a long backlog above `label` before a transaction begins, which would time out meanwhile.
 
-        Raises a Doubt when Kafka does not answer.
+        Again and again, unless callers write as fast as this reads. Raises a Doubt when Kafka does not answer.
         """
-        end = self.journal.request_bounds().end
-        if end - max(label, self._seen) > MOST_INSIDE:
+        before = math.inf
+        while True:
+            end = self.journal.request_bounds().end
+            left = end - max(label, self._seen)
+            if left <= MOST_INSIDE or left >= before:
+                return
             self._look(label, end, set())
+            before = left
 
     def overtaken(
         self, label: int, ended: Mapping[int, Entry], written: Places

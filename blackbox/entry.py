@@ -23,6 +23,7 @@ class Entry(NamedTuple):
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
     `shortened` says how many forms of its dead letter the broker has refused. `unkept`: of a refused record, the
     key, value and headers are too large to be kept here, and are read from Kafka when its letter is written.
+    `paced`: its target's rate has given it a time.
     """
 
     target: str
@@ -42,6 +43,7 @@ class Entry(NamedTuple):
     waits: int = 0
     shortened: int = 0
     unkept: bool = False
+    paced: bool = False
 
 
 def encode(entry: Entry | Request) -> bytes:

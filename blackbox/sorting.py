@@ -53,7 +53,9 @@ class Pace(Protocol):
     """How fast targets are fed."""
 
     def limited(self) -> Collection[str]: ...
-    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+    def times(
+        self, target: str, count: int, now_ms: int, *, waited: bool
+    ) -> Sequence[int]: ...
     def give_back(self, target: str, count: int) -> None: ...
 
 
@@ -107,24 +109,27 @@ class Sorting:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        """What a target is not to get yet, those that were due first going first; how many, by target.
+
+        Those that waited for their time before go before the others.
+        """
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
-        waiting: dict[str, list[int]] = {}
+        waiting: dict[tuple[str, bool], list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
             if entry.target in limited:
-                waiting.setdefault(entry.target, []).append(offset)
+                waiting.setdefault((entry.target, entry.paced), []).append(offset)
         later: dict[str, int] = {}
-        for target, offsets in waiting.items():
+        for (target, waited), offsets in sorted(waiting.items(), reverse=True):
             assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
             try:
-                times = self.pace.times(target, len(offsets), now_ms)
+                times = self.pace.times(target, len(offsets), now_ms, waited=waited)
             except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
-                    del batch.ready[offset]
-                    batch.deferred[offset] = at_ms, None
+                    entry = batch.ready.pop(offset)
+                    batch.deferred[offset] = at_ms, None if waited else entry._replace(paced=True)
                     later[target] = later.get(target, 0) + 1
         return later
 

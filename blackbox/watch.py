@@ -60,6 +60,7 @@ class Watch:
             return
         self._compare_clocks()
         if used >= PAUSE_AT:
+            self._looks = 0
             self.is_full(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
         elif used <= RESUME_AT or self._looks >= PATIENT_LOOKS:
             self._has_room()

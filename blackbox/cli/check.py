@@ -7,11 +7,10 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from blackbox.cli.failures import FAILED
-from blackbox.cli.terminal import quietly, table
+from blackbox.cli.terminal import print_whole, quietly, table
 
 
 def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -38,4 +37,4 @@ def _print_table(rows: list[tuple[str, str, str]]) -> None:
     for severity, text, remedy in rows:
         style = "bold red" if severity == "refuse" else "yellow"
         shown.add_row(Text(severity, style=style), Text(text), Text(remedy), end_section=True)
-    Console().print(shown)
+    print_whole(shown)

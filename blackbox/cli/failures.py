@@ -43,8 +43,10 @@ def explained() -> Iterator[None]:
 
 def ended(text: str, code: int) -> typer.Exit:
     """Print the lines of an error; what is returned, raised, ends the command."""
+    # https://no-color.org, which typer does not look at
+    mark = "error:" if os.environ.get("NO_COLOR") else typer.style("error:", fg="red")
     for line in text.split("\n"):
-        typer.echo(f"{typer.style('error:', fg='red')} {logs.printable(line)}", err=True)
+        typer.echo(f"{mark} {logs.printable(line)}", err=True)
     return typer.Exit(code)
 
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.batch import Bar, need_spark, started, tasks_of
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
-from blackbox.cli.terminal import as_json, chosen_topic, printable, quietly, table
+from blackbox.cli.terminal import as_json, chosen_topic, print_whole, printable, quietly, table
 from blackbox.connect import kafka
 from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess
@@ -186,7 +185,7 @@ def _print(done: Loaded) -> None:
     shown.add_row(
         *(f"{count:,}" for count in done[:4]), f"{done.seconds:.1f}", f"{done.rows_per_s:,}"
     )
-    Console().print(shown)
+    print_whole(shown)
     if done.dry_run:
         typer.echo("every row is good; nothing was sent (--dry-run)")
     elif not done.rows:

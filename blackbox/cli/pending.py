@@ -8,12 +8,11 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from blackbox.api.answers import RequestState
 from blackbox.cli.show import instant
-from blackbox.cli.terminal import as_json, printable, quietly, table
+from blackbox.cli.terminal import as_json, print_whole, printable, quietly, table
 from blackbox.control.control import Control
 from blackbox.control.pending import Wanted
 
@@ -47,9 +46,9 @@ def pending(
 def _print_table(states: list[RequestState]) -> None:
     listed = table()
     for name in ("due", "to topic", "caller", "its id", "id"):
-        listed.add_column(name, no_wrap=name == "id")
+        listed.add_column(name)
     for state in states:
         names = (state.target, state.caller, state.caller_id)
         shown = (Text(printable(name or "-")) for name in names)  # no markup of rich's
         listed.add_row(instant(state.due_ms), *shown, state.id)
-    Console().print(listed)
+    print_whole(listed)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED
-from blackbox.cli.terminal import quietly, table
+from blackbox.cli.terminal import print_whole, quietly, table
 from blackbox.connect import kafka
 
 if TYPE_CHECKING:
@@ -62,4 +61,4 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         numbers = (getattr(outcome.promoted, name) for name in COUNTS)
         shown.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))
-    Console().print(shown)
+    print_whole(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from blackbox.settings import Settings, load
 
 def send(
     topic: Annotated[str, typer.Option(help="Where the message goes.")],
-    message: Annotated[str, typer.Option(help="What is delivered.")],
+    message: Annotated[str, typer.Option(help="What is delivered; -: what stdin has, as it is.")],
     countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
     at: Annotated[
         str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
@@ -55,7 +56,7 @@ def send(
     try:
         value = request_value(
             topic,
-            message,
+            _from_stdin() if message == "-" else message,
             countdown_s=countdown,
             at=typed_instant(at),
             key=key,
@@ -70,6 +71,14 @@ def send(
     _refuse_invalid(value, settings)
     with _client(settings, caller, request_topic) as client:
         typer.echo(client.ask(value, key=id).id)
+
+
+def _from_stdin() -> str:
+    """Not shown by `ps`, as arguments are."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise BadUsage(f"stdin is not UTF-8: {error}; a message that is not goes by the client") from None
 
 
 def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Asker:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.failures import FAILED, BadUsage, ended
 from blackbox.cli.terminal import as_json, quietly
 from blackbox.control.fate import Registry
 from blackbox.fate import Fate
@@ -52,10 +52,10 @@ def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
         return [fate for fate in everywhere if fate.state != "unknown"]
     try:
         places = [_place(text, topics)]
-    except BadUsage:
+    except BadUsage as usage:
         places = registry.holders(text)
         if not places:
-            raise
+            raise ended(str(usage), FAILED) from None
     return [registry.fate(*place) for place in places]
 
 

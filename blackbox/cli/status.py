@@ -9,12 +9,11 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 
 from blackbox import logs
 from blackbox.cli.failures import nothing_there
 from blackbox.cli.show import instant
-from blackbox.cli.terminal import quietly, table
+from blackbox.cli.terminal import print_whole, quietly, table
 from blackbox.clock import Clock
 from blackbox.connect import kafka, shared
 from blackbox.index.inspector import Inspector
@@ -154,7 +153,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
             _position(one.receipts_label, _without_marker(one)),
             style=late,
         )
-    Console().print(shown)
+    print_whole(shown)
 
 
 def _without_marker(one: ShardStatus) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from blackbox import logs
@@ -16,6 +18,7 @@ from blackbox.control.control import WRITTEN
 from blackbox.settings import Settings, load
 
 SHOWN_CHARS = 400
+LONGEST_LINE = 10_000
 
 
 def quietly() -> Settings:
@@ -66,5 +69,16 @@ def as_json(held: Any, option: int = 0) -> str:
 
 
 def table(**options: Any) -> Table:
-    """An empty one, as all commands print them."""
+    """An empty one, as all commands print them, with `print_whole`."""
     return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
+
+
+def print_whole(listed: Table) -> None:
+    """Print a table with nothing cut off: a terminal wraps it, a program gets lines as long as they are."""
+    for column in listed.columns:
+        column.overflow = "fold"
+    console = Console()
+    if not console.is_terminal:
+        options = console.options.update(width=LONGEST_LINE)
+        console.width = max(1, Measurement.get(console, options, listed).maximum)
+    console.print(listed)

@@ -42,7 +42,8 @@ EVERY_OPTION = CHART / "ci" / "every-option-values.yaml"
 ON_KUBERNETES = CHART / "ci" / "kubernetes-values.yaml"
 EVERY_FILE = [REQUIRED, EVERY_OPTION, ON_KUBERNETES]
 PROCESS = ["--set", "config.engine=process"]
-STANDALONE = ["--values", REQUIRED, "--set", "config.sparkMaster=spark://spark:7077"]
+UNDECIDED = ["--values", REQUIRED, "--set", "config.sparkMaster=spark://spark:7077"]
+STANDALONE = [*UNDECIDED, "--set-string", r"sparkProperties.spark\.authenticate=false"]
 
 # Where a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
@@ -617,6 +618,7 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "sparkProperties.cores=1"], "has cores; give"),
         (["--set", "sparkDriver.port=80"], "minimum"),
         ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
+        (UNDECIDED, "give sparkProperties spark.authenticate"),
         (
             ["--set", "config.sparkMaster=k8s://x,serviceAccount.create=false"],
             "serviceAccount.name",

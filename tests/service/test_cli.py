@@ -45,10 +45,10 @@ class Answer(NamedTuple):
         return found
 
 
-def blackbox(environment: Mapping[str, str], *arguments: str) -> Answer:
+def blackbox(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> Answer:
     """Run a command in this process."""
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
-    result = CliRunner().invoke(app, arguments, env={**clean, **environment})
+    result = CliRunner().invoke(app, arguments, env={**clean, **environment}, input=stdin)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return Answer(result.exit_code, result.stdout, result.stderr.splitlines())
 
@@ -59,8 +59,8 @@ class Town(NamedTuple):
     world: World
     environment: dict[str, str]
 
-    def run(self, *arguments: str) -> Answer:
-        return blackbox(self.environment, *arguments)
+    def run(self, *arguments: str, stdin: bytes = b"") -> Answer:
+        return blackbox(self.environment, *arguments, stdin=stdin)
 
     def send(self, *arguments: str) -> str:
         answer = self.run("send", "--topic", self.world.targets[0], *arguments)
@@ -179,9 +179,26 @@ def test_a_request_that_was_never_written_is_unknown(town: Town) -> None:
 )
 def test_what_is_no_name_of_a_request_is_refused(town: Town, name: str) -> None:
     answer = town.run("show", name)
-    assert answer.code == 2
+    assert answer.code == 1
     assert len(answer.errors) == 1
     assert name in answer.errors[0]
+
+
+def test_a_message_comes_from_stdin_as_it_is(town: Town) -> None:
+    typed = ("send", "--topic", town.world.targets[0], "--message", "-", "--countdown", "3600")
+
+    asked = town.run(*typed, stdin="grüß\ngott\n".encode()).out.strip()
+
+    town.becomes(asked, "pending")
+    [listed] = [
+        one
+        for line in town.run("pending", "--json").lines
+        if (one := json.loads(line))["id"] == asked
+    ]
+    assert listed["message"] == "grüß\ngott\n"
+    refused = town.run(*typed, stdin=b"\xff")
+    assert refused.code == 2
+    assert "stdin is not UTF-8" in refused.errors[0]
 
 
 def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:

@@ -550,7 +550,7 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -579,7 +579,7 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -613,6 +613,24 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 
     last_ms = held(client).due[-1][0]
     assert last_ms <= NOW_MS + 32_000
+
+
+def test_what_comes_due_anew_does_not_overtake_what_waits_for_a_rate(
+    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path
+) -> None:
+    rules = tmp_path / "callers.toml"
+    rules.write_text("[targets.orders]\nmessages_per_second = 2")
+    dispatch = make(pace=Pace(RulesFile(rules), Shared(connections)), batch_limit=5)
+    pend(*(to(due_ms=NOW_MS - 100 + n) for n in range(20)))
+    dispatch.tick(NOW_MS)
+    for passed_s in range(30):
+        now_ms = NOW_MS + 1000 * passed_s
+        if passed_s < 15:
+            pend(to(due_ms=now_ms))
+        for _ in range(6):
+            dispatch.tick(now_ms + 999)
+
+    assert writer.sent_to("orders") == list(range(35))
 
 
 def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(
@@ -1128,21 +1146,24 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     reads: list[tuple[int, int, bool]] = []
+    ends = iter([1_000_000, 1_050_000, 1_051_000])  # callers write on meanwhile
 
     class Long(Log):
         def request_bounds(self) -> Bounds:
-            return Bounds(0, 1_000_000)
+            return Bounds(0, next(ends))
 
         def requests(self, start: int, end: int) -> Iterator[Batch]:
             reads.append((start, end, "begin" in writer.calls))
             return super().requests(start, end)
 
     pend(RECURS)
-    writer._ends["TB/3"] = 1_000_010
+    writer._ends["TB/3"] = 1_051_010
 
     make(endings=Endings(SHARD, COUNTDOWN, Long())).tick(NOW_MS)
 
-    assert reads == [(1, 1_000_000, False), (1_000_000, 1_000_011, True)]
+    assert reads == [
+        (1, 1_000_000, False), (1_000_000, 1_050_000, False), (1_050_000, 1_051_011, True)
+    ]  # fmt: skip
     assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
 
 

@@ -100,6 +100,8 @@ def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between
     for share, looks, expected in (
         (0.80, PATIENT_LOOKS * 2, []),
         (0.90, 1, ["pause"]),
+        (0.80, PATIENT_LOOKS - 1, ["pause"]),
+        (0.90, 1, ["pause"]),
         (0.80, PATIENT_LOOKS, ["pause"]),
         (0.80, 1, ["pause", "resume"]),
         (0.90, 1, ["pause", "resume", "pause"]),

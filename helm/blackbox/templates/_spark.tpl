@@ -43,6 +43,9 @@
 {{- if and (include "blackbox.isCluster" .) (gt (int .Values.replicas) 1) -}}
 {{- fail (printf "replicas is %d with config.sparkMaster %s: executors would not know which driver is theirs; keep one replica, and raise spark.executor.instances in sparkProperties" (int .Values.replicas) .Values.config.sparkMaster) -}}
 {{- end -}}
+{{- if and (include "blackbox.hasSparkFile" .) (include "blackbox.isCluster" .) (not (include "blackbox.isKubernetes" .)) (not (hasKey .Values.sparkProperties "spark.authenticate")) -}}
+{{- fail "config.sparkMaster is spark://…, and the driver then listens on all addresses of its pod; give sparkProperties spark.authenticate: \"true\" where the cluster has a secret, or \"false\" where a network policy lets nobody but its executors reach the driver" -}}
+{{- end -}}
 {{- if and (include "blackbox.isKubernetes" .) (eq (include "blackbox.serviceAccountName" .) "default") -}}
 {{- fail "config.sparkMaster is k8s://…, so the pod may create pods, which the service account \"default\" should not; let serviceAccount.create be true, or give serviceAccount.name" -}}
 {{- end -}}

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from blackbox.cli.failures import ended
+from blackbox.cli.terminal import print_whole, table
+
+
+def test_a_program_that_reads_a_table_gets_each_row_on_one_line_with_nothing_cut_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listed = table()
+    for name in ("due", "caller", "id"):
+        listed.add_column(name)
+    row = ["2026-11-25T03:18:10.123Z", "a caller " * 30, "6ba7b810-9dad-11d1-80b4-00c04fd430c8"]
+    listed.add_row(*row)
+
+    print_whole(listed)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if all(part.strip() in line for part in row)]
+
+
+@pytest.mark.parametrize(("said", "is_red"), [("1", False), ("", True)])
+def test_errors_are_red_unless_somebody_wants_no_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: str, is_red: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", said)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+
+    ended("what went wrong", 1)
+
+    assert ("\x1b[31m" in capsys.readouterr().err) == is_red
