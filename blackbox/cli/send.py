@@ -78,7 +78,9 @@ def _from_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise BadUsage(f"stdin is not UTF-8: {error}; a message that is not goes by the client") from None
+        raise BadUsage(
+            f"stdin is not UTF-8: {error}; a message that is not goes by the client"
+        ) from None
 
 
 def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Asker:

@@ -434,7 +434,7 @@ BUGS = (
         "a topic that was created again is begun, and its first receipt does not say where",
         (
             Change(
-                "rebind.py",
+                "rebind/run.py",
                 "    return replace(decision.barrier, mark=Mark(decision.begins, end))\n",
                 "    return decision.barrier\n",
             ),
@@ -447,7 +447,7 @@ BUGS = (
         "an index is bound to new receipts, and forgets that they do not tell what was delivered before",
         (
             Change(
-                "rebind.py",
+                "rebind/run.py",
                 "index.rebind(decision.labels, self._ours, decision.unknown_ms, tail)",
                 "index.rebind(decision.labels, self._ours, 0, tail)",
             ),
@@ -460,8 +460,8 @@ BUGS = (
         "what an index of an old topic still has is asked for again, though the new topic was opened since",
         (
             Change(
-                "rebind.py",
-                "bool(groups & {self._ours.group, kept.binding.group})",
+                "rebind/decide.py",
+                "bool(groups & {self.ours.group, kept.binding.group})",
                 "False",
             ),
         ),
@@ -473,7 +473,7 @@ BUGS = (
         "rebind gives up when a service that tries to open the shard fences it",
         (
             Change(
-                "rebind.py",
+                "rebind/run.py",
                 "return again(self._rebind, index)",
                 "return self._rebind(index)",
             ),
@@ -538,7 +538,7 @@ BUGS = (
         "a rebind asks again for what receipts say has ended",
         (
             Change(
-                "leftovers.py",
+                "rebind/leftovers.py",
                 "if offset >= self.first and offset not in self.ended",
                 "if offset >= self.first",
             ),
@@ -549,7 +549,11 @@ BUGS = (
     Bug(
         "newer-record-ended",
         "a rebind asks again for what its caller has replaced or cancelled since",
-        (Change("rebind.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"),),
+        (
+            Change(
+                "rebind/run.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
+            ),
+        ),
         (),
         (),
     ),
@@ -558,7 +562,7 @@ BUGS = (
         "a rebind asks again for what was to become a dead letter",
         (
             Change(
-                "leftovers.py",
+                "rebind/leftovers.py",
                 "        if entry.reason is not None:\n",
                 "        if False:\n",
             ),
@@ -571,8 +575,8 @@ BUGS = (
         "an index older than its receipts topic is bound to it as it is",
         (
             Change(
-                "rebind.py",
-                "        if by is None and not is_same and openings(journal, self._ours.topic_id):\n",
+                "rebind/decide.py",
+                "        if by is None and not is_same and openings(journal, self.ours.topic_id):\n",
                 "        if False:\n",
             ),
         ),
@@ -584,9 +588,9 @@ BUGS = (
         "no receipt tells which index the requests were of that were asked for again",
         (
             Change(
-                "rebind.py",
-                "group=self._ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,",
-                "group=self._ours.group, unknown_ms=unknown_ms, cut=list(cut),",
+                "rebind/decide.py",
+                "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,",
+                "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut),",
             ),
         ),
         (),
@@ -597,9 +601,9 @@ BUGS = (
         "what an index of before a log lost its end has of the lost requests is asked for once more",
         (
             Change(
-                "rebind.py",
-                "_Gone(self._ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
-                "_Gone(self._ours.topic_id, first, since, is_open)",
+                "rebind/decide.py",
+                "Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
+                "Gone(self.ours.topic_id, first, since, is_open)",
             ),
         ),
         (),
@@ -610,7 +614,7 @@ BUGS = (
         "a rebind of an older index says once more that the log lost its end, and voids what was delivered since",
         (
             Change(
-                "rebind.py",
+                "rebind/decide.py",
                 "cut=[] if explained else [lost]",
                 "cut=[first]",
             ),
@@ -636,7 +640,7 @@ BUGS = (
         "requests are asked for again anywhere though the topic has as many partitions as before",
         (
             Change(
-                "rebind.py",
+                "rebind/run.py",
                 "    return not former or max(former) + 1 == count\n",
                 "    return not former\n",
             ),
@@ -647,7 +651,7 @@ BUGS = (
     Bug(
         "cancels-by-id-not-heard",
         "a rebind asks again for what was cancelled by its id since",
-        (Change("leftovers.py", " or id in self.cancelled\n", "\n"),),
+        (Change("rebind/leftovers.py", " or id in self.cancelled\n", "\n"),),
         (),
         (),
     ),
@@ -682,7 +686,7 @@ BUGS = (
         "what was in a batch with a record that Kafka does not take becomes a dead letter, too",
         (
             Change(
-                "leftovers.py",
+                "rebind/leftovers.py",
                 "            if len(batch) == 1:\n                self._note(refused.suspects)\n",
                 "            self._note(refused.suspects)\n",
             ),
@@ -695,7 +699,7 @@ BUGS = (
         "what callers wrote behind a lost end is passed over when the log is still shorter than it was",
         (
             Change(
-                "rebind.py",
+                "rebind/decide.py",
                 "    places = [requests.end, since, tail",
                 "    places = [requests.end, tail",
             ),
@@ -708,7 +712,7 @@ BUGS = (
         "what a frozen owner puts off while an index is read is not written again",
         (
             Change(
-                "leftovers.py",
+                "rebind/leftovers.py",
                 "            self._check_all_seen()\n",
                 "",
             ),
@@ -721,7 +725,7 @@ BUGS = (
         "former partitions are begun with the first one, and a run that is interrupted hides the others",
         (
             Change(
-                "rebind.py",
+                "rebind/run.py",
                 "[*there, *reversed(gone)]",
                 "[*there, *gone]",
             ),
@@ -734,9 +738,9 @@ BUGS = (
         "nothing in Kafka says that what a former partition had was asked for again",
         (
             Change(
-                "rebind.py",
-                "        return shard.partition < self._receipts_count\n",
-                "        return shard.partition < min(self._count, self._receipts_count)\n",
+                "rebind/decide.py",
+                "        return shard.partition < self.receipts_count\n",
+                "        return shard.partition < min(self.count, self.receipts_count)\n",
             ),
         ),
         (),

@@ -20,8 +20,7 @@ import redis
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from blackbox import Client, leftovers
-from blackbox import rebind as rebinding
+from blackbox import Client
 from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
 from blackbox.connect import kafka
@@ -33,6 +32,8 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.metrics import Metrics
 from blackbox.outgoing import Outgoing
+from blackbox.rebind import INTERRUPTED, leftovers
+from blackbox.rebind import run as rebinding
 from blackbox.receipt import Mark, decode
 from blackbox.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
@@ -736,7 +737,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
     until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
     has_written = moment in ("Kafka has more than Redis knows", "some have left the index")
-    assert (rebinding.INTERRUPTED in done) == has_written, done
+    assert (INTERRUPTED in done) == has_written, done
 
 
 def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
@@ -756,7 +757,7 @@ def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice
         with pytest.raises(IndexLost):
             rebinding.rebind(world.settings(), world.requests, "deliver")
 
-    assert rebinding.INTERRUPTED in rebind(world, "deliver")
+    assert INTERRUPTED in rebind(world, "deliver")
 
     service.wait_ready()
     until("they are taken in", lambda: pending(world, client) >= len(world.asked))

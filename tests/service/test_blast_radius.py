@@ -177,7 +177,7 @@ def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:
         world.ask(share, from_s=FROM_S, within_s=FROM_S + OTHERS_S, partition=partition)
     world.wait_delivered(120)
     verdict = world.verdict(late_from=before)
-    assert not (verdict.lost or verdict.duplicated or verdict.early_ms), verdict
+    assert (verdict.lost, verdict.duplicated, verdict.early_ms) == ([], [], []), verdict
     return verdict.late_at(0.99)
 
 
@@ -210,6 +210,6 @@ def test_of_what_breaks_everybody_else_sees_next_to_nothing(scene: Scene, troubl
 
     print(
         f"| {trouble.what} | {trouble.who} | {scene.world.engine}: {calm} → {min(seen)} ms "
-        f"| {f'`{metric}`' if metric else '–'} | {words or '–'} |"
+        f"| {f'`{metric}`' if metric else 'none'} | {words or 'none'} |"
     )
     assert min(seen) <= most, (calm, seen)

@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 import pytest
 
-from blackbox import leftovers
-from blackbox import rebind as rebinding
 from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, Refused
 from blackbox.ended import Ended
 from blackbox.index.bits import SEGMENT
 from blackbox.index.keys import NOBODYS, Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.leftovers import Newer, Rebound
 from blackbox.outgoing import Outgoing
 from blackbox.plan import Binding, Bounds, Labels
-from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, _Run, keep_partitions
+from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
+from blackbox.rebind import run as rebinding
+from blackbox.rebind.leftovers import Newer, Rebound
+from blackbox.rebind.run import _Run, keep_partitions
 from blackbox.receipt import Mark, Receipt
 from blackbox.request import Cancel, Reason, Record, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store

@@ -1,13 +1,10 @@
-"""What becomes of an index that belongs to another topic, cluster or group than what is there now.
-
-A shard whose index does not fit stays closed, as nobody but a person knows which of the two is meant.
-"""
+"""One run of `blackbox rebind` over the indexes of a request topic: what was decided is carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count as count_on
 from typing import Literal
 
@@ -33,21 +30,11 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.leftovers import Leftovers, Newer, Rebound
-from blackbox.marks import (
-    Moved,
-    Recreated,
-    Shortened,
-    cuts_since,
-    foreign_group,
-    is_another,
-    newest_mark,
-    openings,
-    rebound_by,
-)
-from blackbox.plan import Bounds, Kept, Labels, Tail
+from blackbox.plan import Bounds, Tail
+from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
+from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
 from blackbox.receipt import Mark, Receipt, settled
-from blackbox.recovery import CHUNK, CLOCKS_APART_MS, settle
+from blackbox.recovery import CHUNK, settle
 from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
 
@@ -78,49 +65,6 @@ again = Retrying(
 """A shard is decided anew when another run of this, or a service that tried to open it just then, was there first."""
 
 Pending = Literal["deliver", "drop"]
-FITS = "it fits already"
-NO_INDEX = "it has no index, and needs no decision"
-INTERRUPTED = "a run that was interrupted had written what was pending"
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """Which requests of an index are not in the topic that is there now: those from the offset `first` on.
-
-    Receipts from `since` on tell what became of them, if any do. `is_open`: such can still be written.
-    `is_unknown`: they may have been written again before.
-    """
-
-    topic_id: str
-    first: int
-    since: int | None
-    is_open: bool
-    is_unknown: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
-
-    `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
-    requests from `first` on bound at these labels. `begins`: the barrier carries a mark at this request. Of receipts
-    before `since` it is known what became of them; those before `old_receipts` are removed.
-    """
-
-    why: str
-    barrier: Receipt | None = None
-    gone: _Gone | None = None
-    labels: Labels | None = None
-    first: int | None = None
-    is_emptied: bool = False
-    begins: int | None = None
-    old_receipts: int = 0
-    since: int = 0
-    unknown_ms: int = 0
-
-    @property
-    def changes(self) -> bool:
-        return self.is_emptied or self.labels is not None or self.barrier is not None
 
 
 def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
@@ -217,7 +161,7 @@ class _Run:
         if kept is None or (
             there
             and kept.binding == self._ours
-            and _lost_from(journal, kept, journal.request_bounds()) is None
+            and lost_from(journal, kept, journal.request_bounds()) is None
         ):
             return
         with closing(self._writer(index.shard)) as writer:
@@ -231,141 +175,14 @@ class _Run:
             writer.open()
             return self._carry_out(index, patiently(self._decide, index), writer)
 
+    def _decide(self, index: ShardIndex) -> Decision:
+        decide = Decide(self._ours, self._count, self._receipts_count, self._journal)
+        return decide(index)
+
     def _writer(self, shard: Shard) -> Writer:
         return Writer(shard, self._large, exactly_once=self._exactly_once)
 
-    def _decide(self, index: ShardIndex) -> _Decision:
-        shard, kept = index.shard, index.load()
-        journal = self._journal(shard.partition)
-        requests = journal.request_bounds() if shard.partition < self._count else Bounds(0, 0)
-        receipts = journal.receipt_bounds() if self._has_receipts(shard) else Bounds(0, 0)
-        if kept is None or kept.binding is None:
-            return self._decide_without(shard, kept, journal, requests)
-        if kept.binding.topic_id != self._ours.topic_id:
-            return self._decide_recreated(shard, journal, kept, requests, receipts)
-        return self._decide_kept(shard, journal, kept, requests, receipts)
-
-    def _decide_without(
-        self, shard: Shard, kept: Kept | None, journal: ShardJournal, requests: Bounds
-    ) -> _Decision:
-        """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
-        if shard.partition < min(self._count, self._receipts_count):
-            try:
-                newest_mark(shard, journal, self._ours.topic_id)
-            except Recreated:
-                why, begins = "another topic", requests.start
-            except Shortened as known:  # all that was there then and is left had ended
-                since = journal.first_request_since(known.known_ms)
-                why, begins = "a journal became shorter", requests.end if since is None else since
-            else:
-                return self._decide_group(shard, journal, NO_INDEX, Labels(0, 0))
-            barrier = self._barrier(shard, begins)
-            return _Decision(why, barrier, is_emptied=kept is not None, begins=begins)
-        return _Decision(NO_INDEX)
-
-    def _decide_recreated(
-        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
-    ) -> _Decision:
-        """Its requests are not in the topic that is there. Where that was opened since, it is known in the journals."""
-        assert kept.binding is not None
-        opened = openings(journal, self._ours.topic_id) if self._has_receipts(shard) else []
-        for one in opened:
-            if one.rebound == kept.token != "":
-                old = 0 if one.mark is None else one.mark.receipts
-                return _Decision(INTERRUPTED, is_emptied=True, old_receipts=old)
-        groups = {one.group for one in opened}
-        is_unknown = bool(groups & {self._ours.group, kept.binding.group})
-        is_open = self._has_receipts(shard) and not opened
-        why = "an index of before the topic was opened" if is_unknown else "another topic"
-        gone = _Gone(
-            kept.binding.topic_id, 0, self._told_since(kept, receipts, is_open), is_open, is_unknown
-        )
-        begins = None if opened else requests.start
-        barrier = self._barrier(shard, begins or 0, rebound=kept.token)
-        return _Decision(why, barrier, gone, is_emptied=True, begins=begins)
-
-    def _decide_kept(
-        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
-    ) -> _Decision:
-        """Of the topic that is there, whose log may have lost its end, or whose receipts may be others."""
-        assert kept.binding is not None
-        at, is_same = kept.labels, kept.binding.receipts_id == self._ours.receipts_id
-        is_untold = not is_same or at.receipts > receipts.end
-        lost = _lost_from(journal, kept, requests)
-        if lost is None and not is_untold and kept.binding == self._ours:
-            return self._decide_group(shard, journal, FITS, at)
-        by = rebound_by(journal, kept.token)
-        if by is None and not is_same and openings(journal, self._ours.topic_id):
-            return _Decision("an index of before its receipts topic was opened", is_emptied=True)
-        told, unknown_ms = at.receipts, 0
-        if is_untold or (by is not None and by.offset < told):
-            told, unknown_ms = receipts.end, self._unknown_ms()
-            if by is not None:
-                told, unknown_ms = by.offset, by.receipt.unknown_ms
-        if lost is None:
-            return self._decide_bound(shard, kept, Labels(at.requests, told), unknown_ms, by)
-        cuts = cuts_since(journal, told)
-        first = min([lost, *(cut for _, cut in cuts)])
-        labels = Labels(min(at.requests, first), told)
-        explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
-        if by is not None and any(offset <= by.offset for offset in explained):
-            return _Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
-        barrier = self._barrier(
-            shard, labels.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
-            rebound=kept.token,
-        )  # fmt: skip
-        why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
-        is_open = self._has_receipts(shard) and not is_untold
-        since = self._told_since(kept, receipts, is_open)
-        gone = _Gone(self._ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
-        return _Decision(why, barrier, gone, labels, first, since=told, unknown_ms=unknown_ms)
-
-    def _decide_bound(
-        self, shard: Shard, kept: Kept, labels: Labels, unknown_ms: int, by: Moved | None
-    ) -> _Decision:
-        """Nothing is gone from the topic: the index is kept as it is."""
-        if by is not None:
-            return _Decision(INTERRUPTED, labels=labels, unknown_ms=unknown_ms)
-        barrier = self._barrier(shard, labels.requests, unknown_ms=unknown_ms, rebound=kept.token)
-        why = "another group, or other receipts"
-        return _Decision(why, barrier, labels=labels, since=labels.receipts, unknown_ms=unknown_ms)
-
-    def _decide_group(
-        self, shard: Shard, journal: ShardJournal, why: str, labels: Labels
-    ) -> _Decision:
-        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
-        if self._has_receipts(shard) and foreign_group(journal, self._ours.group, since=0):
-            barrier = self._barrier(shard, labels.requests)
-            return _Decision("another group", barrier, since=labels.receipts)
-        return _Decision(why)
-
-    def _told_since(self, kept: Kept, receipts: Bounds, is_open: bool) -> int | None:
-        assert kept.binding is not None
-        is_known = kept.binding.receipts_id == self._ours.receipts_id
-        if is_known and receipts.start <= kept.labels.receipts <= receipts.end:
-            return kept.labels.receipts
-        return receipts.start if is_open else None
-
-    def _unknown_ms(self) -> int:
-        return Clock().latest_ms() + CLOCKS_APART_MS
-
-    def _barrier(
-        self,
-        shard: Shard,
-        read: int,
-        *,
-        cut: Collection[int] = (),
-        unknown_ms: int = 0,
-        rebound: str = "",
-    ) -> Receipt | None:
-        if not self._has_receipts(shard):
-            return None
-        return Receipt(
-            Clock().earliest_ms(), barrier=True, read=read, topic_id=self._ours.topic_id,
-            group=self._ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,
-        )  # fmt: skip
-
-    def _carry_out(self, index: ShardIndex, decision: _Decision, writer: Writer) -> Rebound:
+    def _carry_out(self, index: ShardIndex, decision: Decision, writer: Writer) -> Rebound:
         done = Rebound(index.shard, decision.why)
         old_receipts = decision.old_receipts
         if decision.gone is not None:
@@ -406,7 +223,7 @@ class _Run:
         return None
 
     def _write_again(
-        self, index: ShardIndex, decision: _Decision, gone: _Gone, writer: Writer, done: Rebound
+        self, index: ShardIndex, decision: Decision, gone: Gone, writer: Writer, done: Rebound
     ) -> int:
         """Returns up to where receipts are of an earlier topic."""
         shard = index.shard
@@ -429,7 +246,7 @@ class _Run:
         leftovers.write(writer, _marked(decision, end), done)
         return 0 if decision.begins is None else end
 
-    def _take_over(self, shard: Shard, decision: _Decision, gone: _Gone, writer: Writer) -> Ended:
+    def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Ended:
         """What receipts say has ended of the requests that are gone; none speaks of them behind a cut.
 
         A barrier of its own comes first, as the last receipt may name messages that are not there.
@@ -460,7 +277,7 @@ class _Run:
                     "--pending drop, and let callers ask again"
                 )
 
-    def _say(self, shard: Shard, decision: _Decision, writer: Writer) -> int:
+    def _say(self, shard: Shard, decision: Decision, writer: Writer) -> int:
         """The barrier alone, as a new owner writes it; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)
@@ -486,10 +303,7 @@ class _Run:
             there += [offset for offset in found if offset >= first]
         return there
 
-    def _has_receipts(self, shard: Shard) -> bool:
-        return shard.partition < self._receipts_count
-
-    def _newer_since(self, shard: Shard, gone: _Gone) -> Newer:
+    def _newer_since(self, shard: Shard, gone: Gone) -> Newer:
         """What callers have written since, as far as that was there when the run began.
 
         Those requests and cancels come later than what is asked for again, and would be ended by it.
@@ -522,25 +336,11 @@ class _Run:
         return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)
 
 
-def _marked(decision: _Decision, end: int) -> Receipt | None:
+def _marked(decision: Decision, end: int) -> Receipt | None:
     """The barrier, with a mark behind the receipts that end here where a topic is begun."""
     if decision.barrier is None or decision.begins is None:
         return decision.barrier
     return replace(decision.barrier, mark=Mark(decision.begins, end))
-
-
-def _lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None:
-    """From where on the log has lost what the index had read, if it has.
-
-    What was read was written by the time of the last record of it: from a later time on, others are there.
-    """
-    tail = kept.tail
-    is_shorter, is_replaced = kept.labels.requests > requests.end, is_another(journal, tail)
-    if not is_shorter and not is_replaced:
-        return None
-    since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
-    places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
-    return min(place for place in places if place is not None)
 
 
 def keep_partitions(former: Collection[int], count: int) -> bool:

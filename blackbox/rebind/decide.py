@@ -1,0 +1,228 @@
+"""What is to be done with an index that may belong to something else than what is there, by what it and the journals say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from blackbox.clock import Clock
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.marks import (
+    Moved,
+    Recreated,
+    Shortened,
+    cuts_since,
+    foreign_group,
+    is_another,
+    newest_mark,
+    openings,
+    rebound_by,
+)
+from blackbox.plan import Binding, Bounds, Kept, Labels
+from blackbox.receipt import Receipt
+from blackbox.recovery import CLOCKS_APART_MS
+from blackbox.request import Shard
+
+FITS = "it fits already"
+NO_INDEX = "it has no index, and needs no decision"
+INTERRUPTED = "a run that was interrupted had written what was pending"
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Which requests of an index are not in the topic that is there now: those from the offset `first` on.
+
+    Receipts from `since` on tell what became of them, if any do. `is_open`: such can still be written.
+    `is_unknown`: they may have been written again before.
+    """
+
+    topic_id: str
+    first: int
+    since: int | None
+    is_open: bool
+    is_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
+
+    `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
+    requests from `first` on bound at these labels. `begins`: the barrier carries a mark at this request. Of receipts
+    before `since` it is known what became of them; those before `old_receipts` are removed.
+    """
+
+    why: str
+    barrier: Receipt | None = None
+    gone: Gone | None = None
+    labels: Labels | None = None
+    first: int | None = None
+    is_emptied: bool = False
+    begins: int | None = None
+    old_receipts: int = 0
+    since: int = 0
+    unknown_ms: int = 0
+
+    @property
+    def changes(self) -> bool:
+        return self.is_emptied or self.labels is not None or self.barrier is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Decides for the shards of one request topic, of which there are `count`, with `receipts_count` of their receipts.
+
+    `ours` is what an index should belong to.
+    """
+
+    ours: Binding
+    count: int
+    receipts_count: int
+    journal: Callable[[int], ShardJournal]
+
+    def __call__(self, index: ShardIndex) -> Decision:
+        shard, kept = index.shard, index.load()
+        journal = self.journal(shard.partition)
+        requests = journal.request_bounds() if shard.partition < self.count else Bounds(0, 0)
+        receipts = journal.receipt_bounds() if self.has_receipts(shard) else Bounds(0, 0)
+        if kept is None or kept.binding is None:
+            return self._without(shard, kept, journal, requests)
+        if kept.binding.topic_id != self.ours.topic_id:
+            return self._recreated(shard, journal, kept, requests, receipts)
+        return self._kept(shard, journal, kept, requests, receipts)
+
+    def _without(
+        self, shard: Shard, kept: Kept | None, journal: ShardJournal, requests: Bounds
+    ) -> Decision:
+        """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
+        if shard.partition < min(self.count, self.receipts_count):
+            try:
+                newest_mark(shard, journal, self.ours.topic_id)
+            except Recreated:
+                why, begins = "another topic", requests.start
+            except Shortened as known:  # all that was there then and is left had ended
+                since = journal.first_request_since(known.known_ms)
+                why, begins = "a journal became shorter", requests.end if since is None else since
+            else:
+                return self._group(shard, journal, NO_INDEX, Labels(0, 0))
+            barrier = self._barrier(shard, begins)
+            return Decision(why, barrier, is_emptied=kept is not None, begins=begins)
+        return Decision(NO_INDEX)
+
+    def _recreated(
+        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+    ) -> Decision:
+        """Its requests are not in the topic that is there. Where that was opened since, it is known in the journals."""
+        assert kept.binding is not None
+        opened = openings(journal, self.ours.topic_id) if self.has_receipts(shard) else []
+        for one in opened:
+            if one.rebound == kept.token != "":
+                old = 0 if one.mark is None else one.mark.receipts
+                return Decision(INTERRUPTED, is_emptied=True, old_receipts=old)
+        groups = {one.group for one in opened}
+        is_unknown = bool(groups & {self.ours.group, kept.binding.group})
+        is_open = self.has_receipts(shard) and not opened
+        why = "an index of before the topic was opened" if is_unknown else "another topic"
+        gone = Gone(
+            kept.binding.topic_id, 0, self._told_since(kept, receipts, is_open), is_open, is_unknown
+        )
+        begins = None if opened else requests.start
+        barrier = self._barrier(shard, begins or 0, rebound=kept.token)
+        return Decision(why, barrier, gone, is_emptied=True, begins=begins)
+
+    def _kept(
+        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+    ) -> Decision:
+        """Of the topic that is there, whose log may have lost its end, or whose receipts may be others."""
+        assert kept.binding is not None
+        at, is_same = kept.labels, kept.binding.receipts_id == self.ours.receipts_id
+        is_untold = not is_same or at.receipts > receipts.end
+        lost = lost_from(journal, kept, requests)
+        if lost is None and not is_untold and kept.binding == self.ours:
+            return self._group(shard, journal, FITS, at)
+        by = rebound_by(journal, kept.token)
+        if by is None and not is_same and openings(journal, self.ours.topic_id):
+            return Decision("an index of before its receipts topic was opened", is_emptied=True)
+        told, unknown_ms = at.receipts, 0
+        if is_untold or (by is not None and by.offset < told):
+            told, unknown_ms = receipts.end, self._unknown_ms()
+            if by is not None:
+                told, unknown_ms = by.offset, by.receipt.unknown_ms
+        if lost is None:
+            return self._bound(shard, kept, Labels(at.requests, told), unknown_ms, by)
+        cuts = cuts_since(journal, told)
+        first = min([lost, *(cut for _, cut in cuts)])
+        labels = Labels(min(at.requests, first), told)
+        explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
+        if by is not None and any(offset <= by.offset for offset in explained):
+            return Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
+        barrier = self._barrier(
+            shard, labels.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
+            rebound=kept.token,
+        )  # fmt: skip
+        why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
+        is_open = self.has_receipts(shard) and not is_untold
+        since = self._told_since(kept, receipts, is_open)
+        gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
+        return Decision(why, barrier, gone, labels, first, since=told, unknown_ms=unknown_ms)
+
+    def _bound(
+        self, shard: Shard, kept: Kept, labels: Labels, unknown_ms: int, by: Moved | None
+    ) -> Decision:
+        """Nothing is gone from the topic: the index is kept as it is."""
+        if by is not None:
+            return Decision(INTERRUPTED, labels=labels, unknown_ms=unknown_ms)
+        barrier = self._barrier(shard, labels.requests, unknown_ms=unknown_ms, rebound=kept.token)
+        why = "another group, or other receipts"
+        return Decision(why, barrier, labels=labels, since=labels.receipts, unknown_ms=unknown_ms)
+
+    def _group(self, shard: Shard, journal: ShardJournal, why: str, labels: Labels) -> Decision:
+        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
+        if self.has_receipts(shard) and foreign_group(journal, self.ours.group, since=0):
+            barrier = self._barrier(shard, labels.requests)
+            return Decision("another group", barrier, since=labels.receipts)
+        return Decision(why)
+
+    def _told_since(self, kept: Kept, receipts: Bounds, is_open: bool) -> int | None:
+        assert kept.binding is not None
+        is_known = kept.binding.receipts_id == self.ours.receipts_id
+        if is_known and receipts.start <= kept.labels.receipts <= receipts.end:
+            return kept.labels.receipts
+        return receipts.start if is_open else None
+
+    def _unknown_ms(self) -> int:
+        return Clock().latest_ms() + CLOCKS_APART_MS
+
+    def _barrier(
+        self,
+        shard: Shard,
+        read: int,
+        *,
+        cut: Collection[int] = (),
+        unknown_ms: int = 0,
+        rebound: str = "",
+    ) -> Receipt | None:
+        if not self.has_receipts(shard):
+            return None
+        return Receipt(
+            Clock().earliest_ms(), barrier=True, read=read, topic_id=self.ours.topic_id,
+            group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,
+        )  # fmt: skip
+
+    def has_receipts(self, shard: Shard) -> bool:
+        return shard.partition < self.receipts_count
+
+
+def lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None:
+    """From where on the log has lost what the index had read, if it has.
+
+    What was read was written by the time of the last record of it: from a later time on, others are there.
+    """
+    tail = kept.tail
+    is_shorter, is_replaced = kept.labels.requests > requests.end, is_another(journal, tail)
+    if not is_shorter and not is_replaced:
+        return None
+    since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
+    places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
+    return min(place for place in places if place is not None)
