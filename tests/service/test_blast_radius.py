@@ -47,10 +47,6 @@ class Scene:
     def second(self) -> str:
         return f"{self.world.name}.second"
 
-    @property
-    def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
-
     def target(self, name: str, **settings: str) -> str:
         topic = f"{self.world.name}.{name}"
         with suppress(KafkaException):  # from a try before
@@ -66,8 +62,9 @@ class Scene:
             self.world.send_raw(json.dumps(request | more), headers, partition=TROUBLED)
 
     def delete(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
         with suppress(KafkaException):  # by a try before
-            [deleted] = self.admin.delete_topics([topic]).values()
+            [deleted] = admin.delete_topics([topic]).values()
             deleted.result()
 
 
@@ -132,7 +129,7 @@ def garbage(scene: Scene) -> None:
 
 
 def over_quota(scene: Scene) -> None:
-    scene.ask(MUCH, scene.world.targets[0], caller="hoarder")
+    scene.ask(MUCH, scene.target("busy"), caller="hoarder")
 
 
 def cancels(scene: Scene) -> None:
