@@ -15,7 +15,7 @@ from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Shard
-from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
+from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -193,18 +193,15 @@ class Dispatch:
         return False
 
     def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
-        elsewhere = (o for o, entry in dead.items() if entry.unkept or not is_record(entry))
-        originals = self.sorting.originals(elsewhere)
+        originals = self.sorting.originals(o for o, entry in dead.items() if not is_record(entry))
         for offset, entry in dead.items():
-            original, detail = originals.get(offset), entry.detail or ""
-            if original is None and entry.unkept:
-                detail = f"{detail}; {RECORD_GONE}"
+            original = originals.get(offset) or as_record(offset, entry)
             forms = dead_letters(
                 self.shard,
                 self.sorting.dead_letter_topic,
-                original or as_record(offset, entry),
+                original,
                 entry.reason or "",
-                detail,
+                entry.detail or "",
             )
             smaller = islice(forms, entry.shortened, None)
             if all(self.writer.send(form, letters) is not None for form in smaller):

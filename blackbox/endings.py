@@ -93,13 +93,13 @@ class Endings:
     def look_ahead(self, label: int) -> None:
         """Read a long backlog above `label` before a transaction begins, which would time out meanwhile.
 
-        Again and again, unless callers write as fast as this reads. Raises a Doubt when Kafka does not answer.
+        Again and again, as long as each time at most half is left. Raises a Doubt when Kafka does not answer.
         """
         before = math.inf
         while True:
             end = self.journal.request_bounds().end
             left = end - max(label, self._seen)
-            if left <= MOST_INSIDE or left >= before:
+            if left <= MOST_INSIDE or left > before / 2:
                 return
             self._look(label, end, set())
             before = left

@@ -21,9 +21,7 @@ class Entry(NamedTuple):
     take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
     in either case. `alone` asks for a transaction of its own after the broker refused a batch.
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
-    `shortened` says how many forms of its dead letter the broker has refused. `unkept`: of a refused record, the
-    key, value and headers are too large to be kept here, and are read from Kafka when its letter is written.
-    `paced`: its target's rate has given it a time.
+    `shortened` says how many forms of its dead letter the broker has refused.
     """
 
     target: str
@@ -42,8 +40,6 @@ class Entry(NamedTuple):
     origin: int | None = None
     waits: int = 0
     shortened: int = 0
-    unkept: bool = False
-    paced: bool = False
 
 
 def encode(entry: Entry | Request) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -45,9 +44,6 @@ from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
-
-MOST_REFUSED_BYTES = 1_000
-"""Of a refused record that is kept in Redis: a caller whose requests are refused must not fill it for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +169,8 @@ class Intake:
         def make_plan(view: View) -> Plan:
             nonlocal over, followed
             if parsed.tail is not None and view.tail is not None and view.tail != followed:
-                if not view.tail.leads_to(parsed.epoch):
+                is_again = parsed.start < view.labels.requests
+                if is_again or view.tail.may_be_lost(parsed.epoch):
                     self.check_log(view.tail)
                 followed = view.tail
             if over is None:
@@ -391,18 +388,15 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
-    """The entry of a request that can only become a dead letter: the record's own content, if it is small."""
-    texts = (record.key, record.value, *chain.from_iterable(record.headers))
-    unkept = sum(len(text) for text in texts if text is not None) > MOST_REFUSED_BYTES
+    """The entry of a request that can only become a dead letter: the record's own content."""
     return Entry(
         target="",
-        message=None if unkept else record.value,
+        message=record.value,
         due_ms=due_ms,
-        key=None if unkept else record.key,
-        headers=() if unkept else record.headers,
+        key=record.key,
+        headers=record.headers,
         reason=invalid.reason,
         detail=invalid.detail,
-        unkept=unkept,
     )
 
 

@@ -12,7 +12,7 @@ from threading import Lock
 
 from blackbox.caretaker import Caretaker
 from blackbox.clock import Clock
-from blackbox.connect import admission, check_log, formats, pace
+from blackbox.connect import admission, formats, pace
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
 from blackbox.entry import Entry
@@ -177,10 +177,7 @@ class Owners:
         originals = ShardJournal(shard, self.access, ahead=1)
         contract = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
-        intake = Intake(
-            contract, index, horizon_ms, self.admission,
-            check_log=partial(check_log, shard, self.access),
-        )  # fmt: skip
+        intake = Intake(contract, index, horizon_ms, self.admission)
         uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics

@@ -82,12 +82,13 @@ class Tail(NamedTuple):
         """Whether it is this record."""
         return Tail.of(record, self.epoch) == self
 
-    def leads_to(self, epoch: int) -> bool:
-        """Whether a record of this epoch that was read behind it certainly follows it.
+    def may_be_lost(self, epoch: int) -> bool:
+        """Whether it may be gone, where a record of this epoch was read behind it.
 
-        Under one leader epoch a log only grows; it loses its end when another leader begins.
+        Under one leader epoch a log only grows; it loses its end when another leader begins. Brokers that tell
+        none are believed: who opens a shard looks all the same.
         """
-        return self.epoch == epoch != UNKNOWN_EPOCH
+        return epoch not in (self.epoch, UNKNOWN_EPOCH)
 
 
 class Kept(NamedTuple):

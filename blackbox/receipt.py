@@ -146,11 +146,15 @@ _SHAPES: dict[str, type] = {
 
 def _has_shape(name: str, part: object) -> bool:
     """As far as a glance tells: there may be thousands of outcomes in it."""
+    if not isinstance(part, _SHAPES[name]):
+        return False
     if name in ("delivered", "letters") and isinstance(part, dict):
         return all(isinstance(pairs, list) for pairs in part.values())
-    if name == "mark":
-        return isinstance(part, list) and len(part) > 1
-    return isinstance(part, _SHAPES[name])
+    if not isinstance(part, list):
+        return True
+    least = {"mark": 2, "gone": 2}.get(name, 0)
+    numbers = part[:least] if name == "mark" else part
+    return len(part) >= least and all(isinstance(one, int) for one in numbers)
 
 
 def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:

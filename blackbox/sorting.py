@@ -26,7 +26,7 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
-REFRESH_MS = 1_800_000
+REFRESH_MS = 900_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
@@ -53,7 +53,7 @@ class Pace(Protocol):
     """How fast targets are fed."""
 
     def limited(self) -> Collection[str]: ...
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> Sequence[int]: ...
+    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
     def give_back(self, target: str, count: int) -> None: ...
 
 
@@ -107,27 +107,24 @@ class Sorting:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """What a target is not to get yet, those that were due first going first; how many, by target.
-
-        Those that waited for their time before go before the others.
-        """
+        """What a target is not to get yet, those that were due first going first; how many, by target."""
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
-        waiting: dict[tuple[str, bool], list[int]] = {}
+        waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
             if entry.target in limited:
-                waiting.setdefault((entry.target, entry.paced), []).append(offset)
+                waiting.setdefault(entry.target, []).append(offset)
         later: dict[str, int] = {}
-        for (target, waited), offsets in sorted(waiting.items(), reverse=True):
+        for target, offsets in waiting.items():
             assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
             try:
-                times = self.pace.times(target, len(offsets), now_ms, waited=waited)
+                times = self.pace.times(target, len(offsets), now_ms)
             except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
-                    entry = batch.ready.pop(offset)
-                    batch.deferred[offset] = at_ms, None if waited else entry._replace(paced=True)
+                    del batch.ready[offset]
+                    batch.deferred[offset] = at_ms, None
                     later[target] = later.get(target, 0) + 1
         return later
 
@@ -298,11 +295,8 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
-RECORD_GONE = "the record was too large to be kept in Redis, and is gone from Kafka"
-
-
 def is_record(entry: Entry) -> bool:
-    """Whether the entry stands for the request's own record, as an invalid one does, and holds what is kept of it."""
+    """Whether the entry holds the request's own record, as an invalid one does."""
     return not entry.target
 
 

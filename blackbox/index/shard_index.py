@@ -449,6 +449,9 @@ class ShardIndex:
             try:
                 told = self._session.run([say, *self._read_labels()])[1:]
                 self._check(*told)
+            except LabelsMoved:
+                self._session.run([pack("HDEL", key, self._token)])  # nobody else takes it back
+                raise
             except IndexFull:
                 self._say_even_if_full(say)
             if self.removed == removed or not names:

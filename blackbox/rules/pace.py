@@ -18,24 +18,21 @@ class Pace:
         """The targets that have a rate now."""
         return frozenset(self._file.rules().targets)
 
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool = False) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
         """When each of so many messages may go, epoch ms, in order; `now_ms` for those that may at once.
 
-        Those that have `waited` for the time that they got here go first: while some still wait, others queue up
-        behind them. Raises IndexLost or IndexFull as the index does.
+        Raises IndexLost or IndexFull as the index does.
         """
         rule = self._file.rules().targets.get(target)
         if rule is None:
             return [now_ms] * count
         most, second = rule.messages_per_second, now_ms // 1000
-        at, sequence = Second("messages", target, second), f"{target}:{most}"
-        free = 0
-        if waited or self._counts.reserve(sequence, 0, 0) <= (second + 1) * most:
-            free = max(0, min(count, most - self._counts.count({at: count})[at]))
+        at = Second("messages", target, second)
+        free = max(0, min(count, most - self._counts.count({at: count})[at]))
         late = count - free
         if not late:
             return [now_ms] * count
-        first = self._counts.reserve(sequence, late, (second + 1) * most)
+        first = self._counts.reserve(f"{target}:{most}", late, (second + 1) * most)
         return [now_ms] * free + [(first + number) * 1000 // most for number in range(late)]
 
     def give_back(self, target: str, count: int) -> None:

@@ -791,7 +791,7 @@ BUGS = (
         (
             Change(
                 "intake.py",
-                "                if not view.tail.leads_to(parsed.epoch):\n",
+                "                if is_again or view.tail.may_be_lost(parsed.epoch):\n",
                 "                if False:\n",
             ),
         ),

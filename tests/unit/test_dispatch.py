@@ -19,14 +19,14 @@ from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
-from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
+from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
-from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, RECORD_GONE, Sorting
+from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, Sorting
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -526,7 +526,7 @@ def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
     assert [o.topic for o in writer.committed] == ["bills", "orders"]
 
 
-def test_what_waits_on_for_the_same_reason_is_written_again_every_half_hour_only(
+def test_what_waits_on_for_the_same_reason_is_written_again_every_quarter_of_an_hour_only(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
     pend(to()._replace(detail="no leader", waits=6))
@@ -537,7 +537,7 @@ def test_what_waits_on_for_the_same_reason_is_written_again_every_half_hour_only
         assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 0)]
         written.append(stored_entry(client, 0).waits)
 
-    assert len(set(written)) == 5, "before, and four times in two hours"
+    assert len(set(written)) == 9, "before, and eight times in two hours"
 
     targets.refusals["orders"] = (Reason.UNREACHABLE, "another reason")
     dispatch.tick(NOW_MS + 120 * LONGEST_RETRY_MS)
@@ -550,7 +550,7 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -579,7 +579,7 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -613,24 +613,6 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 
     last_ms = held(client).due[-1][0]
     assert last_ms <= NOW_MS + 32_000
-
-
-def test_what_comes_due_anew_does_not_overtake_what_waits_for_a_rate(
-    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path
-) -> None:
-    rules = tmp_path / "callers.toml"
-    rules.write_text("[targets.orders]\nmessages_per_second = 2")
-    dispatch = make(pace=Pace(RulesFile(rules), Shared(connections)), batch_limit=5)
-    pend(*(to(due_ms=NOW_MS - 100 + n) for n in range(20)))
-    dispatch.tick(NOW_MS)
-    for passed_s in range(30):
-        now_ms = NOW_MS + 1000 * passed_s
-        if passed_s < 15:
-            pend(to(due_ms=now_ms))
-        for _ in range(6):
-            dispatch.tick(now_ms + 999)
-
-    assert writer.sent_to("orders") == list(range(35))
 
 
 def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(
@@ -796,34 +778,6 @@ def test_a_dead_letter_that_the_broker_never_takes_gets_smaller_in_the_end(
             dispatch.tick(now_ms)
 
     assert letter(writer, 0).value is None
-
-
-LARGE = record(0, b"{" * (MOST_REFUSED_BYTES + 1))
-
-
-def test_what_is_refused_and_large_is_not_kept_in_redis_and_is_whole_in_its_dead_letter(
-    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
-) -> None:
-    pend(refused_entry(LARGE, Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS))
-    journal.request_records[0] = LARGE
-    assert len(held(client).payloads[0]) < 200
-
-    dispatch.tick(NOW_MS)
-
-    assert letter(writer, 0).value == LARGE.value
-    assert ("CALLER_SERVICE", b"shop") in letter(writer, 0).headers
-    assert told(letter(writer, 0)) == (Reason.NOT_JSON, "no JSON")
-
-
-def test_a_dead_letter_says_when_nobody_has_what_was_refused_any_more(
-    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
-) -> None:
-    pend(refused_entry(LARGE, Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS))
-    journal.request_records[0] = None
-
-    dispatch.tick(NOW_MS)
-
-    assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -11,7 +11,7 @@ from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Taken, parse
 from blackbox.marks import Shortened, replaced
-from blackbox.plan import UNKNOWN_EPOCH, Batch, Labels, Tail
+from blackbox.plan import Batch, Labels, Tail
 from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, Shard, request_id
 from tests.contract.held import held
 from tests.fakes import FakeFormat, record
@@ -91,9 +91,9 @@ def test_under_one_leader_nobody_looks_whether_what_was_read_is_still_there(
     assert [(tail.offset, tail.epoch) for tail in checked] == [(2, 6)]
 
 
-@pytest.mark.parametrize("epoch", [3, UNKNOWN_EPOCH], ids=["another leader", "no leader is told"])
+@pytest.mark.parametrize(("epoch", "first"), [(3, 1), (2, 0)], ids=["another leader", "read again"])
 def test_nothing_is_stored_behind_a_record_that_is_not_there_any_more(
-    index: ShardIndex, client: Any, epoch: int
+    index: ShardIndex, client: Any, epoch: int, first: int
 ) -> None:
     def check_log(tail: Tail) -> None:
         raise replaced(Shard("TB", 0), tail)
@@ -103,7 +103,7 @@ def test_nothing_is_stored_behind_a_record_that_is_not_there_any_more(
     before = held(client)
 
     with pytest.raises(Shortened, match="the record at 0 is not the one that was read there"):
-        taking.apply(of_epochs(epoch, epoch, 1), NOW_MS)
+        taking.apply(of_epochs(epoch, 3, *range(first, 2)), NOW_MS)
 
     assert held(client) == before
 

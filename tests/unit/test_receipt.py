@@ -56,7 +56,8 @@ def test_an_empty_receipt_takes_no_room() -> None:
         None, b"", b"{}", b"[]", b"17", b'{"at_ms":5}', b'{"v":1}', b'{"v":1,"at_ms":5', b"\xff",
         b'{"v":1,"at_ms":"5"}', b'{"v":1,"at_ms":5,"mark":5}', b'{"v":1,"at_ms":5,"mark":[5]}',
         b'{"v":1,"at_ms":5,"delivered":[1]}', b'{"v":1,"at_ms":5,"delivered":{"T/0":5}}',
-        b'{"v":1,"at_ms":5,"dead":7}', b'{"v":1,"at_ms":5,"group":null}',
+        b'{"v":1,"at_ms":5,"mark":["a","b"]}', b'{"v":1,"at_ms":5,"cut":["x"]}',
+        b'{"v":1,"at_ms":5,"gone":[]}', b'{"v":1,"at_ms":5,"dead":7}', b'{"v":1,"at_ms":5,"group":null}',
     ],
 )  # fmt: skip
 def test_what_is_no_receipt_is_told_from_one(value: bytes | None) -> None:

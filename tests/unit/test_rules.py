@@ -198,17 +198,3 @@ def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: C
     ]  # fmt: skip
     assert pace.times("orders", 1, NOW_MS) == [next_ms + 1500]
     assert pace.times("mail", 2, NOW_MS) == [NOW_MS, NOW_MS]
-
-
-def test_while_some_wait_for_their_time_others_queue_up_behind_them(
-    tmp_path: Path, counted: Counted
-) -> None:
-    path = tmp_path / "callers.toml"
-    path.write_text("[targets.orders]\nmessages_per_second = 2")
-    pace = Pace(RulesFile(path), counted)
-    next_ms = NOW_MS - NOW_MS % 1000 + 1000
-    pace.times("orders", 8, NOW_MS)  # two at once, two each in the next three seconds
-
-    assert pace.times("orders", 1, next_ms) == [next_ms + 3000]
-    assert pace.times("orders", 2, next_ms, waited=True) == [next_ms, next_ms]
-    assert pace.times("orders", 1, next_ms + 5000) == [next_ms + 5000]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import closing
 from functools import partial
+
+import redis
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
@@ -58,6 +62,7 @@ def all_but_kafka_wrong(scene: Scene) -> None:
     """Service and Redis begin an hour behind, as after a boot without NTP, and are set in the middle."""
     clock = clock_of_servers(scene)
     clock.set_wrong_by(-HOUR_S)
+    until("Redis' clock is wrong", lambda: ahead_of_us_s(scene) < 60 - HOUR_S)
     scene.settings["hot_horizon_s"] = 0  # what is cold is read again once it comes near
     service = scene.start(clock=clock)
     early_bait(scene)
@@ -96,6 +101,12 @@ def clock_of_servers(scene: Scene) -> WrongClock:
     assert isinstance(scene.redis, FrailRedis)
     assert scene.redis.clock is not None
     return scene.redis.clock
+
+
+def ahead_of_us_s(scene: Scene) -> float:
+    """By how much Redis' clock is."""
+    with closing(redis.Redis.from_url(scene.redis.url)) as client:
+        return float(client.time()[0]) - time.time()
 
 
 def early_bait(scene: Scene) -> None:
