@@ -78,12 +78,13 @@ def read(url: str) -> Address:
         shown = repr(scheme) if found and _SCHEME.fullmatch(scheme) else "missing"
         raise BadAddress(f"scheme {shown}; {WANTED}")
     base, kind = of_many.groups()
-    parts = _split(url)
-    return _sentinel(base, parts) if kind == "sentinel" else _cluster(base, parts)
+    hosts, parts = _split(url)
+    read_many = _sentinel if kind == "sentinel" else _cluster
+    return read_many(base, hosts, parts)
 
 
-def _sentinel(base: str, parts: SplitResult) -> Address:
-    login, places = _places(parts.netloc, "sentinel")
+def _sentinel(base: str, hosts: str, parts: SplitResult) -> Address:
+    login, places = _places(hosts, "sentinel")
     service, _, db = unquote(parts.path).removeprefix("/").partition("/")
     if not service:
         raise BadAddress(
@@ -111,8 +112,8 @@ def _sentinel(base: str, parts: SplitResult) -> Address:
     return Address("sentinel", places, service, _without_place(options), of_sentinels)
 
 
-def _cluster(base: str, parts: SplitResult) -> Address:
-    login, places = _places(parts.netloc, "cluster")
+def _cluster(base: str, hosts: str, parts: SplitResult) -> Address:
+    login, places = _places(hosts, "cluster")
     if parts.path.strip("/") not in ("", "0"):
         raise BadAddress(
             f"a db is named, and a cluster has db 0 only; wanted: {_CLUSTER}; {_ENCODE}"
@@ -123,11 +124,11 @@ def _cluster(base: str, parts: SplitResult) -> Address:
     return Address("cluster", places, options=_without_place(options))
 
 
-def _split(url: str) -> SplitResult:
-    try:
-        return urlsplit(url)
-    except ValueError:
-        raise BadAddress(f"no address of Redis; {WANTED}; {_ENCODE}") from None
+def _split(url: str) -> tuple[str, SplitResult]:
+    """What stands before the path, and the rest behind a host of no meaning: newer Pythons split no list with [::1] in it."""
+    scheme, _, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    return hosts, urlsplit(f"{scheme}://-{rest[len(hosts) :]}")
 
 
 def _places(netloc: str, kind: Kind) -> tuple[str, tuple[Place, ...]]:
