@@ -14,8 +14,8 @@ from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt, topic_of
-from blackbox.request import UNDELIVERABLE, Reason, Shard
-from blackbox.sorting import Sorted, Sorting, as_dead, as_record, is_record
+from blackbox.request import UNDELIVERABLE, Reason, Record, Shard
+from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
 
 logger = logging.getLogger("blackbox.dispatch")
 
@@ -133,6 +133,9 @@ class Dispatch:
         if not self._depart(batch):
             self._defer(batch.deferred, did, now_ms)
             return
+        originals = self._originals(
+            batch.dead
+        )  # before the transaction: it would time out meanwhile
         places: Places = {}
         letters: Places = {}
         ready, dead = batch.ready, dict(batch.dead)
@@ -142,7 +145,8 @@ class Dispatch:
                 refusal = self.writer.send(message, places)
                 if refusal is not None:
                     dead[message.offset] = as_dead(ready[message.offset], refusal)
-            self._send_dead_letters(dead, letters)
+            refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
+            self._send_dead_letters(dead, originals | self._originals(refused_now), letters)
             written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
@@ -192,16 +196,25 @@ class Dispatch:
         self.index.depart((), self._removed)
         return False
 
-    def _send_dead_letters(self, dead: Mapping[int, Entry], letters: Places) -> None:
-        originals = self.sorting.originals(o for o, entry in dead.items() if not is_record(entry))
+    def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
+        """The records of those that the index does not have whole; what Kafka does not have either is missing."""
+        return self.sorting.originals(
+            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
+        )
+
+    def _send_dead_letters(
+        self, dead: Mapping[int, Entry], originals: Mapping[int, Record], letters: Places
+    ) -> None:
         for offset, entry in dead.items():
-            original = originals.get(offset) or as_record(offset, entry)
+            original, detail = originals.get(offset), entry.detail or ""
+            if original is None and entry.left_bytes:
+                detail = f"{detail}; {RECORD_GONE}"
             forms = dead_letters(
                 self.shard,
                 self.sorting.dead_letter_topic,
-                original,
+                original or as_record(offset, entry),
                 entry.reason or "",
-                entry.detail or "",
+                detail,
             )
             smaller = islice(forms, entry.shortened, None)
             if all(self.writer.send(form, letters) is not None for form in smaller):

@@ -21,7 +21,9 @@ class Entry(NamedTuple):
     take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
     in either case. `alone` asks for a transaction of its own after the broker refused a batch.
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
-    `shortened` says how many forms of its dead letter the broker has refused.
+    `shortened` says how many forms of its dead letter the broker has refused. `left_bytes` is the size of a refused
+    record that is left in Kafka until its letter is written: its key, message and headers are not in the entry.
+    `waited`: its target's rate has given it a time.
     """
 
     target: str
@@ -40,6 +42,8 @@ class Entry(NamedTuple):
     origin: int | None = None
     waits: int = 0
     shortened: int = 0
+    left_bytes: int = 0
+    waited: bool = False
 
 
 def encode(entry: Entry | Request) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -44,6 +45,9 @@ from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
 """A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
+
+MOST_REFUSED_BYTES = 1_000
+"""Of a refused record that is kept in Redis: a caller whose requests are refused must not fill it for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,16 +392,15 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
-    """The entry of a request that can only become a dead letter: the record's own content."""
-    return Entry(
-        target="",
-        message=record.value,
-        due_ms=due_ms,
-        key=record.key,
-        headers=record.headers,
-        reason=invalid.reason,
-        detail=invalid.detail,
+    """The entry of a request that can only become a dead letter: the record's own content, if it is small."""
+    entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
+    names_and_values = chain.from_iterable(record.headers)
+    size = sum(
+        len(part) for part in (record.key, record.value, *names_and_values) if part is not None
     )
+    if size > MOST_REFUSED_BYTES:
+        return entry._replace(left_bytes=size)
+    return entry._replace(message=record.value, key=record.key, headers=record.headers)
 
 
 def _not_admitted(

@@ -26,6 +26,8 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
+MOST_LETTER_BYTES = 16_000_000
+"""Of records that are read from Kafka for the dead letters of one transaction; of larger ones, one."""
 REFRESH_MS = 900_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
@@ -53,7 +55,7 @@ class Pace(Protocol):
     """How fast targets are fed."""
 
     def limited(self) -> Collection[str]: ...
-    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> Sequence[int]: ...
     def give_back(self, target: str, count: int) -> None: ...
 
 
@@ -102,29 +104,38 @@ class Sorting:
         for offset in list(batch.alone)[ALONE_PER_TICK:]:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             batch.deferred[offset] = later_ms, batch.alone.pop(offset)
+        read_bytes = 0
+        for offset, entry in list(batch.dead.items()):
+            read_bytes += entry.left_bytes
+            if entry.left_bytes and entry.left_bytes < read_bytes > MOST_LETTER_BYTES:
+                del batch.dead[offset]
+                batch.deferred[offset] = now_ms, None
         self._set_unavailable_aside(batch, now_ms, due.paused)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        """What a target is not to get yet; how many, by target.
+
+        Those that were due first go first, behind those that waited for the time that they had got.
+        """
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
-        waiting: dict[str, list[int]] = {}
+        waiting: dict[tuple[str, bool], list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
             if entry.target in limited:
-                waiting.setdefault(entry.target, []).append(offset)
+                waiting.setdefault((entry.target, entry.waited), []).append(offset)
         later: dict[str, int] = {}
-        for target, offsets in waiting.items():
+        for (target, waited), offsets in sorted(waiting.items(), reverse=True):
             assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
             try:
-                times = self.pace.times(target, len(offsets), now_ms)
+                times = self.pace.times(target, len(offsets), now_ms, waited=waited)
             except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
-                    del batch.ready[offset]
-                    batch.deferred[offset] = at_ms, None
+                    entry = batch.ready.pop(offset)
+                    batch.deferred[offset] = at_ms, None if waited else entry._replace(waited=True)
                     later[target] = later.get(target, 0) + 1
         return later
 
@@ -277,11 +288,13 @@ class Sorting:
         return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
-        """The records of these valid requests as their callers wrote them."""
-        return {
-            offset: as_asked(record) if carried(record.headers) else record
-            for offset, record in self.journal.records(offsets).items()
-        }
+        """The records of these requests, as far as Kafka has them, as their callers wrote them."""
+        found = dict(self.journal.records(offsets))
+        for offset, record in found.items():
+            if carried(record.headers):
+                with suppress(ValueError):  # not ours, and refused for that
+                    found[offset] = as_asked(record)
+        return found
 
 
 def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
@@ -295,8 +308,11 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
+RECORD_GONE = "the record, too large to be kept in Redis, is gone from Kafka"
+
+
 def is_record(entry: Entry) -> bool:
-    """Whether the entry holds the request's own record, as an invalid one does."""
+    """Whether the entry stands for the request's own record, as an invalid one does."""
     return not entry.target
 
 

@@ -22,7 +22,7 @@ from blackbox.journal.writer import Writer
 from blackbox.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
 from blackbox.receipt import Places, Receipt
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
-from blackbox.sorting import as_record, is_record, payload_lost
+from blackbox.sorting import RECORD_GONE, as_record, is_record, payload_lost
 
 AT_ONCE = 1000
 
@@ -230,6 +230,8 @@ class Leftovers:
         record = Record(asked.offset, entry.due_ms, asked.key, asked.value, headers)
         if is_record(entry):
             record = as_record(asked.offset, entry)
+        if entry.left_bytes:
+            why = why[0], f"{why[1]}; {RECORD_GONE}"
         forms = list(dead_letters(self._shard, self.dead_letter_topic, record, *why))
         return forms[self._refusals[asked.offset]]
 

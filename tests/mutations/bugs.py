@@ -798,4 +798,44 @@ BUGS = (
         (),
         ("tests/unit/test_intake.py", "tests/service/test_binding.py"),
     ),
+    Bug(
+        "refused-records-kept",
+        "large records that are refused are kept whole in Redis",
+        (Change("intake.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "refused-read-at-once",
+        "the large records of a batch's dead letters are read from Kafka all at once",
+        (
+            Change(
+                "sorting.py",
+                "            if entry.left_bytes and entry.left_bytes < read_bytes > MOST_LETTER_BYTES:\n",
+                "            if False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "waiting-overtaken",
+        "what comes due anew goes before what waits for a target's rate",
+        (
+            Change(
+                "rules/pace.py",
+                "        room = count if waited else min(count, self._room(target, queue, most, second))\n",
+                "        room = count\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rules.py",),
+    ),
+    Bug(
+        "unused-times-waited-for",
+        "what comes due anew waits behind times of a target's rate that nobody uses any more",
+        (Change("rules/pace.py", "        if not any(used.values()):\n", "        if False:\n"),),
+        (),
+        ("tests/unit/test_rules.py",),
+    ),
 )

@@ -19,14 +19,21 @@ from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
-from blackbox.intake import refused_entry
+from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
-from blackbox.sorting import ALONE_PER_TICK, LETTER_LATER_MS, LONGEST_RETRY_MS, Sorting
+from blackbox.sorting import (
+    ALONE_PER_TICK,
+    LETTER_LATER_MS,
+    LONGEST_RETRY_MS,
+    MOST_LETTER_BYTES,
+    RECORD_GONE,
+    Sorting,
+)
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -550,7 +557,7 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -579,7 +586,7 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -778,6 +785,78 @@ def test_a_dead_letter_that_the_broker_never_takes_gets_smaller_in_the_end(
             dispatch.tick(now_ms)
 
     assert letter(writer, 0).value is None
+
+
+LARGE = record(0, b"{" * (MOST_REFUSED_BYTES + 1))
+NO_JSON = Invalid(Reason.NOT_JSON, "no JSON")
+
+
+def test_what_is_refused_and_large_is_not_kept_in_redis_and_is_whole_in_its_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
+) -> None:
+    pend(refused_entry(LARGE, NO_JSON, NOW_MS))
+    journal.request_records[0] = LARGE
+    assert len(held(client).payloads[0]) < 200
+
+    dispatch.tick(NOW_MS)
+
+    assert letter(writer, 0).value == LARGE.value
+    assert ("CALLER_SERVICE", b"shop") in letter(writer, 0).headers
+    assert told(letter(writer, 0)) == (Reason.NOT_JSON, "no JSON")
+
+
+def test_a_large_record_that_bears_blackboxs_own_header_is_a_dead_letter_as_it_stands(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    forged = LARGE._replace(headers=[*LARGE.headers, ("blackbox-carried", b"mine")])
+    pend(refused_entry(forged, Invalid(Reason.BAD_HEADERS, "blackbox alone writes it"), NOW_MS))
+    journal.request_records[0] = forged
+
+    dispatch.tick(NOW_MS)
+
+    assert letter(writer, 0).value == LARGE.value
+
+
+def test_a_dead_letter_says_when_nobody_has_what_was_refused_any_more(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    pend(refused_entry(LARGE, NO_JSON, NOW_MS))
+    journal.request_records[0] = None
+
+    dispatch.tick(NOW_MS)
+
+    assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
+
+
+def test_large_records_are_read_for_some_dead_letters_at_a_time_and_before_the_transaction(
+    dispatch: Dispatch,
+    pend: Pend,
+    writer: FakeWriter,
+    journal: FakeJournal,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = refused_entry(LARGE, NO_JSON, NOW_MS)._replace(left_bytes=MOST_LETTER_BYTES * 2 // 5)
+    pend(*[entry] * 5)
+    journal.request_records[:] = [LARGE._replace(offset=offset) for offset in range(5)]
+    read, records = list[tuple[int, ...]](), journal.records
+
+    def watched(offsets: Any) -> Any:
+        wanted = tuple(offsets)
+        if wanted:
+            assert writer.calls.count("begin") == len(read), "Kafka is read inside the transaction"
+            read.append(wanted)
+        return records(wanted)
+
+    monkeypatch.setattr(journal, "records", watched)
+    written = list[int]()
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+        written.append(len(writer.committed))
+
+    assert read == [(0, 1), (2, 3), (4,)]
+    assert written == [2, 4, 5]
+    assert held(client).due == []
 
 
 @pytest.mark.parametrize("count", [1, 3])

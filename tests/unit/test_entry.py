@@ -27,6 +27,8 @@ entries = st.builds(
     reason=st.none() | st.sampled_from([*Reason, "", "word"]),
     detail=st.none() | texts,
     origin=st.none() | st.integers(0, MAX_OFFSET),
+    left_bytes=st.integers(0, MAX_OFFSET),
+    waited=st.booleans(),
 )
 
 
