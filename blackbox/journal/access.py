@@ -63,6 +63,27 @@ class Sight:
         self._blind_ms = 0 if sees_one else self._blind_ms + STATISTICS_MS
 
 
+class Fetched:
+    """How far a consumer has fetched, by its statistics; to be its `stats_cb`.
+
+    It passes over the records of aborted transactions in silence, however many there are.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[str, int], int] = {}
+
+    def next_offset(self, topic: str, partition: int) -> int:
+        """The offset that it fetches next, as of the last statistics; below 0 if there are none."""
+        return self._next.get((topic, partition), -1)
+
+    def __call__(self, statistics: str) -> None:
+        self._next = {
+            (topic, int(number)): int(partition["next_offset"])
+            for topic, told in orjson.loads(statistics)["topics"].items()
+            for number, partition in told["partitions"].items()
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
     """Brokers and the operator's own librdkafka settings, which win over ours and never print."""
@@ -105,6 +126,12 @@ class KafkaAccess:
         sight = Sight(patience_s)
         watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": sight}
         return self.consumer(**watched | own), sight
+
+    def fetching_consumer(self, **own: Any) -> tuple[Consumer, Fetched]:
+        """A consumer, and what tells whether one from which nothing comes goes on."""
+        fetched = Fetched()
+        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": fetched}
+        return self.consumer(**watched | own), fetched
 
     def consumer(self, **own: Any) -> Consumer:
         """A read_committed consumer that commits nothing by itself and never jumps over a gap."""

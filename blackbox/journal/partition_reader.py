@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from confluent_kafka import (
     Consumer,
@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.access import REQUEST_TIMEOUT_S, Fetched, KafkaAccess, doubt, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
 
@@ -44,6 +44,7 @@ class PartitionReader:
     isolation: str = "read_committed"
     ahead: int = FETCHED_AHEAD
     _consumer: Consumer | None = None
+    _fetched: Fetched = field(default_factory=Fetched)
     _admin: AdminClient | None = None
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class PartitionReader:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 reached = start
                 while reached < end:
-                    first = consumer.poll(SILENCE_S)
+                    first = poll(consumer, self._fetched, topic, partition, reached)
                     if first is None:
                         raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
@@ -143,7 +144,7 @@ class PartitionReader:
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self.access.consumer(
+            self._consumer, self._fetched = self.access.fetching_consumer(
                 **{
                     "isolation.level": self.isolation,
                     "enable.partition.eof": True,
@@ -162,6 +163,21 @@ class PartitionReader:
         except KafkaException as error:
             needs = read_right(error.args[0], topic, self.access.group_id)
             raise doubt(error, what, needs) from error
+
+
+def poll(
+    consumer: Consumer, fetched: Fetched, topic: str, partition: int, position: int
+) -> Message | None:
+    """The next message from `position` on, or None when nothing was fetched for SILENCE_S.
+
+    Gigabytes of aborted records may lie before it.
+    """
+    while True:
+        message = consumer.poll(SILENCE_S)
+        there = fetched.next_offset(topic, partition)
+        if message is not None or there <= position:
+            return message
+        position = there
 
 
 def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:

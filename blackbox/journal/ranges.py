@@ -27,13 +27,14 @@ from confluent_kafka.admin import TopicMetadata
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
+    Fetched,
     KafkaAccess,
     Sight,
     doubt,
     explained,
     read_right,
 )
-from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of, sorted_out
+from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of, poll, sorted_out
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -280,15 +281,17 @@ def read_ranges(
     left = list(ranges)
     while left:
         try:
-            with _borrowed_consumer(access) as consumer:
-                yield from _read_in_turn(consumer, left, access.group_id)
+            with _borrowed_consumer(access) as (consumer, fetched):
+                yield from _read_in_turn(consumer, fetched, left, access.group_id)
         except JournalLost as reason:
             if lost is None:
                 raise
             lost(left.pop(0), reason)
 
 
-def _read_in_turn(consumer: Consumer, left: list[Range], group: str) -> Iterator[Chunk]:
+def _read_in_turn(
+    consumer: Consumer, fetched: Fetched, left: list[Range], group: str
+) -> Iterator[Chunk]:
     """Those that are left; each is taken off once it is read."""
     _turn_to(consumer, left[0])
     while left:
@@ -296,7 +299,7 @@ def _read_in_turn(consumer: Consumer, left: list[Range], group: str) -> Iterator
         start = reached = wanted.start
         is_last = False
         while not is_last:
-            messages, reached = _read_on(consumer, wanted, reached, group)
+            messages, reached = _read_on(consumer, fetched, wanted, reached, group)
             is_last = reached >= wanted.end
             if is_last and len(left) > 1:
                 _turn_to(consumer, left[1])  # it is fetched while this is worked on
@@ -320,27 +323,27 @@ def _bounded(chunk: Chunk) -> Iterator[Chunk]:
     yield chunk._replace(start=start, messages=chunk.messages[first:]) if first else chunk
 
 
-_idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}
+_idle_consumers: dict[tuple[object, ...], list[tuple[Consumer, Fetched]]] = {}
 """Connected consumers of this process, so that the next read does not pay for connecting."""
 
 
 @contextmanager
-def _borrowed_consumer(access: KafkaAccess) -> Iterator[Consumer]:
+def _borrowed_consumer(access: KafkaAccess) -> Iterator[tuple[Consumer, Fetched]]:
     settings = tuple(sorted(access.settings.items()))
     key = (os.getpid(), access.bootstrap_servers, access.group_id, settings)
     idle = _idle_consumers.setdefault(key, [])
-    consumer = idle.pop() if idle else _connect(access)
+    consumer, fetched = idle.pop() if idle else _connect(access)
     try:
-        yield consumer
+        yield consumer, fetched
         consumer.unassign()
     except BaseException:
         consumer.close()
         raise
-    idle.append(consumer)
+    idle.append((consumer, fetched))
 
 
-def _connect(access: KafkaAccess) -> Consumer:
-    return access.consumer(
+def _connect(access: KafkaAccess) -> tuple[Consumer, Fetched]:
+    return access.fetching_consumer(
         **{
             "enable.partition.eof": True,
             # At a partition's end a fetch stays under way this long, and the next range waits for it.
@@ -360,7 +363,7 @@ def _turn_to(consumer: Consumer, wanted: Range) -> None:
 
 
 def _read_on(
-    consumer: Consumer, wanted: Range, reached: int, group: str
+    consumer: Consumer, fetched: Fetched, wanted: Range, reached: int, group: str
 ) -> tuple[list[Message], int]:
     """More messages of the range, perhaps none, and the offset reached with them."""
     if reached >= wanted.end:
@@ -368,7 +371,7 @@ def _read_on(
     at = f"{wanted.topic}/{wanted.partition}"
     polled: list[Message] = []
     try:
-        first = consumer.poll(SILENCE_S)
+        first = poll(consumer, fetched, wanted.topic, wanted.partition, reached)
         if first is None:
             raise JournalLost(f"{at}: nothing read at {reached} for {SILENCE_S} s; try again")
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]

@@ -838,4 +838,17 @@ BUGS = (
         (),
         ("tests/unit/test_rules.py",),
     ),
+    Bug(
+        "silence-of-aborted-records",
+        "a client that passes over aborted records for long is taken for one that does not answer",
+        (
+            Change(
+                "journal/partition_reader.py",
+                "        if message is not None or there <= position:\n",
+                "        if message is not None or there >= 0:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_partition_reader.py",),
+    ),
 )

@@ -58,7 +58,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
     for idle in ranges._idle_consumers.values():
         while idle:
-            idle.pop().close()
+            idle.pop()[0].close()
 
 
 def forget() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,14 +13,17 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.doubt import Doubt
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal import access as access_module
+from blackbox.journal import partition_reader, ranges
+from blackbox.journal.access import KafkaAccess, produce
+from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
 from blackbox.receipt import Receipt
 from blackbox.request import Shard
-from tests.world import World, read_all, until
+from tests.world import AT_LENGTH, World, read_all, until
 
 pytestmark = pytest.mark.service
 
@@ -215,3 +219,30 @@ def test_batches_are_consecutive_over_aborted_transactions(
         values += [record.value for record in batch.records]
     assert position == end == 44
     assert values == [f"commit{number}".encode() for number in range(10)] * 2
+
+
+@pytest.mark.parametrize("reads", ["a shard's journal", "ranges of many"])
+def test_aborted_records_are_passed_over_however_many_there_are(
+    world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """The client says nothing meanwhile. At length: some gigabytes of them, longer than a silence may last."""
+    producer = transactional(world, "aborts")
+    for _ in range(5000 if AT_LENGTH else 100):
+        produce(producer, world.requests, os.urandom(900_000), None, 0)
+    producer.abort_transaction(60)
+    ask_in_transactions(world, "commit")
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    for module in (partition_reader, ranges):
+        monkeypatch.setattr(module, "SILENCE_S", 1.2)
+    monkeypatch.setattr(access_module, "STATISTICS_MS", 100)
+    with closing(ShardJournal(shard, access)) as journal:
+        end = journal.request_bounds().end
+        began = time.monotonic()
+        if reads == "a shard's journal":
+            found = [record.value for batch in journal.requests(0, end) for record in batch.records]
+        else:
+            chunks = read_ranges(access, [Range(*shard, 0, end)])
+            found = [message.value() for chunk in chunks for message in chunk.messages]
+
+    print(f"{reads}: {end:,} offsets in {time.monotonic() - began:.1f} s")
+    assert found == [f"commit{number}".encode() for number in range(10)]
