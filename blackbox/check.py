@@ -141,6 +141,12 @@ CREATE_TIME = Finding(
     "one makes its messages early",
     _ALTER + "message.timestamp.type=LogAppendTime",
 )
+UNSTAMPED_RECEIPTS = Finding(
+    "warn",
+    "{topic}: message.timestamp.type is {type}: receipts do not tell Kafka's clock, so that messages "
+    "are early if the clocks of Redis and this host are both fast",
+    _ALTER + "message.timestamp.type=LogAppendTime",
+)
 KAFKA_SILENT = Finding(
     "warn",
     "not checked: the brokers do not tell {what} of {topic}: {why}",
@@ -288,7 +294,10 @@ def about_journals(
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield CREATE_TIME.found(topic=topic, type=requests.timestamp_type)
     if receipts is not None:
-        yield from _about_journal(receipts_topic(topic), receipts, SHORT_RECEIPTS, FOR_EVER)
+        name, stamped_by = receipts_topic(topic), receipts.timestamp_type
+        yield from _about_journal(name, receipts, SHORT_RECEIPTS, FOR_EVER)
+        if stamped_by != "LogAppendTime":
+            yield UNSTAMPED_RECEIPTS.found(topic=name, type=stamped_by)
 
 
 def _about_journal(

@@ -6,7 +6,9 @@ import time
 from threading import Lock
 
 MAX_SKEW_MS = 1000
-"""Redis' clock and this host's may be apart by this much without a warning."""
+"""Clocks may be apart by this much without a warning."""
+
+OUTDATED_S = 5.0
 
 
 class Clock:
@@ -45,3 +47,50 @@ class Clock:
                 return host_ms, host_ms
             redis_ms, at = self._observed
         return host_ms, redis_ms + int((time.monotonic() - at) * 1000)
+
+
+class ShardClock:
+    """A process' clock and Kafka's: the earliest of all decides what is due.
+
+    A countdown begins at a time that Kafka's clock set. What that clock is, receipts tell, which are stamped by the
+    broker that takes them: no more than the stamp and what has passed since the receipt was sent.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._kafka_ms = 0.0
+        """Of Kafka's clock, when the monotonic one began; an upper bound, the lowest that was found."""
+        self._observed_s: float | None = None
+
+    def observe_kafka(self, stamped_ms: int, sent_s: float) -> None:
+        """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now."""
+        now_s = time.monotonic()
+        least = stamped_ms - now_s * 1000
+        most = stamped_ms + 1 - sent_s * 1000  # what is less than a millisecond is not told
+        with self._lock:
+            was_set_forward = self._observed_s is None or least > self._kafka_ms
+            self._kafka_ms = most if was_set_forward else min(self._kafka_ms, most)
+            self._observed_s = now_s
+
+    def earliest_ms(self) -> int:
+        """The earliest clock: what is due by it is due by all."""
+        now_ms = self._clock.earliest_ms()
+        return now_ms - max(0, self._behind_ms(now_ms))
+
+    def behind_ms(self) -> int:
+        """How far Kafka's clock is behind the earlier of the others; negative when it is ahead, 0 when it is not known."""
+        return self._behind_ms(self._clock.earliest_ms())
+
+    def is_outdated(self) -> bool:
+        """Whether Kafka's clock holds everything back, as it was known some time ago: this host may have slept since."""
+        with self._lock:
+            at_s = self._observed_s
+        is_old = at_s is not None and time.monotonic() - at_s > OUTDATED_S
+        return is_old and self.behind_ms() > MAX_SKEW_MS
+
+    def _behind_ms(self, now_ms: int) -> int:
+        with self._lock:
+            if self._observed_s is None:
+                return 0
+            return now_ms - int(self._kafka_ms + time.monotonic() * 1000)

@@ -44,7 +44,7 @@ class Dispatch:
     """Delivers what is due in one shard.
 
     `sorting` decides what becomes of each request, `counted` are the requests of callers whose
-    pending ones are counted.
+    pending ones are counted. When Kafka's clock is not known well enough, the next receipt tells it.
     """
 
     index: Index
@@ -52,6 +52,7 @@ class Dispatch:
     sorting: Sorting
     batch_limit: int = 1000
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
+    is_clock_outdated: Callable[[], bool] = lambda: False
     _known: int = 0
     _told: int = 0
     _told_ms: int = 0
@@ -86,7 +87,7 @@ class Dispatch:
                 self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
             else:
                 self._defer(batch.deferred, did, now_ms)
-                self._tell_what_was_read(now_ms)
+                self._tell_alone(now_ms)
         except BaseException:
             self.sorting.give_back(later)
             raise
@@ -96,10 +97,11 @@ class Dispatch:
             self._deliver(only, did, now_ms)
         return did
 
-    def _tell_what_was_read(self, now_ms: int) -> None:
-        """Where rules judge requests, receipts say up to where they have: also while nothing is delivered."""
-        is_news = self._known > self._told and now_ms - self._told_ms >= TELL_AFTER_MS
-        if self.sorting.pace is not None and is_news:
+    def _tell_alone(self, now_ms: int) -> None:
+        """While nothing is delivered: up to where rules have judged requests, and what Kafka's clock is."""
+        is_late = now_ms - self._told_ms >= TELL_AFTER_MS
+        is_news = self.sorting.pace is not None and self._known > self._told and is_late
+        if is_news or self.is_clock_outdated():
             self.writer.begin()
             label = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
             self.index.settle({}, label)

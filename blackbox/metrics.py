@@ -59,6 +59,10 @@ GAUGES = {
     "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
     "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
+    "kafka_clock_behind_seconds": (
+        "The earlier of Redis' and this host's clock minus that of the broker that keeps its receipts",
+        "shard",
+    ),
     "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
     "intake_paused": ("1 while Redis has no room and Kafka holds the requests",),
 }
@@ -191,6 +195,9 @@ class Metrics:
             did.pending - len(did.due_ms) - sum(did.dead.values())
         )
         self._gauges["oldest_overdue_seconds"].labels(str(shard)).set(overdue_ms / 1000)
+
+    def kafka_behind(self, shard: Shard, behind_ms: int) -> None:
+        self._gauges["kafka_clock_behind_seconds"].labels(str(shard)).set(behind_ms / 1000)
 
     def recovered(self, shard: Shard, recovered: Recovered) -> None:
         self._counters["recoveries"].labels(str(shard)).inc()

@@ -13,7 +13,7 @@ from typing import Protocol
 from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
-from blackbox.clock import Clock
+from blackbox.clock import MAX_SKEW_MS, Clock, ShardClock
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Refused
 from blackbox.index.shard_index import ShardIndex
@@ -49,6 +49,7 @@ class Hold:
     dispatch: Dispatch
     recovery: Recovery
     low_water: LowWater
+    clock: ShardClock
     journal: Closable
     closing: tuple[Closable, ...]
 
@@ -81,6 +82,7 @@ class Owner:
         self._look = Event()
         self._next_due_ms: int | None = None
         self._progress = time.monotonic()
+        self._is_kafka_behind = False
         self._thread = Thread(target=self._run, name=str(self.shard), daemon=True)
 
     def start(self) -> None:
@@ -272,18 +274,29 @@ class Owner:
             did = self._tick(hold)
             self._write_mark(hold)
             if not did.is_full:
-                self._wait(did, began)
+                self._wait(hold.clock, did, began)
 
     def _tick(self, hold: Hold) -> Dispatched:
-        did = hold.dispatch.tick(self.clock.earliest_ms())
-        now_ms = self.clock.earliest_ms()
+        did = hold.dispatch.tick(hold.clock.earliest_ms())
+        now_ms = hold.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()
         self.metrics.dispatched(self.shard, did, now_ms)
         self.metrics.positions(self.shard, hold.index.labels)
+        self._compare_clocks(hold.clock)
         return did
 
-    def _wait(self, did: Dispatched, began: float) -> None:
+    def _compare_clocks(self, clock: ShardClock) -> None:
+        behind_ms = clock.behind_ms()
+        self.metrics.kafka_behind(self.shard, behind_ms)
+        was_behind, self._is_kafka_behind = self._is_kafka_behind, behind_ms > MAX_SKEW_MS
+        if self._is_kafka_behind and not was_behind:
+            logger.warning(
+                "%s: Kafka's clock is %d ms behind Redis' and this host's: deliveries are late by that, unless their "
+                "countdowns began by it; synchronise all with NTP", self.shard, behind_ms,
+            )  # fmt: skip
+
+    def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:
         """Until the next due time or the next poll, and never less than the gathering time."""
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
@@ -292,7 +305,7 @@ class Owner:
         while not self._look.is_set():
             wait_s = None
             if self.wake_up and self._next_due_ms is not None:
-                wait_s = (self._next_due_ms - self.clock.earliest_ms()) / 1000
+                wait_s = (self._next_due_ms - clock.earliest_ms()) / 1000
                 if wait_s <= 0:
                     return
             self._look.wait(wait_s)

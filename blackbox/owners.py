@@ -11,7 +11,7 @@ from functools import partial
 from threading import Lock
 
 from blackbox.caretaker import Caretaker
-from blackbox.clock import Clock
+from blackbox.clock import Clock, ShardClock
 from blackbox.connect import admission, formats, pace
 from blackbox.dispatch import Dispatch
 from blackbox.endings import Endings
@@ -171,7 +171,8 @@ class Owners:
     def _take_hold(self, owner: Owner) -> Hold:
         settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
-        writer = Writer(shard, self.access, exactly_once=settings.delivery == "exactly-once")
+        clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
+        writer = Writer(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
         has_id = may_have_caller_id(settings.topics[shard.topic])
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self.access, ahead=1)
@@ -213,5 +214,7 @@ class Owners:
             endings=Endings(shard, contract, uncommitted, history_topic),
             pace=self._pace,
         )
-        dispatch = Dispatch(index, writer, sorting, settings.batch_limit, self._counted)
-        return Hold(index, intake, dispatch, recovery, low_water, journal, closing)
+        dispatch = Dispatch(
+            index, writer, sorting, settings.batch_limit, self._counted, clock.is_outdated
+        )
+        return Hold(index, intake, dispatch, recovery, low_water, clock, journal, closing)

@@ -196,6 +196,9 @@ class Topics:
 KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
 """Of journals: what has ended is removed by their owner, not by its age."""
 
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+"""By the broker's clock, not by that of who writes."""
+
 KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
 
 
@@ -236,7 +239,7 @@ class OwnTopics:
         wanted: dict[str, tuple[int, dict[str, str]]] = {}
         for topic in self.request_topics:
             kept = KEPT_COMPACTED if topic in self.compacted else KEPT
-            wanted[topic] = partitions, kept | {"message.timestamp.type": "LogAppendTime"}
+            wanted[topic] = partitions, kept | STAMPED
         wanted[self.dead_letter_topic] = 1, KEPT
         wanted |= dict.fromkeys(self.output_topics, (partitions, {}))
         wanted |= dict.fromkeys(seconds, (1, {}))
@@ -272,7 +275,7 @@ class OwnTopics:
         name = receipts_topic(topic)
         have = self._topics.partitions([name], to="Read and Write").get(name, 0)
         if have == 0:
-            self._create(name, wanted, KEPT)
+            self._create(name, wanted, KEPT | STAMPED)
         elif have < wanted:
             logger.warning(
                 "%s has %d partitions by now, %s %d: adding. The key of an id may name another "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
 from blackbox.doubt import Doubt, JournalLost, Refused
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
@@ -75,11 +75,20 @@ class Writer:
 
     With `exactly_once`, `begin` to `commit` is one Kafka transaction, under a `transactional.id`
     of the shard's own: opening fences every earlier owner. Without, the messages are awaited,
-    then the receipt. Not safe for use from two threads at once.
+    then the receipt. `stamped` is told when a broker took a receipt by its own clock, and when that was sent by the
+    monotonic one. Not safe for use from two threads at once.
     """
 
-    def __init__(self, shard: Shard, access: KafkaAccess, *, exactly_once: bool) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        access: KafkaAccess,
+        *,
+        exactly_once: bool,
+        stamped: Callable[[int, float], None] = lambda at_ms, sent_s: None,
+    ) -> None:
         self._shard = shard
+        self._stamped = stamped
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
         transactional_id = access.transactional_id(str(shard)) if exactly_once else None
@@ -191,7 +200,14 @@ class Writer:
 
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
         value, key, partition = encode(receipt), str(self._shard), self._shard.partition
-        report = partial(self._report, _RECEIPT, places)
+        sent_s = time.monotonic()
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            kind, at_ms = message.timestamp()
+            if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+                self._stamped(at_ms, sent_s)
+            self._report(_RECEIPT, places, error, message)
+
         try:
             produce(self._producer, self._receipts, value, key, partition, report)
         except KafkaException as error:

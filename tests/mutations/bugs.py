@@ -851,4 +851,30 @@ BUGS = (
         (),
         ("tests/unit/test_partition_reader.py",),
     ),
+    Bug(
+        "kafkas-clock-ignored",
+        "Kafka's clock keeps nothing that is due by those of Redis and the host",
+        (
+            Change(
+                "clock.py",
+                "        return now_ms - max(0, self._behind_ms(now_ms))\n",
+                "        return now_ms\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_clock.py", "tests/service/test_clocks.py"),
+    ),
+    Bug(
+        "kafkas-clock-for-good",
+        "a clock of Kafka that was set forward, or a host that slept, is not noticed",
+        (
+            Change(
+                "clock.py",
+                "            was_set_forward = self._observed_s is None or least > self._kafka_ms\n",
+                "            was_set_forward = self._observed_s is None\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_clock.py",),
+    ),
 )

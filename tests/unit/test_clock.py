@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from blackbox.clock import Clock
+from blackbox.clock import OUTDATED_S, Clock, ShardClock
+
+SOME_MS = 3
+"""What whole milliseconds cannot tell."""
 
 
 @dataclass
@@ -66,3 +69,85 @@ def test_the_latest_reading_counts(host: HostTime) -> None:
     clock.observe(1_000_000)
 
     assert clock.skew_ms() == 0
+
+
+@pytest.fixture
+def clock(host: HostTime) -> ShardClock:
+    """Of a shard, where Redis agrees with the host."""
+    clock = Clock()
+    clock.observe(host.wall_ms)
+    return ShardClock(clock)
+
+
+def stamp(clock: ShardClock, host: HostTime, ahead_ms: int, sent_ms: int, back_ms: int) -> None:
+    """A broker that is so much ahead stamps a receipt, which takes this long to it, and the answer back."""
+    sent_s = host.monotonic_s
+    host.pass_ms(sent_ms)
+    stamped_ms = host.wall_ms + ahead_ms
+    host.pass_ms(back_ms)
+    clock.observe_kafka(stamped_ms, sent_s)
+
+
+def test_before_kafka_stamped_a_receipt_the_others_are_right(clock: ShardClock) -> None:
+    assert (clock.earliest_ms(), clock.behind_ms(), clock.is_outdated()) == (1_000_000, 0, False)
+
+
+@pytest.mark.parametrize("behind_ms", [1, 90_000])
+def test_kafkas_clock_alone_keeps_what_is_not_due(
+    host: HostTime, clock: ShardClock, behind_ms: int
+) -> None:
+    stamp(clock, host, -behind_ms, 0, 0)
+    host.pass_ms(250)
+
+    assert clock.earliest_ms() == pytest.approx(host.wall_ms - behind_ms, abs=SOME_MS)
+    assert clock.behind_ms() == pytest.approx(behind_ms, abs=SOME_MS)
+
+
+def test_a_clock_of_kafka_that_is_ahead_makes_nothing_early(
+    host: HostTime, clock: ShardClock
+) -> None:
+    stamp(clock, host, 3_600_000, 5, 5)
+
+    assert clock.earliest_ms() == host.wall_ms
+    assert clock.behind_ms() < 0
+
+
+def test_how_long_a_receipt_takes_makes_nothing_late(host: HostTime, clock: ShardClock) -> None:
+    for sent_ms, back_ms in [(900, 20), (4, 1000), (2, 2), (500, 0)]:
+        stamp(clock, host, 0, sent_ms, back_ms)
+        assert clock.earliest_ms() == pytest.approx(host.wall_ms, abs=SOME_MS)
+
+
+def test_the_quickest_receipt_tells_kafkas_clock_best(host: HostTime, clock: ShardClock) -> None:
+    for sent_ms in (50, 3, 700):
+        stamp(clock, host, -90_000, sent_ms, 10)
+
+    assert clock.behind_ms() == pytest.approx(90_000 - 3, abs=SOME_MS)
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms"), [(0, -60_000), (-60_000, 0), (-60_000, -10_000)]
+)
+def test_a_clock_of_kafka_that_is_set_is_known_with_the_next_receipt(
+    host: HostTime, clock: ShardClock, before_ms: int, after_ms: int
+) -> None:
+    stamp(clock, host, before_ms, 2, 2)
+    stamp(clock, host, after_ms, 2, 2)
+
+    assert clock.behind_ms() == pytest.approx(-after_ms - 2, abs=SOME_MS)
+
+
+def test_who_has_slept_learns_kafkas_clock_anew(host: HostTime, clock: ShardClock) -> None:
+    stamp(clock, host, 0, 2, 2)
+    host.wall_ms += 3_600_000
+    clock._clock.observe(host.wall_ms)
+    assert clock.behind_ms() == pytest.approx(3_600_000, abs=SOME_MS)
+    assert not clock.is_outdated()
+    host.pass_ms(int(OUTDATED_S * 1000) + 1)
+    clock._clock.observe(host.wall_ms)
+    assert clock.is_outdated()
+
+    stamp(clock, host, 0, 2, 2)
+
+    assert clock.earliest_ms() == pytest.approx(host.wall_ms, abs=SOME_MS)
+    assert not clock.is_outdated()

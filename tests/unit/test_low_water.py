@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from blackbox.caretaker import Caretaker
-from blackbox.clock import Clock
+from blackbox.clock import Clock, ShardClock
 from blackbox.dispatch import Dispatched
 from blackbox.doubt import Doubt, Fenced
 from blackbox.index.shard_index import ShardIndex
@@ -171,9 +171,8 @@ def part() -> Part:
 @pytest.fixture
 def owner(part: Part) -> Iterator[Owner]:
     every = cast(Any, part)
-    hold = Hold(
-        every, every, every, every, LowWater(SHARD, every, every, lambda: 0), every, (every,)
-    )
+    low_water = LowWater(SHARD, every, every, lambda: 0)
+    hold = Hold(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
     owner = Owner(
         SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
         opened=lambda *_: None, doubted=lambda _: None, ended=lambda _: None,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.clock import Clock
+from blackbox.clock import Clock, ShardClock
 from blackbox.dispatch import Dispatched
 from blackbox.doubt import LabelsMoved
 from blackbox.intake import Parsed, Taken
@@ -73,8 +73,9 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
     all_in_one = cast(Any, part)
     low_water = LowWater(Shard("TB", 0), all_in_one, all_in_one, lambda: 0)
     hold = Hold(
-        all_in_one, all_in_one, all_in_one, all_in_one, low_water, cast(Any, Quiet()), (part, part)
-    )
+        all_in_one, all_in_one, all_in_one, all_in_one, low_water, ShardClock(Clock()),
+        cast(Any, Quiet()), (part, part),
+    )  # fmt: skip
     owner = Owner(
         Shard("TB", 0),
         lambda _: hold,

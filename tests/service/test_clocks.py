@@ -1,0 +1,131 @@
+"""Clocks that are an hour wrong, one or two of three at a time, and are set while requests wait.
+
+Each row on a Kafka and a Redis of its own. With BLACKBOX_TEST_AT_LENGTH=1 all rows; `-rP` shows what each came to.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.servers import FAKETIME, FrailKafka, FrailRedis, WrongClock
+from tests.chaos.services import ForkedService
+from tests.conftest import missing_tool
+from tests.world import AT_LENGTH, World, until
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
+
+HOUR_S = 3600
+COUNT = 100
+FAR = 4
+LAST_S = 5.0
+METRICS = ("redis_clock_skew", "kafka_clock_ahead", "kafka_clock_behind")
+
+WRONG = [by for by in product((-1, 0, 1), repeat=3) if 1 <= sum(map(abs, by)) <= 2]
+"""By how many hours the clocks of the host, of Redis and of Kafka are ahead."""
+
+ROWS = WRONG if AT_LENGTH else [(1, 1, 0), (0, 0, -1)]
+
+
+class Seen:
+    """What was asked for, and when it could be read, by a clock that is right."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.due_s: dict[str, float] = {}
+        self.came_s: dict[str, list[float]] = {}
+        self._known = 0
+
+    def ask(self, name: str, count: int, within_s: float, from_s: float = 1.0) -> None:
+        for number in range(count):
+            body, countdown_s = f"{name}-{number}", from_s + within_s * number / count
+            self.due_s[body] = time.monotonic() + countdown_s
+            request = {"topic": self._world.targets[0], "message": body, "countdown": countdown_s}
+            self._world.send_raw(json.dumps(request))
+        self._world.flush()
+
+    def look(self) -> None:
+        found = self._world.received()
+        now_s = time.monotonic()
+        for message in found[self._known :]:
+            self.came_s.setdefault((message.value() or b"").decode(), []).append(now_s)
+        self._known = len(found)
+
+    def time_s(self) -> float:
+        self.look()
+        return time.monotonic()
+
+    def has_come(self, name: str) -> bool:
+        self.look()
+        return all(body in self.came_s for body in self.due_s if body.startswith(name))
+
+    def early_s(self) -> list[float]:
+        early = (self.due_s[body] - came[0] for body, came in self.came_s.items())
+        return [by_s for by_s in early if by_s > 0.001]  # due times are whole milliseconds
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clocks")
+
+
+@pytest.fixture
+def clocks(folder: Path) -> list[WrongClock]:
+    return [WrongClock(folder / name) for name in ("host", "redis", "kafka")]
+
+
+@pytest.fixture
+def own_world(folder: Path, clocks: list[WrongClock], by: tuple[int, int, int]) -> Iterator[World]:
+    """Its servers begin with wrong clocks."""
+    if not FAKETIME:
+        missing_tool("libfaketime is not installed; on Debian: apt-get install faketime")
+    for clock, hours in zip(clocks, by, strict=True):
+        clock.set_wrong_by(hours * HOUR_S)
+    with ExitStack() as ending:
+        kafka, redis = FrailKafka(folder / "k", clocks[2]), FrailRedis(folder / "r", clocks[1])
+        for server in (kafka, redis):
+            server.start()
+            ending.callback(server.stop)
+        yield ending.enter_context(World(kafka, redis, folder))
+
+
+@pytest.mark.parametrize("by", ROWS, ids=lambda by: "host{:+d}-redis{:+d}-kafka{:+d}".format(*by))
+def test_whatever_clocks_are_wrong_nothing_is_early(
+    own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
+) -> None:
+    """Clocks are set right while requests wait; but a Kafka that is behind stays so, as what it stamped would be early."""
+    world, kafka_by = own_world, by[2]
+    log = world.folder / "service.log"
+    service = ForkedService(world.environment(), log, clock=clocks[0])
+    world.services.append(service)
+    service.wait_ready()
+    seen = Seen(world)
+    seen.ask("far", FAR, 0.0, HOUR_S / 2)
+    seen.ask("first", COUNT, LAST_S)
+    last_s = time.monotonic() + LAST_S
+
+    def alarm_s() -> float:
+        seen.look()
+        return max(abs(service.metric(f"blackbox_{name}_seconds")) for name in METRICS)
+
+    until("a metric tells", lambda: alarm_s() > HOUR_S - 60)
+    until("all of them would be due", lambda: seen.time_s() > last_s)
+    for clock in clocks if kafka_by >= 0 else clocks[:2]:
+        clock.set_wrong_by(0)
+    seen.ask("second", COUNT, LAST_S)
+    until("those come that were asked for then", lambda: seen.has_come("second"))
+    if kafka_by <= 0:
+        until("the first have come, too", lambda: seen.has_come("first"))
+
+    late_s = [came[0] - seen.due_s[body] for body, came in seen.came_s.items()]
+    print(f"| {by} | {len(seen.due_s)} | {len(late_s)} | {max(late_s):.2f} s |")
+    assert seen.early_s() == []
+    assert [body for body, came in seen.came_s.items() if len(came) > 1] == []
+    pending = sum(body not in seen.came_s for body in seen.due_s)
+    until("the rest waits", lambda: service.metric("blackbox_pending") == pending)
