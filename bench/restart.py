@@ -1,0 +1,214 @@
+"""For how long nothing is delivered when an owner crashes, is started again, or is replaced.
+
+Requests come due evenly in every partition. After each event it is looked for the longest time in which
+some partition delivered nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import typer
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.engines import LONGEST_S, Field, wait
+from bench.report import markdown, say
+from blackbox.embedded import EmbeddedStack
+from blackbox.embedded.ports import free_port
+
+PER_S = 200
+CALM_S = LONGEST_S + 2
+"""Between two events: all that is due when one begins was asked for before."""
+
+READ_S = 0.5
+
+
+class Pod:
+    """A service with a name that stays, as in a StatefulSet."""
+
+    def __init__(self, field: Field, name: str, folder: Path) -> None:
+        self._port = free_port()
+        own = {"BLACKBOX_INSTANCE_ID": name, "BLACKBOX_HTTP_PORT": str(self._port)}
+        self._environment = os.environ | field.environment | own
+        self._log = folder / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "blackbox", "run"],
+                env=self._environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def crash(self) -> None:
+        """With all that it has started, as when its node is lost."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            if how == signal.SIGKILL:
+                os.killpg(self._process.pid, how)
+            else:
+                self._process.send_signal(how)
+            self._process.wait(60)
+            self._process = None
+
+
+def crash_and_restart(pods: list[Pod]) -> None:
+    pods[0].crash()
+    pods[0].start()
+
+
+def crash_beside_another(pods: list[Pod]) -> None:
+    pods[0].crash()
+
+
+def graceful_restart(pods: list[Pod]) -> None:
+    pods[0].stop()
+    pods[0].start()
+
+
+def rolling_update(pods: list[Pod]) -> None:
+    for pod in pods:
+        pod.stop()
+        pod.start()
+        wait("the new one is ready", pod.is_ready)
+
+
+EVENTS: dict[str, tuple[int, Callable[[list[Pod]], None]]] = {
+    "crash, started again": (1, crash_and_restart),
+    "crash, beside another": (2, crash_beside_another),
+    "graceful restart": (1, graceful_restart),
+    "rolling update of three": (3, rolling_update),
+}
+"""With how many services, and what happens to them."""
+
+
+@contextmanager
+def load(field: Field) -> Iterator[None]:
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            field.write_paced(PER_S, 1.0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+
+
+class Delivered:
+    """When each partition of the request topic delivered something, as a reader of the target sees it."""
+
+    def __init__(self, stack: EmbeddedStack, field: Field) -> None:
+        servers = {"bootstrap.servers": stack.bootstrap_servers, "group.id": "bench"}
+        self._consumer = Consumer(servers | {"isolation.level": "read_committed"})
+        self._partitions = field.partitions
+        ends = [TopicPartition(field.target, p, offset) for p, offset in field.ends().items()]
+        self._consumer.assign(ends)
+
+    def longest_gap_s(self, since_ms: int) -> float:
+        """Of what was delivered by now: the longest time without a delivery, in the partition where that was longest."""
+        at: defaultdict[str, list[int]] = defaultdict(list)
+        while messages := self._consumer.consume(10_000, READ_S):
+            for message in messages:
+                source = dict(message.headers() or [])["blackbox-source"]
+                assert isinstance(source, bytes)
+                at[source.decode().partition("@")[0]].append(message.timestamp()[1])
+            if max(times[-1] for times in at.values()) > (time.time() - READ_S) * 1000:
+                break
+        assert len(at) == self._partitions, at.keys()
+        gaps = [
+            later - earlier
+            for times in map(sorted, at.values())
+            for earlier, later in pairwise(times)
+            if later >= since_ms
+        ]
+        return max(gaps) / 1000
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def measure(
+    stack: EmbeddedStack, engine: str, what: str, times: int, partitions: int, folder: Path
+) -> list[float]:
+    count, happen = EVENTS[what]
+    field = Field(stack, engine, partitions, folder)
+    found: list[float] = []
+    with ExitStack() as ending:
+        pods = [Pod(field, f"{engine}-{number}", folder) for number in range(count)]
+        for pod in pods:
+            ending.callback(pod.stop)
+            pod.start()
+        ending.enter_context(load(field))
+        wait("all are ready", lambda: all(pod.is_ready() for pod in pods))
+        delivered = Delivered(stack, field)
+        ending.callback(delivered.close)
+        for number in range(times):
+            wait("all are ready", lambda: all(pod.is_ready() for pod in pods))
+            time.sleep(CALM_S)
+            since_ms = int(time.time() * 1000)
+            happen(pods)
+            wait(
+                "the others are ready",
+                lambda: all(pod.is_ready() for pod in pods[what == BESIDE :]),
+            )
+            time.sleep(CALM_S)
+            found.append(delivered.longest_gap_s(since_ms))
+            say(f"{engine}, {what}, {number + 1} of {times}: {found[-1]:.2f} s")
+            if what == BESIDE:
+                pods[0].start()
+    return found
+
+
+BESIDE = "crash, beside another"
+
+
+def main(
+    engines: Annotated[list[str], typer.Option(help="Which engines.")] = ["process", "spark"],  # noqa: B006
+    events: Annotated[list[str], typer.Option(help="What happens.")] = list(EVENTS),  # noqa: B006
+    times: Annotated[int, typer.Option(help="How often each happens.")] = 20,
+    partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
+) -> None:
+    """Print the longest time without a delivery in some partition: median, least and most."""
+    rows: list[list[str]] = []
+    with EmbeddedStack() as stack:
+        for engine in engines:
+            for what in events:
+                found = measure(stack, engine, what, times, partitions, stack.folder)
+                figures = (statistics.median(found), min(found), max(found))
+                rows.append([f"{engine}: {what}", *(f"{s:.2f}" for s in figures)])
+    print(markdown(["nothing is delivered for, s", "median", "least", "most"], rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)
