@@ -1,0 +1,102 @@
+"""A caller whose requests are refused, and large, beside one whose requests are good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+from confluent_kafka import Producer
+
+from tests.world import AT_LENGTH, World, both_engines_at_length, until
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(1800)]
+
+REFUSED = 1_000_000 if AT_LENGTH else 3_000
+GARBAGE = b"{" * 100_000
+GOOD, GOOD_S = (3000, 6.0) if AT_LENGTH else (1000, 3.0)
+FROM_S = 2.0
+MOST_BYTES = 200_000_000 if AT_LENGTH else 50_000_000
+MOST, MOST_MS = 1.5, 250
+"""Of the good one's lateness at the 99th percentile: times what it is alone, or so many ms."""
+
+
+@contextmanager
+def written(world: World) -> Iterator[threading.Event]:
+    """Garbage that a thread writes to partition 0, compressed; set once all is written."""
+    is_done = threading.Event()
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
+
+    def write() -> None:
+        producer = Producer(settings | {"linger.ms": 20, "enable.idempotence": True})
+        for _ in range(REFUSED):
+            while len(producer) > 2000:
+                producer.poll(0.01)
+            producer.produce(world.requests, GARBAGE, partition=0)
+        assert producer.flush(60) == 0
+        is_done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield is_done
+    finally:
+        writer.join()
+
+
+@contextmanager
+def watched(world: World) -> Iterator[list[int]]:
+    """By how many bytes Redis has grown, again and again."""
+    client = redis.Redis.from_url(world.redis.url)
+    is_over, grown = threading.Event(), list[int]()
+    before = client.info("memory")["used_memory"]
+
+    def look() -> None:
+        while not is_over.wait(0.02):
+            grown.append(client.info("memory")["used_memory"] - before)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield grown
+    finally:
+        is_over.set()
+        watcher.join()
+        client.close()
+
+
+def p99_ms(world: World) -> int:
+    """Of the good one's, in all partitions but the first. Raises unless each comes once, and none early."""
+    before = len(world.asked)
+    for partition in range(1, world.partitions):
+        share = GOOD // (world.partitions - 1)
+        world.ask(share, from_s=FROM_S, within_s=FROM_S + GOOD_S, partition=partition)
+    world.wait_delivered(120)
+    verdict = world.verdict(late_from=before)
+    assert (verdict.lost, verdict.duplicated, verdict.early_ms) == ([], [], []), verdict
+    return verdict.late_at(0.99)
+
+
+@both_engines_at_length
+def test_large_requests_that_are_refused_neither_fill_redis_nor_delay_others(world: World) -> None:
+    config = world.folder / "compressing.properties"
+    config.write_text("compression.type=lz4\n")
+    letters = f"{world.name}.refused"  # nobody reads them here: a million are 100 GB
+    service = world.start_service(kafka_config=config, dead_letter_topic=letters)
+    service.wait_ready()
+    p99_ms(world)  # warm
+    calm = p99_ms(world)
+    seen = list[int]()
+    with watched(world) as used, written(world) as is_done:
+        while not is_done.is_set() or not seen:
+            seen.append(p99_ms(world))
+        until("dead letters", lambda: service.metric("blackbox_dead_total") >= REFUSED, 600)
+
+    print(
+        f"{world.engine}: {REFUSED:,} refused, Redis grew by {max(used) / 1e6:.1f} MB at most, "
+        f"p99 {calm} ms before, {sorted(seen)} ms beside"
+    )
+    assert max(used) < MOST_BYTES
+    assert min(seen) <= max(MOST * calm, MOST_MS)
