@@ -27,7 +27,7 @@ from bench.engines import ENGINES, PATIENCE_S, Field, cpu_s, lateness_ms, wait
 from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say
-from blackbox.caretaker import FIRST_S
+from blackbox.caretaker import FIRST_S, WALKED_SHARE
 from blackbox.embedded import EmbeddedStack
 
 FAR_S = 200 * 86_400
@@ -239,7 +239,7 @@ def main(
     ended: Annotated[int, typer.Option(help="Requests that have ended, before them.")] = 10_000_000,
     engines: Annotated[list[str], typer.Option(help="Which engines.")] = list(ENGINES),  # noqa: B006
     interval: Annotated[
-        float, typer.Option(help="BLACKBOX_TRIM_INTERVAL_S; a walk takes three quarters of it.")
+        float, typer.Option(help="BLACKBOX_TRIM_INTERVAL_S; a walk takes most of it.")
     ] = 900,
     requests: Annotated[int, typer.Option(help="In the backlog of a round.")] = 500_000,
     seconds: Annotated[int, typer.Option(help="Of the even load of a round.")] = 20,
@@ -297,7 +297,7 @@ def _table(engine: str, interval_s: float, without: list[Round], walking: list[R
         "open after s, at most": lambda those: f"{max(r.open_s for r in those):.2f}",
     }  # fmt: skip
     rows += [[name, show(without), show(walking), ""] for name, show in shown.items()]
-    head = [f"{engine}, a walk in {interval_s * 0.75:.0f} s", "without", "with a walk", "ratio"]
+    head = [f"{engine}, a walk in {interval_s * WALKED_SHARE:.0f} s", "without", "with a walk", "ratio"]
     return markdown(head, rows) + "\n"
 
 

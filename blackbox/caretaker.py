@@ -25,6 +25,8 @@ FIRST_S = 60.0
 FIRST_SHARE = 0.1
 """After a start it waits so long, or this share of the interval: who is restarted often trims as well."""
 
+WALKED_SHARE = 0.9
+
 BINDING_S = 1.0
 """What callers write within this time to a topic that was deleted and created again may go out twice."""
 
@@ -33,8 +35,8 @@ BINDING_S = 1.0
 class Caretaker:
     """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
 
-    Takes about three quarters of `interval_s` for all shards together, so that nobody feels it. Who lives no longer
-    than that still ends a walk over each.
+    Takes most of `interval_s` for all shards together, so that nobody feels it. Who lives no longer than that still
+    ends a walk over each.
     """
 
     access: KafkaAccess
@@ -109,4 +111,4 @@ class Caretaker:
             logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
 
     def _walked_for(self) -> float:
-        return self.interval_s * 0.75 / max(1, len(self.owners()))
+        return self.interval_s * WALKED_SHARE / max(1, len(self.owners()))

@@ -19,8 +19,8 @@ from blackbox.index.keys import SENTINEL, Keys, zmscore
 from blackbox.plan import Labels
 from blackbox.request import Shard
 
-SLICE = 500
-"""Requests a call: some 0.2 ms of Redis."""
+SLICE = 1000
+"""Requests a call: some 0.6 ms of Redis. Half as many cost who asks a quarter more for each."""
 
 
 class WalkVoid(Doubt):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.caretaker import Caretaker
+from blackbox.caretaker import WALKED_SHARE, Caretaker
 from blackbox.clock import Clock, ShardClock
 from blackbox.dispatch import Dispatched
 from blackbox.doubt import Doubt, Fenced
@@ -195,7 +195,7 @@ class Shards:
 
     def find_low_water(self, walk_s: float, stopping: Event) -> None:
         self.firsts.append(self.shard.partition)
-        assert walk_s == pytest.approx(0.01 * 0.75 / 4)
+        assert walk_s == pytest.approx(0.01 * WALKED_SHARE / 4)
         stopping.set()
 
 
