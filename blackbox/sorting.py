@@ -103,7 +103,8 @@ class Sorting:
                 batch.ready[offset] = entry
         for offset in list(batch.alone)[ALONE_PER_TICK:]:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
-            batch.deferred[offset] = later_ms, batch.alone.pop(offset)
+            del batch.alone[offset]
+            batch.deferred[offset] = later_ms, None
         read_bytes = 0
         for offset, entry in list(batch.dead.items()):
             read_bytes += entry.left_bytes
