@@ -1,6 +1,6 @@
 """For how long nothing is delivered when an owner crashes, is started again, or is replaced.
 
-Requests come due evenly in every partition. After each event it is looked for the longest time in which
+Requests come due evenly in every partition. What is measured after each event is the longest time in which
 some partition delivered nothing.
 """
 
@@ -32,7 +32,7 @@ from blackbox.embedded.ports import free_port
 
 PER_S = 200
 CALM_S = LONGEST_S + 2
-"""Between two events: all that is due when one begins was asked for before."""
+"""Between two events, so that requests come due evenly again."""
 
 READ_S = 0.5
 
@@ -105,7 +105,7 @@ EVENTS: dict[str, tuple[int, Callable[[list[Pod]], None]]] = {
     "graceful restart": (1, graceful_restart),
     "rolling update of three": (3, rolling_update),
 }
-"""With how many services, and what happens to them."""
+"""How many services run, and what happens to them."""
 
 
 @contextmanager
@@ -136,7 +136,7 @@ class Delivered:
         self._consumer.assign(ends)
 
     def longest_gap_s(self, since_ms: int) -> float:
-        """Of what was delivered by now: the longest time without a delivery, in the partition where that was longest."""
+        """The longest time without a delivery in any partition, of what was delivered by now."""
         at: defaultdict[str, list[int]] = defaultdict(list)
         while messages := self._consumer.consume(10_000, READ_S):
             for message in messages:
@@ -207,7 +207,7 @@ def main(
                 found = measure(stack, engine, what, times, partitions, stack.folder)
                 figures = (statistics.median(found), min(found), max(found))
                 rows.append([f"{engine}: {what}", *(f"{s:.2f}" for s in figures)])
-    print(markdown(["nothing is delivered for, s", "median", "least", "most"], rows))
+    print(markdown(["longest gap, s", "median", "least", "most"], rows))
 
 
 if __name__ == "__main__":

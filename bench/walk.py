@@ -297,7 +297,12 @@ def _table(engine: str, interval_s: float, without: list[Round], walking: list[R
         "open after s, at most": lambda those: f"{max(r.open_s for r in those):.2f}",
     }  # fmt: skip
     rows += [[name, show(without), show(walking), ""] for name, show in shown.items()]
-    head = [f"{engine}, a walk in {interval_s * WALKED_SHARE:.0f} s", "without", "with a walk", "ratio"]
+    head = [
+        f"{engine}, a walk in {interval_s * WALKED_SHARE:.0f} s",
+        "without",
+        "with a walk",
+        "ratio",
+    ]
     return markdown(head, rows) + "\n"
 
 

@@ -26,6 +26,7 @@ FIRST_SHARE = 0.1
 """After a start it waits so long, or this share of the interval: who is restarted often trims as well."""
 
 WALKED_SHARE = 0.9
+"""Of the interval, in which all shards are walked over."""
 
 BINDING_S = 1.0
 """What callers write within this time to a topic that was deleted and created again may go out twice."""
@@ -35,8 +36,8 @@ BINDING_S = 1.0
 class Caretaker:
     """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
 
-    Takes most of `interval_s` for all shards together, so that nobody feels it. Who lives no longer than that still
-    ends a walk over each.
+    Spreads the walks over most of `interval_s`, to keep the load low. A process that lives no longer than that still
+    finishes one over each shard.
     """
 
     access: KafkaAccess

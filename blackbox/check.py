@@ -143,7 +143,7 @@ CREATE_TIME = Finding(
 )
 UNSTAMPED_RECEIPTS = Finding(
     "warn",
-    "{topic}: message.timestamp.type is {type}: receipts do not tell Kafka's clock, so that messages "
+    "{topic}: message.timestamp.type is {type}: receipts do not show Kafka's clock, so messages "
     "are early if the clocks of Redis and this host are both fast",
     _ALTER + "message.timestamp.type=LogAppendTime",
 )

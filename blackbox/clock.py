@@ -9,6 +9,7 @@ MAX_SKEW_MS = 1000
 """Clocks may be apart by this much without a warning."""
 
 OUTDATED_S = 5.0
+"""After which Kafka's clock is read anew while it holds deliveries back: the monotonic clock stands still in a suspend."""
 
 
 class Clock:
@@ -52,22 +53,22 @@ class Clock:
 class ShardClock:
     """A process' clock and Kafka's: the earliest of all decides what is due.
 
-    A countdown begins at a time that Kafka's clock set. What that clock is, receipts tell, which are stamped by the
-    broker that takes them: no more than the stamp and what has passed since the receipt was sent.
+    A countdown begins at a time that Kafka's clock set. Receipts bound that clock, as their broker timestamps them:
+    it is at most the timestamp plus the time since the receipt was sent.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = Lock()
         self._kafka_ms = 0.0
-        """Of Kafka's clock, when the monotonic one began; an upper bound, the lowest that was found."""
+        """Kafka's clock at the monotonic clock's zero: the lowest upper bound that was found."""
         self._observed_s: float | None = None
 
     def observe_kafka(self, stamped_ms: int, sent_s: float) -> None:
         """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now."""
         now_s = time.monotonic()
         least = stamped_ms - now_s * 1000
-        most = stamped_ms + 1 - sent_s * 1000  # what is less than a millisecond is not told
+        most = stamped_ms + 1 - sent_s * 1000  # timestamps are in whole milliseconds
         with self._lock:
             was_set_forward = self._observed_s is None or least > self._kafka_ms
             self._kafka_ms = most if was_set_forward else min(self._kafka_ms, most)

@@ -98,7 +98,7 @@ class Dispatch:
         return did
 
     def _tell_alone(self, now_ms: int) -> None:
-        """While nothing is delivered: up to where rules have judged requests, and what Kafka's clock is."""
+        """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""
         is_late = now_ms - self._told_ms >= TELL_AFTER_MS
         is_news = self.sorting.pace is not None and self._known > self._told and is_late
         if is_news or self.is_clock_outdated():
@@ -199,7 +199,7 @@ class Dispatch:
         return False
 
     def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
-        """The records of those that the index does not have whole; what Kafka does not have either is missing."""
+        """The records of entries that Redis does not hold whole, except those that are gone from Kafka, too."""
         return self.sorting.originals(
             o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
         )

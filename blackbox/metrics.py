@@ -60,7 +60,7 @@ GAUGES = {
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
     "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
     "kafka_clock_behind_seconds": (
-        "The earlier of Redis' and this host's clock minus that of the broker that keeps its receipts",
+        "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts",
         "shard",
     ),
     "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),

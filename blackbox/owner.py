@@ -292,8 +292,9 @@ class Owner:
         was_behind, self._is_kafka_behind = self._is_kafka_behind, behind_ms > MAX_SKEW_MS
         if self._is_kafka_behind and not was_behind:
             logger.warning(
-                "%s: Kafka's clock is %d ms behind Redis' and this host's: deliveries are late by that, unless their "
-                "countdowns began by it; synchronise all with NTP", self.shard, behind_ms,
+                "%s: Kafka's clock is %d ms behind Redis' and this host's: deliveries are late by that, except "
+                "countdowns that began by it; synchronise all with NTP, and slew Kafka's: a step would make these early",
+                self.shard, behind_ms,
             )  # fmt: skip
 
     def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:

@@ -116,9 +116,9 @@ class Sorting:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """What a target is not to get yet; how many, by target.
+        """Defer what exceeds a target's rate; returns how many, by target.
 
-        Those that were due first go first, behind those that waited for the time that they had got.
+        Those that already waited for their slot go first, then those that were due first.
         """
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
         waiting: dict[tuple[str, bool], list[int]] = {}

@@ -55,7 +55,7 @@ class Shared:
         return at_least
 
     def restart(self, name: str, at: int) -> None:
-        """The next number of a sequence is this."""
+        """Set the next number of a sequence."""
         self._clients.together(("HSET", _RESERVED, name, at))
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:

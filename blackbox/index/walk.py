@@ -20,7 +20,7 @@ from blackbox.plan import Labels
 from blackbox.request import Shard
 
 SLICE = 1000
-"""Requests a call: some 0.6 ms of Redis. Half as many cost who asks a quarter more for each."""
+"""Requests a call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""
 
 
 class WalkVoid(Doubt):

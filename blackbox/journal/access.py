@@ -128,7 +128,7 @@ class KafkaAccess:
         return self.consumer(**watched | own), sight
 
     def fetching_consumer(self, **own: Any) -> tuple[Consumer, Fetched]:
-        """A consumer, and what tells whether one from which nothing comes goes on."""
+        """A consumer, and its progress also while it returns no messages."""
         fetched = Fetched()
         watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": fetched}
         return self.consumer(**watched | own), fetched

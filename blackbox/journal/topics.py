@@ -197,7 +197,7 @@ KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
 """Of journals: what has ended is removed by their owner, not by its age."""
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
-"""By the broker's clock, not by that of who writes."""
+"""By the broker's clock, not by the producer's."""
 
 KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
 

@@ -75,8 +75,8 @@ class Writer:
 
     With `exactly_once`, `begin` to `commit` is one Kafka transaction, under a `transactional.id`
     of the shard's own: opening fences every earlier owner. Without, the messages are awaited,
-    then the receipt. `stamped` is told when a broker took a receipt by its own clock, and when that was sent by the
-    monotonic one. Not safe for use from two threads at once.
+    then the receipt. `stamped` gets the broker's timestamp of each receipt (epoch ms), and the monotonic time at which
+    it was sent (s). Not safe for use from two threads at once.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class Pace:
     def times(self, target: str, count: int, now_ms: int, *, waited: bool = False) -> list[int]:
         """When each of so many messages may go, epoch ms, in order; `now_ms` for those that may at once.
 
-        Those that `waited` for the time that they got here come before the others, which queue up behind all that
-        wait. Raises IndexLost or IndexFull as the index does.
+        Those that already `waited` for a slot that they got here go first; the others queue behind all that wait.
+        Raises IndexLost or IndexFull as the index does.
         """
         rule = self._file.rules().targets.get(target)
         if rule is None:
@@ -55,8 +55,8 @@ class Pace:
     def _room(self, target: str, queue: str, most: int, second: int) -> int:
         """How many messages those that wait leave to the others in this second.
 
-        None, unless times were taken that nobody uses, as by what was cancelled: as many as were left in each of these
-        three seconds. When all were, nobody waits, and the queue begins anew.
+        While others wait, 0, or the fewest slots that were left unused (by cancels, say) in any of the last three
+        seconds. If none was used, nobody waits: the queue begins anew.
         """
         if self._counts.reserve(queue, 0, 0) <= (second + 1) * most:
             return most
