@@ -8,8 +8,11 @@ from threading import Lock
 MAX_SKEW_MS = 1000
 """Clocks may be apart by this much without a warning."""
 
-OUTDATED_S = 5.0
-"""After which Kafka's clock is read anew while it holds deliveries back: the monotonic clock stands still in a suspend."""
+OUTDATED_S, LONGEST_S = 5.0, 600.0
+"""After which Kafka's clock is read anew while it holds deliveries back: the monotonic clock stands still in a suspend.
+
+Twice as long each time that it is still behind.
+"""
 
 
 class Clock:
@@ -63,6 +66,7 @@ class ShardClock:
         self._kafka_ms = 0.0
         """Kafka's clock at the monotonic clock's zero: the lowest upper bound that was found."""
         self._observed_s: float | None = None
+        self._patience_s = OUTDATED_S
 
     def observe_kafka(self, stamped_ms: int, sent_s: float) -> None:
         """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now."""
@@ -73,6 +77,8 @@ class ShardClock:
             was_set_forward = self._observed_s is None or least > self._kafka_ms
             self._kafka_ms = most if was_set_forward else min(self._kafka_ms, most)
             self._observed_s = now_s
+        is_behind = self.behind_ms() > MAX_SKEW_MS
+        self._patience_s = min(2 * self._patience_s, LONGEST_S) if is_behind else OUTDATED_S
 
     def earliest_ms(self) -> int:
         """The earliest clock: what is due by it is due by all."""
@@ -87,7 +93,7 @@ class ShardClock:
         """Whether Kafka's clock holds everything back, as it was known some time ago: this host may have slept since."""
         with self._lock:
             at_s = self._observed_s
-        is_old = at_s is not None and time.monotonic() - at_s > OUTDATED_S
+        is_old = at_s is not None and time.monotonic() - at_s > self._patience_s
         return is_old and self.behind_ms() > MAX_SKEW_MS
 
     def _behind_ms(self, now_ms: int) -> int:

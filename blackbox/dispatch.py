@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused
+from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused, TooEarly
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.plan import Due, PutOff
@@ -160,7 +160,12 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        label = self.writer.commit(self._receipt(dead, places, letters, now_ms))
+        latest_ms = max((e.due_ms for o, e in ended.items() if o not in dead), default=0)
+        try:
+            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
+        except TooEarly as early:
+            self._wait_for_kafka(early, batch, did, now_ms)
+            return
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         origins = [entry.origin for entry in ended.values() if entry.origin is not None]
@@ -170,6 +175,15 @@ class Dispatch:
         _count_put_off(did, batch.deferred)
         if failed:
             self._defer(self.sorting.put_off(sent, failed, now_ms), did, now_ms)
+
+    def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
+        """The batch stays where it is; by now its clock is known."""
+        logger.warning("%s", early)
+        self._ahead = None
+        self.index.depart((), self._removed)
+        self._defer(batch.deferred, did, now_ms)
+        first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
+        did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
     def _receipt(
         self, dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int

@@ -31,6 +31,10 @@ class Fenced(Doubt):
     """Another owner opened this shard; everything this owner had under way is void."""
 
 
+class TooEarly(Exception):
+    """By Kafka's clock a batch was not due yet, so that all of it was aborted; nothing is in doubt."""
+
+
 class Refused(Doubt):
     """Some of a transaction's records cannot be written, so that all of it was aborted.
 

@@ -23,7 +23,6 @@ class Entry(NamedTuple):
     `origin` is the offset of the request itself, where the entry's own is that of a carried record.
     `shortened` says how many forms of its dead letter the broker has refused. `left_bytes` is the size of a refused
     record that is left in Kafka until its letter is written: its key, message and headers are not in the entry.
-    `waited`: its target's rate has given it a time.
     """
 
     target: str
@@ -43,7 +42,6 @@ class Entry(NamedTuple):
     waits: int = 0
     shortened: int = 0
     left_bytes: int = 0
-    waited: bool = False
 
 
 def encode(entry: Entry | Request) -> bytes:

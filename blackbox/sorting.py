@@ -26,8 +26,8 @@ FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
-MOST_LETTER_BYTES = 16_000_000
-"""Of records that are read from Kafka for the dead letters of one transaction; of larger ones, one."""
+MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
+"""Of records that are read from Kafka for the dead letters of one transaction (of larger ones, one), and of offsets."""
 REFRESH_MS = 900_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
@@ -55,7 +55,7 @@ class Pace(Protocol):
     """How fast targets are fed."""
 
     def limited(self) -> Collection[str]: ...
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> Sequence[int]: ...
+    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
     def give_back(self, target: str, count: int) -> None: ...
 
 
@@ -105,38 +105,30 @@ class Sorting:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             del batch.alone[offset]
             batch.deferred[offset] = later_ms, None
-        read_bytes = 0
-        for offset, entry in list(batch.dead.items()):
-            read_bytes += entry.left_bytes
-            if entry.left_bytes and entry.left_bytes < read_bytes > MOST_LETTER_BYTES:
-                del batch.dead[offset]
-                batch.deferred[offset] = now_ms, None
+        self._set_large_aside(batch, now_ms)
         self._set_unavailable_aside(batch, now_ms, due.paused)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """Defer what exceeds a target's rate; returns how many, by target.
-
-        Those that already waited for their slot go first, then those that were due first.
-        """
+        """What a target is not to get yet, those that were due first going first; how many, by target."""
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
-        waiting: dict[tuple[str, bool], list[int]] = {}
+        waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
             if entry.target in limited:
-                waiting.setdefault((entry.target, entry.waited), []).append(offset)
+                waiting.setdefault(entry.target, []).append(offset)
         later: dict[str, int] = {}
-        for (target, waited), offsets in sorted(waiting.items(), reverse=True):
+        for target, offsets in waiting.items():
             assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
             try:
-                times = self.pace.times(target, len(offsets), now_ms, waited=waited)
+                times = self.pace.times(target, len(offsets), now_ms)
             except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
-                    entry = batch.ready.pop(offset)
-                    batch.deferred[offset] = at_ms, None if waited else entry._replace(waited=True)
+                    del batch.ready[offset]
+                    batch.deferred[offset] = at_ms, None
                     later[target] = later.get(target, 0) + 1
         return later
 
@@ -219,6 +211,20 @@ class Sorting:
             batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
         else:
             batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
+
+    def _set_large_aside(self, batch: Sorted, now_ms: int) -> None:
+        """Dead letters whose records are in Kafka, but for some that lie together: good messages wait for the read."""
+        large = sorted(offset for offset, entry in batch.dead.items() if entry.left_bytes)
+        read_bytes = 0
+        for offset in large:
+            read_bytes += batch.dead[offset].left_bytes
+            if offset - large[0] > MOST_LETTER_SPAN:
+                del batch.dead[offset]
+                later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
+                batch.deferred[offset] = later_ms, None
+            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:
+                del batch.dead[offset]
+                batch.deferred[offset] = now_ms, None
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic

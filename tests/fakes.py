@@ -154,6 +154,7 @@ class FakeWriter:
     failing: dict[str, Refusal] = field(default_factory=dict)
     fails: Callable[[Outgoing], Refusal | None] = lambda _: None
     exactly_once: bool = True
+    not_before_ms: int = 0
     before: dict[str, Exception] = field(default_factory=dict)
     meanwhile: Callable[[], None] | None = None
     _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
@@ -197,8 +198,9 @@ class FakeWriter:
         self._step("abort")
         self._queued = []
 
-    def commit(self, receipt: Receipt) -> int:
+    def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._step("commit")
+        self.not_before_ms = not_before_ms
         self.committed += [outgoing for outgoing, _ in self._queued]
         self._queued = []
         self.receipts.append(receipt)

@@ -51,12 +51,8 @@ class Shared:
         (end,) = self._clients.together(("HINCRBY", _RESERVED, name, count))
         if int(end) - count >= at_least:
             return int(end) - count
-        self.restart(name, at_least + count)
+        self._clients.together(("HSET", _RESERVED, name, at_least + count))
         return at_least
-
-    def restart(self, name: str, at: int) -> None:
-        """Set the next number of a sequence."""
-        self._clients.together(("HSET", _RESERVED, name, at))
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, wait in these shards."""

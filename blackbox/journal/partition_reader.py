@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -19,7 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, Fetched, KafkaAccess, doubt, read_right
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
 
@@ -44,7 +45,6 @@ class PartitionReader:
     isolation: str = "read_committed"
     ahead: int = FETCHED_AHEAD
     _consumer: Consumer | None = None
-    _fetched: Fetched = field(default_factory=Fetched)
     _admin: AdminClient | None = None
 
     def close(self) -> None:
@@ -123,20 +123,46 @@ class PartitionReader:
         """Messages from `start` on, each time with the offset reached, until that is `end`."""
         if start >= end:
             return
-        consumer = self._open()
+        consumer, reached = self._open(), start
         try:
             with self._asking(topic, f"{topic}/{partition}: cannot read from {start}"):
                 consumer.assign([TopicPartition(topic, partition, start)])
-                reached = start
-                while reached < end:
-                    first = poll(consumer, self._fetched, topic, partition, reached)
-                    if first is None:
-                        raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
+                while reached < end and (first := consumer.poll(SILENCE_S)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
                     messages, reached = sorted_out(polled, end)
                     yield messages, reached
         finally:
             consumer.unassign()
+        if reached < end:
+            yield from self.read_patiently(topic, partition, reached, end)
+
+    def read_patiently(
+        self, topic: str, partition: int, start: int, end: int
+    ) -> Iterator[tuple[list[Message], int]]:
+        """The same, where gigabytes of aborted records may lie before the next one: a client says nothing of them.
+
+        With a client of its own, as statistics of one that is not polled would pile up in memory.
+        """
+        consumer, fetched = self.access.fetching_consumer(**self._settings())
+        with (
+            closing(consumer),
+            self._asking(topic, f"{topic}/{partition}: cannot read from {start}"),
+        ):
+            consumer.assign([TopicPartition(topic, partition, start)])
+            reached = position = start
+            while reached < end:
+                first = consumer.poll(SILENCE_S)
+                if first is not None:
+                    polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
+                    messages, reached = sorted_out(polled, end)
+                    yield messages, reached
+                    continue
+                before, position = max(position, reached), fetched.next_offset(topic, partition)
+                if position >= end:
+                    yield [], end
+                    return
+                if position <= before:
+                    raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
 
     def _clients_admin(self) -> AdminClient:
         self._admin = self._admin or self.access.admin()
@@ -144,16 +170,17 @@ class PartitionReader:
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer, self._fetched = self.access.fetching_consumer(
-                **{
-                    "isolation.level": self.isolation,
-                    "enable.partition.eof": True,
-                    "fetch.wait.max.ms": 20,
-                    "queued.min.messages": self.ahead,
-                    "fetch.queue.backoff.ms": 1,
-                }
-            )
+            self._consumer = self.access.consumer(**self._settings())
         return self._consumer
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "isolation.level": self.isolation,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+            "queued.min.messages": self.ahead,
+            "fetch.queue.backoff.ms": 1,
+        }
 
     @contextmanager
     def _asking(self, topic: str, what: str) -> Iterator[None]:
@@ -163,21 +190,6 @@ class PartitionReader:
         except KafkaException as error:
             needs = read_right(error.args[0], topic, self.access.group_id)
             raise doubt(error, what, needs) from error
-
-
-def poll(
-    consumer: Consumer, fetched: Fetched, topic: str, partition: int, position: int
-) -> Message | None:
-    """The next message from `position` on, or None when nothing was fetched for SILENCE_S.
-
-    Gigabytes of aborted records may lie before it.
-    """
-    while True:
-        message = consumer.poll(SILENCE_S)
-        there = fetched.next_offset(topic, partition)
-        if message is not None or there <= position:
-            return message
-        position = there
 
 
 def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:

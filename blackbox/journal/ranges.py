@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -27,14 +27,19 @@ from confluent_kafka.admin import TopicMetadata
 from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
-    Fetched,
     KafkaAccess,
     Sight,
     doubt,
     explained,
     read_right,
 )
-from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, offset_of, poll, sorted_out
+from blackbox.journal.partition_reader import (
+    READ_RECORDS,
+    SILENCE_S,
+    PartitionReader,
+    offset_of,
+    sorted_out,
+)
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -276,22 +281,20 @@ def read_ranges(
     """The committed records of each range, one range after the other, each in order.
 
     Raises JournalLost when retention has removed offsets that are wanted, or Kafka does not
-    answer for 15 s; if there is `lost`, it is told, and what is left of that range is left out.
+    answer for 30 s; if there is `lost`, it is told, and what is left of that range is left out.
     """
     left = list(ranges)
     while left:
         try:
-            with _borrowed_consumer(access) as (consumer, fetched):
-                yield from _read_in_turn(consumer, fetched, left, access.group_id)
+            with _borrowed_consumer(access) as consumer:
+                yield from _read_in_turn(consumer, left, access)
         except JournalLost as reason:
             if lost is None:
                 raise
             lost(left.pop(0), reason)
 
 
-def _read_in_turn(
-    consumer: Consumer, fetched: Fetched, left: list[Range], group: str
-) -> Iterator[Chunk]:
+def _read_in_turn(consumer: Consumer, left: list[Range], access: KafkaAccess) -> Iterator[Chunk]:
     """Those that are left; each is taken off once it is read."""
     _turn_to(consumer, left[0])
     while left:
@@ -299,7 +302,13 @@ def _read_in_turn(
         start = reached = wanted.start
         is_last = False
         while not is_last:
-            messages, reached = _read_on(consumer, fetched, wanted, reached, group)
+            try:
+                messages, reached = _read_on(consumer, wanted, reached, access.group_id)
+            except _Silent:
+                yield from _read_patiently(access, wanted, start, reached)
+                if len(left) > 1:
+                    _turn_to(consumer, left[1])
+                break
             is_last = reached >= wanted.end
             if is_last and len(left) > 1:
                 _turn_to(consumer, left[1])  # it is fetched while this is worked on
@@ -307,6 +316,21 @@ def _read_in_turn(
                 yield from _bounded(Chunk(wanted, start, reached, messages))
                 start = reached
         left.pop(0)
+
+
+class _Silent(Exception):
+    """Nothing was read for SILENCE_S."""
+
+
+def _read_patiently(
+    access: KafkaAccess, wanted: Range, start: int, reached: int
+) -> Iterator[Chunk]:
+    """The rest of a range, of which the client has said nothing for a while."""
+    with closing(PartitionReader(access)) as reader:
+        rest = reader.read_patiently(wanted.topic, wanted.partition, reached, wanted.end)
+        for messages, there in rest:
+            yield from _bounded(Chunk(wanted, start, there, messages))
+            start = there
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
@@ -323,27 +347,27 @@ def _bounded(chunk: Chunk) -> Iterator[Chunk]:
     yield chunk._replace(start=start, messages=chunk.messages[first:]) if first else chunk
 
 
-_idle_consumers: dict[tuple[object, ...], list[tuple[Consumer, Fetched]]] = {}
+_idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}
 """Connected consumers of this process, so that the next read does not pay for connecting."""
 
 
 @contextmanager
-def _borrowed_consumer(access: KafkaAccess) -> Iterator[tuple[Consumer, Fetched]]:
+def _borrowed_consumer(access: KafkaAccess) -> Iterator[Consumer]:
     settings = tuple(sorted(access.settings.items()))
     key = (os.getpid(), access.bootstrap_servers, access.group_id, settings)
     idle = _idle_consumers.setdefault(key, [])
-    consumer, fetched = idle.pop() if idle else _connect(access)
+    consumer = idle.pop() if idle else _connect(access)
     try:
-        yield consumer, fetched
+        yield consumer
         consumer.unassign()
     except BaseException:
         consumer.close()
         raise
-    idle.append((consumer, fetched))
+    idle.append(consumer)
 
 
-def _connect(access: KafkaAccess) -> tuple[Consumer, Fetched]:
-    return access.fetching_consumer(
+def _connect(access: KafkaAccess) -> Consumer:
+    return access.consumer(
         **{
             "enable.partition.eof": True,
             # At a partition's end a fetch stays under way this long, and the next range waits for it.
@@ -363,7 +387,7 @@ def _turn_to(consumer: Consumer, wanted: Range) -> None:
 
 
 def _read_on(
-    consumer: Consumer, fetched: Fetched, wanted: Range, reached: int, group: str
+    consumer: Consumer, wanted: Range, reached: int, group: str
 ) -> tuple[list[Message], int]:
     """More messages of the range, perhaps none, and the offset reached with them."""
     if reached >= wanted.end:
@@ -371,9 +395,9 @@ def _read_on(
     at = f"{wanted.topic}/{wanted.partition}"
     polled: list[Message] = []
     try:
-        first = poll(consumer, fetched, wanted.topic, wanted.partition, reached)
+        first = consumer.poll(SILENCE_S)
         if first is None:
-            raise JournalLost(f"{at}: nothing read at {reached} for {SILENCE_S} s; try again")
+            raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
         messages, there = sorted_out(polled, wanted.end)
     except KafkaException as error:

@@ -8,7 +8,7 @@ from functools import partial
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
-from blackbox.doubt import Doubt, JournalLost, Refused
+from blackbox.doubt import Doubt, JournalLost, Refused, TooEarly
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
@@ -65,6 +65,9 @@ def reason_of(error: KafkaError) -> Reason | None:
 _RECEIPT = -1
 """In the place of a request's offset, the receipt itself."""
 
+STAMPED_WITHIN_MS = 10
+"""So much earlier than a due time a receipt may be stamped: its messages can be read only after the commit."""
+
 LOOK_S = 1.0
 IN_FLIGHT = 5
 """The most that idempotence allows; every delivery report is looked at for its offset."""
@@ -89,6 +92,7 @@ class Writer:
     ) -> None:
         self._shard = shard
         self._stamped = stamped
+        self._stamped_ms: int | None = None
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
         transactional_id = access.transactional_id(str(shard)) if exactly_once else None
@@ -167,11 +171,12 @@ class Writer:
         if self._exactly_once:
             self._transactions.commit()
 
-    def commit(self, receipt: Receipt) -> int:
+    def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         """Write the receipt and commit; returns the receipts label, its offset + 1.
 
         A commit that times out is tried again, for about 20 s; then its outcome is unknown: JournalLost.
-        Raises a Doubt as well when others wrote receipts since the one before.
+        Raises a Doubt as well when others wrote receipts since the one before. With `exactly_once`, raises TooEarly
+        instead of committing when the broker's clock was not there yet as it took the receipt.
         """
         places: Places = {}
         self._produce_receipt(receipt, places)
@@ -180,6 +185,17 @@ class Writer:
         if self._exactly_once:
             if not places:  # before it is too late to take back what a lost receipt tells of
                 self._check_places()
+            elif (
+                self._stamped_ms is not None
+                and self._stamped_ms + STAMPED_WITHIN_MS < not_before_ms
+            ):
+                [[(_, offset)]] = places.values()
+                self._check_alone(offset, is_first=receipt.barrier)
+                self._transactions.abort()
+                raise TooEarly(
+                    f"{self._shard}: Kafka's clock is {not_before_ms - self._stamped_ms} ms before the "
+                    "due time of what was to be delivered: was it set back? Waiting for it"
+                )
             self._transactions.commit(needs)
         if not places:
             self._check_places()
@@ -201,10 +217,12 @@ class Writer:
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
         value, key, partition = encode(receipt), str(self._shard), self._shard.partition
         sent_s = time.monotonic()
+        self._stamped_ms = None
 
         def report(error: KafkaError | None, message: Message) -> None:
             kind, at_ms = message.timestamp()
             if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+                self._stamped_ms = at_ms
                 self._stamped(at_ms, sent_s)
             self._report(_RECEIPT, places, error, message)
 

@@ -85,7 +85,7 @@ class Producer(FakeWriter):
         self._fail_at("flush")
         return super().flush(hopeless)
 
-    def commit(self, receipt: Receipt) -> int:
+    def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._fail_at("commit")
         if self.epoch != self.kafka.epoch:
             raise Fenced("a later owner opened the shard")

@@ -58,7 +58,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
     for idle in ranges._idle_consumers.values():
         while idle:
-            idle.pop()[0].close()
+            idle.pop().close()
 
 
 def forget() -> None:

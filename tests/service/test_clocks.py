@@ -145,3 +145,24 @@ def test_whatever_clocks_are_wrong_nothing_is_early(
     assert [body for body, came in seen.came_s.items() if len(came) > 1] == []
     pending = sum(body not in seen.came_s for body in seen.due_s)
     until("the rest waits", lambda: service.metric("blackbox_pending") == pending)
+
+
+@pytest.mark.parametrize("by", [(0, 0, 0)])
+def test_a_clock_of_kafka_that_was_right_and_goes_back_makes_nothing_early(
+    own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
+) -> None:
+    """Nobody knows of it until a receipt is timestamped."""
+    service = own_world.start_service()
+    service.wait_ready()
+    seen = Seen(own_world)
+    seen.ask("first", COUNT, LAST_S)
+    until("the first come", lambda: seen.has_come("first"))
+    clocks[2].set_wrong_by(-HOUR_S)
+    until("Kafka's clock is wrong", lambda: kafka_ahead_s(own_world) < 60 - HOUR_S)
+    seen.ask("second", COUNT, LAST_S, 3.0)
+    until("the second come", lambda: seen.has_come("second"))
+
+    assert seen.early_s() == []
+    assert [body for body, came in seen.came_s.items() if len(came) > 1] == []
+    assert "was it set back?" in service.log.read_text()
+    assert "recovering" not in service.log.read_text()

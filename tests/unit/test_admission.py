@@ -251,6 +251,9 @@ def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> Non
         def pending(self, caller: str, shards: Iterable[Shard]) -> int:
             return 0
 
+        def reserve(self, name: str, count: int, at_least: int) -> int:
+            return at_least
+
     path = tmp_path / "callers.toml"
     path.write_text("[callers.shop]\nrequests_per_second = 1")
     counts = Room()

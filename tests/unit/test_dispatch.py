@@ -12,7 +12,7 @@ import redis
 
 from blackbox import entry as entries
 from blackbox.dispatch import Dispatch, Dispatched
-from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused
+from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused, TooEarly
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.formats import make_format
@@ -31,6 +31,7 @@ from blackbox.sorting import (
     LETTER_LATER_MS,
     LONGEST_RETRY_MS,
     MOST_LETTER_BYTES,
+    MOST_LETTER_SPAN,
     RECORD_GONE,
     Sorting,
 )
@@ -557,7 +558,7 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -586,7 +587,7 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, count: int, now_ms: int, *, waited: bool) -> list[int]:
+    def times(self, target: str, count: int, now_ms: int) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -859,6 +860,29 @@ def test_large_records_are_read_for_some_dead_letters_at_a_time_and_before_the_t
     assert held(client).due == []
 
 
+def test_large_records_that_lie_far_apart_are_read_one_at_a_time(
+    dispatch: Dispatch,
+    index: ShardIndex,
+    writer: FakeWriter,
+    journal: FakeJournal,
+    client: Any,
+) -> None:
+    """A thousand reads before a transaction would hold up the good messages in it."""
+    places = [0, MOST_LETTER_SPAN, MOST_LETTER_SPAN + 1, 3 * MOST_LETTER_SPAN]
+    entry = refused_entry(LARGE, NO_JSON, NOW_MS)
+    good = places[-1] + 1
+    store(index, 0, good + 1, dict.fromkeys(places, entry) | {good: to()})
+    journal.request_records[:] = [LARGE._replace(offset=o) for o in range(good + 1)]
+
+    dispatch.tick(NOW_MS)
+
+    assert [o.topic for o in writer.committed] == ["orders", LETTERS, LETTERS]
+    assert [at for at, _ in held(client).due] == [NOW_MS + 50, NOW_MS + 100]
+    for _ in range(2):
+        dispatch.tick(held(client).due[0][0])
+    assert writer.sent_to(LETTERS) == places
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_dead_letter_the_broker_refuses_gets_smaller_until_it_is_taken(
@@ -975,13 +999,28 @@ def test_a_doubt_before_the_commit_is_known_leaves_the_index_alone(
     assert writer.receipts == []
 
 
+def test_what_kafka_stamps_as_too_early_stays_pending_and_comes_when_it_is_due(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(to(), to())
+    writer.before["commit"] = TooEarly("Kafka's clock is 1000 ms before it")
+
+    did = dispatch.tick(NOW_MS)
+
+    assert (did.due_ms, did.is_full, did.next_due_ms) == ([], False, NOW_MS)
+    assert held(client).offsets() == [0, 1]
+    dispatch.tick(NOW_MS + 1000)
+    assert [o.topic for o in writer.committed] == ["orders", "orders"]
+    assert writer.not_before_ms == NOW_MS
+
+
 def test_an_owner_that_was_replaced_during_its_commit_removes_nothing(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to())
     commit = writer.commit
 
-    def commit_slowly(receipt: Any) -> int:
+    def commit_slowly(receipt: Any, not_before_ms: int = 0) -> int:
         client.set(PREFIX + "receipts", 5)
         return commit(receipt)
 

@@ -28,7 +28,6 @@ entries = st.builds(
     detail=st.none() | texts,
     origin=st.none() | st.integers(0, MAX_OFFSET),
     left_bytes=st.integers(0, MAX_OFFSET),
-    waited=st.booleans(),
 )
 
 

@@ -46,7 +46,7 @@ def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> N
 class AskingWriter(FakeWriter):
     """Asks for requests again, in lists."""
 
-    def commit(self, receipt: Receipt) -> int:
+    def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._ask()
         return super().commit(receipt)
 

@@ -254,7 +254,7 @@ def test_a_label_that_moves_meanwhile_is_never_written_back(
     recovery.open()
     commit = writer.commit
 
-    def superseded(receipt: Receipt) -> int:
+    def superseded(receipt: Receipt, not_before_ms: int = 0) -> int:
         label = commit(receipt)
         client.set(f"blackbox:{{{SHARD}}}:receipts", label + 10)
         return label
@@ -354,7 +354,7 @@ def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_
     asked(*(request() for _ in range(5)))
     commit = writer.commit
 
-    def retention_runs(receipt: Receipt) -> int:
+    def retention_runs(receipt: Receipt, not_before_ms: int = 0) -> int:
         journal.first_request = 2
         return commit(receipt)
 

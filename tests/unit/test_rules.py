@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,6 @@ class Counted:
         first = max(self.reserved.get(name, 0), at_least)
         self.reserved[name] = first + count
         return first
-
-    def restart(self, name: str, at: int) -> None:
-        self.reserved[name] = at
 
     def pending(self, caller: str, shards: object) -> int:
         return self.waiting
@@ -201,58 +198,3 @@ def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: C
     ]  # fmt: skip
     assert pace.times("orders", 1, NOW_MS) == [next_ms + 1500]
     assert pace.times("mail", 2, NOW_MS) == [NOW_MS, NOW_MS]
-
-
-class Line:
-    """A target that takes four messages a second, and what waits for it."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self.waiting = list[tuple[int, str]]()
-        self.delivered = list[str]()
-
-    def second(self, at_s: int, *new: str) -> None:
-        """What comes due in a second comes at its start, before what waits for its time in it."""
-        self._offer(at_s * 1000, new, waited=False)
-        for at_ms, name in sorted(one for one in self.waiting if one[0] < (at_s + 1) * 1000):
-            self.waiting.remove((at_ms, name))
-            self._offer(max(at_s * 1000, at_ms), [name], waited=True)
-
-    def _offer(self, now_ms: int, names: Sequence[str], *, waited: bool) -> None:
-        times = self._pace.times("orders", len(names), now_ms, waited=waited)
-        for at_ms, name in zip(times, names, strict=True):
-            if at_ms > now_ms:
-                self.waiting.append((at_ms, name))
-            else:
-                self.delivered.append(name)
-
-
-@pytest.fixture
-def line(tmp_path: Path, counted: Counted) -> Line:
-    path = tmp_path / "callers.toml"
-    path.write_text("[targets.orders]\nmessages_per_second = 4")
-    return Line(Pace(RulesFile(path), counted))
-
-
-def test_what_waits_for_a_target_is_not_overtaken_by_what_comes_due_anew(line: Line) -> None:
-    backlog = [f"old {number:02}" for number in range(40)]
-    line.second(0, *backlog)
-    for at_s in range(1, 30):
-        line.second(at_s, *(f"new {at_s:02} {number}" for number in range(4)))
-
-    assert line.delivered[:40] == backlog
-    assert line.delivered[40:] == sorted(line.delivered[40:])
-    assert len(line.delivered) == 4 * 30, "and as many as the rate allows go every second"
-
-
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_times_that_nobody_uses_any_more_keep_nobody_waiting(line: Line, left: int) -> None:
-    """As when those that waited were cancelled: all of a million, or three of four, or half."""
-    line.second(0, *(f"old {number:06}" for number in range(100_000)))
-    line.waiting = [one for number, one in enumerate(line.waiting) if number % 4 < left]
-    for at_s in range(1, 40):
-        line.second(at_s, *(f"new {at_s:02} {number}" for number in range(4 - left)))
-
-    new = [name for name in line.delivered if name.startswith("new")]
-    assert new[: 30 * (4 - left)] == sorted(new)[: 30 * (4 - left)]
-    assert len(new) >= 35 * (4 - left)

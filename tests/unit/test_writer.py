@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from blackbox.doubt import JournalLost
+from blackbox.doubt import JournalLost, TooEarly
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.writer import Writer
-from blackbox.receipt import Receipt
+from blackbox.receipt import Places, Receipt
 from blackbox.request import Reason, Shard
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
@@ -89,6 +89,35 @@ def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
         writer.commit(Receipt(at_ms=0))
 
     assert steps == []
+
+
+@pytest.mark.parametrize(
+    ("stamped_ms", "due_ms", "is_early"),
+    [(1000, 1000, False), (1000, 1010, False), (1000, 1011, True), (1000, 0, False), (None, 9000, False)],
+)  # fmt: skip
+def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follows_it(
+    monkeypatch: pytest.MonkeyPatch, stamped_ms: int | None, due_ms: int, is_early: bool
+) -> None:
+    writer, steps = Writer(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
+    receipts = iter((7, 9))
+
+    def produced(receipt: Receipt, places: Places) -> None:
+        writer._stamped_ms = stamped_ms
+        places["TB.receipts/0"] = [(-1, next(receipts))]
+
+    monkeypatch.setattr(writer, "_produce_receipt", produced)
+    monkeypatch.setattr(writer._transactions, "flush", lambda: 0)
+    monkeypatch.setattr(writer._transactions, "commit", lambda needs: steps.append("commit"))
+    monkeypatch.setattr(writer._transactions, "abort", lambda: steps.append("abort"))
+
+    if is_early:
+        with pytest.raises(TooEarly, match=f"is {due_ms - 1000} ms before the due time"):
+            writer.commit(Receipt(at_ms=0), due_ms)
+    else:
+        writer.commit(Receipt(at_ms=0), due_ms)
+    writer.commit(Receipt(at_ms=0))
+
+    assert steps == ["abort" if is_early else "commit", "commit"]
 
 
 def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
