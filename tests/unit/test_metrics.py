@@ -281,6 +281,7 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead={"empty": 1}, retried=1)
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
+    metrics.kafka_behind(SHARD, 5)
     metrics.positions(SHARD, Labels(1, 1))
     metrics.low_water(SHARD, Mark(1, 1), 1)
     metrics.rebuilding(SHARD, 1, 1)
