@@ -68,8 +68,15 @@ class ShardClock:
         self._observed_s: float | None = None
         self._patience_s = OUTDATED_S
 
-    def observe_kafka(self, stamped_ms: int, sent_s: float) -> None:
-        """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now."""
+    def observe_kafka(self, stamped_ms: int | None, sent_s: float) -> None:
+        """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now.
+
+        None: brokers do not stamp receipts any more, and nothing is known of their clock.
+        """
+        if stamped_ms is None:
+            with self._lock:
+                self._observed_s = None
+            return
         now_s = time.monotonic()
         least = stamped_ms - now_s * 1000
         most = stamped_ms + 1 - sent_s * 1000  # timestamps are in whole milliseconds

@@ -160,7 +160,9 @@ class Dispatch:
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
-        latest_ms = max((e.due_ms for o, e in ended.items() if o not in dead), default=0)
+        due_ms = (entry.due_ms for offset, entry in ended.items() if offset not in dead)
+        # one that was read again may name a later time
+        latest_ms = min(max(due_ms, default=0), now_ms)
         try:
             label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
         except TooEarly as early:
@@ -221,18 +223,22 @@ class Dispatch:
     def _send_dead_letters(
         self, dead: Mapping[int, Entry], originals: Mapping[int, Record], letters: Places
     ) -> None:
+        topic = self.sorting.dead_letter_topic
+        limits = self.sorting.targets.limits([topic] if dead else []).get(topic)
         for offset, entry in dead.items():
             original, detail = originals.get(offset), entry.detail or ""
             if original is None and entry.left_bytes:
                 detail = f"{detail}; {RECORD_GONE}"
             forms = dead_letters(
                 self.shard,
-                self.sorting.dead_letter_topic,
+                topic,
                 original or as_record(offset, entry),
                 entry.reason or "",
                 detail,
             )
-            smaller = islice(forms, entry.shortened, None)
+            smaller = list(islice(forms, entry.shortened, None))
+            if limits is not None:
+                smaller = [form for form in smaller if limits.refusal(form) is None] or smaller[-1:]
             if all(self.writer.send(form, letters) is not None for form in smaller):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
 

@@ -246,7 +246,12 @@ class Owner:
             self._doubt = None
             if self._stopping.is_set():
                 raise Doubt(f"{self.shard}: given up while it was being opened")
-            self._tick(self._hold)  # a shard that cannot deliver is not open
+            try:
+                self._tick(self._hold)  # a shard that cannot deliver is not open
+            except Refused as refused:
+                self._doubt = (
+                    refused  # what was refused is out of the way: it opens again without a pause
+                )
         except Exception as reason:
             self._explain(reason)
             self._let_go()

@@ -105,8 +105,8 @@ class Sorting:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             del batch.alone[offset]
             batch.deferred[offset] = later_ms, None
-        self._set_large_aside(batch, now_ms)
         self._set_unavailable_aside(batch, now_ms, due.paused)
+        self._set_large_aside(batch, now_ms)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 

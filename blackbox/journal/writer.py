@@ -68,7 +68,7 @@ _RECEIPT = -1
 STAMPED_WITHIN_MS = 10
 """So much earlier than a due time a receipt may be stamped: its messages can be read only after the commit."""
 
-LOOK_S = 1.0
+LOOK_S, SPOILED_LOOK_S = 1.0, 0.05
 IN_FLIGHT = 5
 """The most that idempotence allows; every delivery report is looked at for its offset."""
 
@@ -78,8 +78,8 @@ class Writer:
 
     With `exactly_once`, `begin` to `commit` is one Kafka transaction, under a `transactional.id`
     of the shard's own: opening fences every earlier owner. Without, the messages are awaited,
-    then the receipt. `stamped` gets the broker's timestamp of each receipt (epoch ms), and the monotonic time at which
-    it was sent (s). Not safe for use from two threads at once.
+    then the receipt. `stamped` gets the broker's timestamp of each receipt (epoch ms; None: it sets none), and the
+    monotonic time at which it was sent (s). Not safe for use from two threads at once.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Writer:
         access: KafkaAccess,
         *,
         exactly_once: bool,
-        stamped: Callable[[int, float], None] = lambda at_ms, sent_s: None,
+        stamped: Callable[[int | None, float], None] = lambda at_ms, sent_s: None,
     ) -> None:
         self._shard = shard
         self._stamped = stamped
@@ -101,6 +101,7 @@ class Writer:
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
         self._unplaced = 0
+        self._is_cut_short = False
         self._last = -1
         self._is_closed = False
 
@@ -111,6 +112,7 @@ class Writer:
 
     def begin(self) -> None:
         self._failed, self._lacks, self._unplaced = {}, {}, 0
+        self._is_cut_short = False
         if self._exactly_once:
             self._transactions.begin()
 
@@ -125,6 +127,9 @@ class Writer:
             produce(self._producer, topic, value, key, partition, report, headers)
         except KafkaException as error:
             cause = error.args[0]
+            if self._exactly_once and cause.code() == KafkaError._STATE and not cause.fatal():
+                self._is_cut_short = True
+                return None  # a record before it was refused, as `flush` tells
             if cause.fatal() or cause.code() not in REASONS:
                 raise doubt(error, f"{self._shard}: cannot produce") from None
             return REASONS[cause.code()], f"{topic}: {cause.str()}"
@@ -136,15 +141,11 @@ class Writer:
         With `exactly_once` a refusal aborts the transaction and raises Refused instead. So does what is
         `hopeless`: that is asked for every second, as the client itself gives a record up after 15 s only.
         """
-        deadline = time.monotonic() + SETTLE_S
-        while (left := self._transactions.flush(LOOK_S)) and time.monotonic() < deadline:
-            if self._exactly_once and (given_up := hopeless()):
-                self._transactions.abort()
-                raise Refused(given_up)
-        if left:
+        left = self._flush_unless(hopeless)
+        if left and not self._is_spoiled:
             raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
         self._check_places()
-        if not self._failed:
+        if not self._failed and not self._is_cut_short:
             return {}
         suspects: dict[int, Refusal] = {
             offset: (reason, explained(error, self._lacks.get(offset, "")))
@@ -152,6 +153,8 @@ class Writer:
             if (reason := reason_of(error)) is not None
         }
         others = [error for error in self._failed.values() if reason_of(error) is None]
+        if not self._failed:
+            raise JournalLost(f"{self._shard}: cannot produce: the transaction has failed")
         if others and (not suspects or not self._exactly_once):
             is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
             if is_purged and self._exactly_once:  # the transaction failed, and knows why
@@ -161,6 +164,27 @@ class Writer:
             self._transactions.abort()
             raise Refused(suspects)
         return suspects
+
+    @property
+    def _is_spoiled(self) -> bool:
+        """Whether the transaction can only be aborted: the client sends nothing more of it, and waits for 15 s."""
+        refused = (reason_of(error) is not None for error in self._failed.values())
+        return self._exactly_once and any(refused)
+
+    def _flush_unless(self, hopeless: Callable[[], dict[int, Refusal]]) -> int:
+        """Returns how many records the brokers do not have yet, and never will when something was refused."""
+        deadline = time.monotonic() + SETTLE_S
+        asked_s = time.monotonic()
+        while left := self._transactions.flush(SPOILED_LOOK_S):
+            now = time.monotonic()
+            if self._is_spoiled or now > deadline:
+                break
+            if self._exactly_once and now - asked_s >= LOOK_S:
+                asked_s = now
+                if given_up := hopeless():
+                    self._transactions.abort()
+                    raise Refused(given_up)
+        return left
 
     def abort(self) -> None:
         """Take back what was sent since `begin`."""
@@ -221,9 +245,9 @@ class Writer:
 
         def report(error: KafkaError | None, message: Message) -> None:
             kind, at_ms = message.timestamp()
-            if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
-                self._stamped_ms = at_ms
-                self._stamped(at_ms, sent_s)
+            if error is None and message.offset() is not None:
+                self._stamped_ms = at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None
+                self._stamped(self._stamped_ms, sent_s)
             self._report(_RECEIPT, places, error, message)
 
         try:

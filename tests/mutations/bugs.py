@@ -863,7 +863,7 @@ BUGS = (
         (
             Change(
                 "dispatch.py",
-                "        latest_ms = max((e.due_ms for o, e in ended.items() if o not in dead), default=0)\n",
+                "        latest_ms = min(max(due_ms, default=0), now_ms)\n",
                 "        latest_ms = 0\n",
             ),
         ),

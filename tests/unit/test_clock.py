@@ -151,3 +151,11 @@ def test_who_has_slept_learns_kafkas_clock_anew(host: HostTime, clock: ShardCloc
 
     assert clock.earliest_ms() == pytest.approx(host.wall_ms, abs=SOME_MS)
     assert not clock.is_outdated()
+
+
+def test_brokers_that_stamp_no_more_hold_nothing_back(host: HostTime, clock: ShardClock) -> None:
+    stamp(clock, host, -90_000, 2, 2)
+
+    clock.observe_kafka(None, host.monotonic_s)
+
+    assert (clock.behind_ms(), clock.is_outdated()) == (0, False)

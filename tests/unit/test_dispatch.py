@@ -860,6 +860,52 @@ def test_large_records_are_read_for_some_dead_letters_at_a_time_and_before_the_t
     assert held(client).due == []
 
 
+def test_a_dead_letter_is_written_in_the_largest_form_that_its_topic_takes(
+    dispatch: Dispatch,
+    pend: Pend,
+    writer: FakeWriter,
+    targets: FakeTargets,
+    journal: FakeJournal,
+) -> None:
+    """The broker's refusal would cost the others of the batch their transaction."""
+    pend(refused_entry(LARGE, NO_JSON, NOW_MS), refused_entry(LARGE, NO_JSON, NOW_MS))
+    journal.request_records[:] = [LARGE, LARGE._replace(offset=1, value=b"{" * 100_000)]
+    targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=2000)
+
+    dispatch.tick(NOW_MS)
+
+    assert letter(writer, 0).value == LARGE.value
+    assert letter(writer, 1).value is None
+    assert "value of 100000 bytes left out" in str(told(letter(writer, 1))[1])
+
+
+def test_large_records_wait_like_others_while_the_dead_letter_topic_is_missing(
+    dispatch: Dispatch, index: ShardIndex, targets: FakeTargets, client: Any
+) -> None:
+    places = [n * 2 * MOST_LETTER_SPAN for n in range(3)]
+    store(index, 0, places[-1] + 1, dict.fromkeys(places, refused_entry(LARGE, NO_JSON, NOW_MS)))
+    targets.refusals[LETTERS] = UNKNOWN
+
+    dispatch.tick(NOW_MS)
+
+    assert [at for at, _ in held(client).due] == [NOW_MS + 1000] * 3
+
+
+def test_a_request_that_was_read_again_with_a_later_due_time_holds_up_nobody(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
+) -> None:
+    """Its caller's timestamp lies ahead, and only when it was read at first a clock capped it."""
+    pend(to(), to())
+    journal.request_records[0] = record(0, b"record 0", NOW_MS + 3_000_000)
+    client.set(PREFIX + "msg:" + f"{0:016x}", b"no entry")
+
+    did = dispatch.tick(NOW_MS)
+
+    assert sorted(did.due_ms) == [NOW_MS, NOW_MS + 3_000_000]
+
+    assert writer.not_before_ms == NOW_MS
+
+
 def test_large_records_that_lie_far_apart_are_read_one_at_a_time(
     dispatch: Dispatch,
     index: ShardIndex,

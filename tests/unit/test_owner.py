@@ -9,14 +9,14 @@ import pytest
 
 from blackbox.clock import Clock, ShardClock
 from blackbox.dispatch import Dispatched
-from blackbox.doubt import LabelsMoved
+from blackbox.doubt import LabelsMoved, Refused
 from blackbox.intake import Parsed, Taken
 from blackbox.low_water import LowWater
 from blackbox.metrics import Metrics
 from blackbox.owner import Hold, Owner
 from blackbox.plan import Labels
 from blackbox.recovery import Recovered
-from blackbox.request import Shard
+from blackbox.request import Reason, Shard
 from tests.world import until
 
 ANSWER_S = 10.0
@@ -90,6 +90,19 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
     yield owner
     owner.stop()
     assert owner.join(ANSWER_S)
+
+
+def test_what_the_first_look_finds_refused_is_no_reason_to_stay_closed(
+    owner: Owner, part: Part, calls: list[tuple[str, object]]
+) -> None:
+    def refuse() -> None:
+        raise Refused({7: (Reason.TOO_LARGE, "too large")})
+
+    part.during += [refuse] * 20
+    owner.start()
+
+    until("it is open and delivers", lambda: owner.is_open and not part.ticks.empty(), 5.0)
+    assert [what for what, _ in calls].count("opened") == 21
 
 
 class Quiet:

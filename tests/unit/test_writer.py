@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.doubt import JournalLost, TooEarly
+from blackbox.doubt import JournalLost, Refused, TooEarly
+from blackbox.journal import writer as writer_module
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.writer import Writer
+from blackbox.outgoing import Outgoing
 from blackbox.receipt import Places, Receipt
 from blackbox.request import Reason, Shard
 
@@ -49,6 +51,41 @@ def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(writer: Writer, c
     fail(writer, 8, code)
 
     assert writer.flush()[8][0] == Reason.BROKER_ERROR
+
+
+@pytest.fixture
+def transactional(monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """One of whose records a broker has refused, so that the client sends nothing more of the transaction."""
+    writer = Writer(Shard("TB", 0), NOWHERE, exactly_once=True)
+    monkeypatch.setattr(writer._transactions, "flush", lambda within_s=None: 5)
+    monkeypatch.setattr(writer._transactions, "abort", lambda: None)
+
+    def produce(*_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    monkeypatch.setattr(writer_module, "produce", produce)
+    return writer
+
+
+def test_what_is_sent_after_a_refusal_is_no_doubt_and_the_rest_is_not_waited_for(
+    transactional: Writer,
+) -> None:
+    fail(transactional, 7, KafkaError.MSG_SIZE_TOO_LARGE)
+
+    assert transactional.send(Outgoing(8, "orders", None, b"hello", []), {}) is None
+    with pytest.raises(Refused) as refused:
+        transactional.flush()
+    assert refused.value.suspects.keys() == {7}
+
+
+def test_what_cannot_be_sent_and_nobody_knows_why_is_a_doubt(
+    transactional: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional._transactions, "flush", lambda within_s=None: 0)
+    transactional.send(Outgoing(8, "orders", None, b"hello", []), {})
+
+    with pytest.raises(JournalLost, match="the transaction has failed"):
+        transactional.flush()
 
 
 def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(writer: Writer) -> None:
