@@ -135,9 +135,8 @@ class Dispatch:
         if not self._depart(batch):
             self._defer(batch.deferred, did, now_ms)
             return
-        originals = self._originals(
-            batch.dead
-        )  # before the transaction: it would time out meanwhile
+        # before the transaction, which would time out meanwhile
+        originals = self._originals(batch.dead)
         places: Places = {}
         letters: Places = {}
         ready, dead = batch.ready, dict(batch.dead)

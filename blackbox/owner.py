@@ -249,9 +249,8 @@ class Owner:
             try:
                 self._tick(self._hold)  # a shard that cannot deliver is not open
             except Refused as refused:
-                self._doubt = (
-                    refused  # what was refused is out of the way: it opens again without a pause
-                )
+                # what was refused is out of the way: it opens again without a pause
+                self._doubt = refused
         except Exception as reason:
             self._explain(reason)
             self._let_go()
