@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import redis
 from confluent_kafka import OFFSET_END, Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from blackbox.connect import formats, kafka
 from blackbox.dispatch import Dispatch
@@ -66,6 +67,9 @@ class Year:
         self.client = redis.Redis.from_url(world.redis.url)
         self.shards = [Shard(world.requests, 0)]
         self.began_ms = time.time_ns() // 1_000_000
+        receipts = receipts_topic(world.requests)
+        # Kafka does not know of the times that pass here, and is not to be asked for its own.
+        world.create(NewTopic(receipts, world.partitions, config=PAST))
         topics = OwnTopics(self.access, [world.requests], world.dead_letters)
         topics.ensure()
         until("its shard has a leader", self._has_leader)
@@ -284,7 +288,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 PAST = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
-"""Of the request topic of a past year."""
+"""Of topics of a time that Kafka's clock does not show."""
 
 
 def past_broker(segment_bytes: int) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Step(NamedTuple):
     first: Callable[..., object] = lambda *_: None
 
 
-def _of_a_batch(label: int, writer: Writer, receipt: Receipt) -> bool:
+def _of_a_batch(label: int, writer: Writer, receipt: Receipt, *_: object) -> bool:
     return not receipt.barrier
 
 
@@ -85,7 +85,9 @@ REBUILDING = {
 }
 
 MARKING = {
-    "a mark was committed": Step(Writer, "commit", lambda _, writer, receipt: bool(receipt.mark)),
+    "a mark was committed": Step(
+        Writer, "commit", lambda _, writer, receipt, *__: bool(receipt.mark)
+    ),
     "a mark was written": Step(LowWater, "write"),
     "one journal was trimmed": Step(Trimmer, "_remove", lambda is_done, *_: is_done),
 }
