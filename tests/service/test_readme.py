@@ -92,6 +92,8 @@ def test_the_http_example_asks_finds_cancels_and_counts(
         for line in lines.replace("reminders", world.targets[0]).splitlines()
     )
     assert '"ids"' in bash(world, ask)
+    # Written to Kafka is not yet taken in: until then it is 404, which is no failure here.
+    find = find.replace(" --fail", "")
     until("it is pending", lambda: '"state":"pending"' in bash(world, find))
     assert '"pending":1' in bash(world, count)
     assert '"outcome":"rescheduled"' in bash(world, move)
