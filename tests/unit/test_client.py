@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 import blackbox
 from blackbox.client import AsyncClient, Client, NotSent, NotTold
@@ -204,8 +206,18 @@ def test_a_request_that_kafka_does_not_take_says_so() -> None:
         asker.flush()
 
 
-def test_what_was_refused_before_is_no_failure_of_what_is_written_now(client: Client) -> None:
-    refused = client._asker.ask(request_value("orders", "hi", countdown_s=1), partition=99)
+def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(
+        _: Any, topic: str, value: Any, key: Any, partition: int, settle: Any, *more: Any
+    ) -> None:
+        place = SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: None)
+        settle(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("blackbox.client.asking.produce", refuse)
+        refused = client._asker.ask(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match="Kafka did not take the request"):
         _ = refused.id
     assert client.send_later(None, "hi", "orders", SOON)
