@@ -11,6 +11,7 @@ from itertools import islice
 from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused, TooEarly
 from blackbox.entry import Entry
 from blackbox.outgoing import Refusal, dead_letters, deliveries
+from blackbox.parking import time_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
 from blackbox.receipt import Places, Receipt, topic_of
@@ -58,6 +59,7 @@ class Dispatch:
     _told_ms: int = 0
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
+    _paused: frozenset[str] = frozenset()
 
     @property
     def shard(self) -> Shard:
@@ -109,7 +111,9 @@ class Dispatch:
 
     def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
         self._removed = self.index.removed
-        due = self.index.due(now_ms, self.batch_limit)
+        parked = self.index.parked()
+        release = self.sorting.released(parked, self._paused) if parked else ()
+        due = self.index.due(now_ms, self.batch_limit, release=release)
         return self._looked(due, now_ms)
 
     def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
@@ -120,6 +124,7 @@ class Dispatch:
         return self._looked(due._replace(is_full=True, pending=due.pending - len(leaving)), now_ms)
 
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
+        self._paused = due.paused
         did = Dispatched(
             is_full=due.is_full,
             next_due_ms=due.next_due_ms,
@@ -317,5 +322,8 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
 def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
     if changes:
         did.retried += len(changes)
-        first_ms = min(at_ms for at_ms, _ in changes.values())
-        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms)
+        times = [
+            time_ms for at_ms, _ in changes.values() if (time_ms := time_at(at_ms)) is not None
+        ]
+        first_ms = min(times, default=did.next_due_ms)
+        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms) if first_ms else None

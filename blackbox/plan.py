@@ -128,8 +128,9 @@ class Due(NamedTuple):
     """What an index says is due: (offset, stored entry, None if its payload is gone), oldest first.
 
     `is_full` means that more may be due now. `next_due_ms` is the first due time after now.
-    `pending` counts all entries; `oldest_ms` is the due time of the first one. `paused` are the targets
-    that get nothing now.
+    `pending` counts all entries; `oldest_ms` is the due time of the first one that is not parked. `paused` are
+    the targets that get nothing now. `parked` says by band which target has entries parked there, `released`
+    are entries that were read from there.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -138,10 +139,12 @@ class Due(NamedTuple):
     oldest_ms: int | None
     pending: int
     paused: frozenset[str] = frozenset()
+    parked: Mapping[int, str] = {}
+    released: Container[int] = frozenset()
 
 
 PutOff = tuple[int, Entry | None]
-"""When to try a pending entry again, epoch ms, and its new form; None leaves it as it is."""
+"""When to try a pending entry again, epoch ms, or where it is parked; and its new form, None leaves it as it is."""
 
 
 class Second(NamedTuple):

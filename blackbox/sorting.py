@@ -10,12 +10,13 @@ from typing import Protocol
 
 from blackbox import entry as entries
 from blackbox.cold import as_asked, carried
-from blackbox.doubt import Doubt, IndexFull, IndexLost
+from blackbox.doubt import Doubt, IndexFull, IndexLost, JournalLost
 from blackbox.endings import Endings
 from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import FORMS, Refusal, deliveries
+from blackbox.parking import band_of, parked_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Journal
 from blackbox.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
@@ -61,12 +62,13 @@ class Pace(Protocol):
 
 @dataclass(slots=True)
 class Sorted:
-    """A batch, each request in one of four places."""
+    """A batch, each request in one of four places; `parked` says by band for which targets some of it is."""
 
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
     deferred: dict[int, PutOff] = field(default_factory=dict)
+    parked: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class Sorting:
             later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
             del batch.alone[offset]
             batch.deferred[offset] = later_ms, None
-        self._set_unavailable_aside(batch, now_ms, due.paused)
+        self._set_unavailable_aside(batch, now_ms, due)
+        self._set_behind_the_parked(batch, due)
         self._set_large_aside(batch, now_ms)
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
@@ -156,7 +159,18 @@ class Sorting:
             )
         return batch
 
-    def _set_unavailable_aside(self, batch: Sorted, now_ms: int, paused: Collection[str]) -> None:
+    def released(self, parked: Collection[str], paused: Collection[str]) -> set[str]:
+        """For which targets what is parked is to come out: they may take messages, or never will."""
+        asked_for = set(parked).difference(paused)
+        try:
+            refusals = self.targets.unavailable(asked_for) if asked_for else {}
+        except JournalLost:
+            return set()
+        waiting = {to for to, (reason, _) in refusals.items() if reason == Reason.UNREACHABLE}
+        return asked_for - waiting
+
+    def _set_unavailable_aside(self, batch: Sorted, now_ms: int, due: Due) -> None:
+        paused = due.paused
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
         ending = self._ending(batch) if self.endings is not None else {}
@@ -173,6 +187,9 @@ class Sorting:
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
+                if refusal is not None and self._is_parked(batch, offset, entry, refusal, due):
+                    del part[offset]
+                    continue
                 for topic in ending.get(offset, ()) if refusal is None else ():
                     if topic in unavailable:
                         refusal = Reason.UNREACHABLE, unavailable[topic][1]
@@ -184,6 +201,29 @@ class Sorting:
         )
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+
+    def _is_parked(
+        self, batch: Sorted, offset: int, entry: Entry, refusal: Refusal, due: Due
+    ) -> bool:
+        """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what may share its place with others."""
+        if refusal[0] != Reason.UNREACHABLE or entry.reason is not None or entry.expires_ms:
+            return False
+        band = band_of(entry.target)
+        if batch.parked.setdefault(band, due.parked.get(band, entry.target)) != entry.target:
+            return False
+        if entry.waits == 0 or entry.detail != refusal[1]:
+            entry = entry._replace(waits=entry.waits + 1, detail=refusal[1])
+        batch.deferred[offset] = parked_at(band, entry.due_ms), entry
+        return True
+
+    def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
+        """What comes due anew for a target with a backlog: it goes out in the order of due times."""
+        targets = set(due.parked.values()) if due.parked else ()
+        for part in (batch.ready, batch.alone) if targets else ():
+            for offset, entry in list(part.items()):
+                if entry.target in targets and offset not in due.released and not entry.expires_ms:
+                    del part[offset]
+                    batch.deferred[offset] = parked_at(band_of(entry.target), entry.due_ms), entry
 
     def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
         """By request, the topics that something is written to with its end."""

@@ -75,7 +75,9 @@ class RequestState(BaseModel):
     caller_id: str | None = None
     target: str | None = None
     due_ms: int | None = None
-    next_try_ms: int | None = None
+    next_try_ms: int | None = Field(
+        None, description="left out while it waits for its target: paused, or without a leader"
+    )
     attempts: int | None = Field(
         None, description="how often it was put off: refused, or its target paused or out of reach"
     )
@@ -102,9 +104,11 @@ class RequestState(BaseModel):
 
     @classmethod
     def of_pending(cls, found: Found) -> RequestState:
-        (at_ms, shard, offset), pending = found
+        (_, shard, offset), pending = found
         entry = pending.entry
-        where = {"source": shard.source(offset), "state": "pending", "next_try_ms": at_ms}
+        where = {
+            "source": shard.source(offset), "state": "pending", "next_try_ms": pending.next_try_ms,
+        }  # fmt: skip
         if entry is None:
             return cls(id=request_id(shard, offset), **where)
         asked_at = offset if entry.origin is None else entry.origin

@@ -95,7 +95,10 @@ def _as_text(fate: Fate) -> str:
     if fate.attempts:
         if fate.reason is None and fate.detail is not None:
             lines.append(f"  waits     {fate.detail}")
-        lines.append(f"  next try  {instant(fate.next_try_ms)}")
+        if fate.next_try_ms is not None:
+            lines.append(f"  next try  {instant(fate.next_try_ms)}")
+        else:
+            lines.append("  next try  as soon as its target takes messages")
     if fate.reason is not None:
         lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
     return "\n".join(map(printable, lines))

@@ -254,13 +254,13 @@ def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
 def _of_pending(pending: Pending) -> dict[str, Any]:
     entry: Entry | None = pending.entry
     if entry is None:
-        return {"next_try_ms": pending.at_ms}
+        return {"next_try_ms": pending.next_try_ms}
     return {
         "caller": entry.caller,
         "caller_id": entry.caller_id,
         "target": entry.target or None,
         "due_ms": entry.due_ms,
-        "next_try_ms": pending.at_ms,
+        "next_try_ms": pending.next_try_ms,
         "attempts": entry.attempts + entry.waits,
         "reason": entry.reason,
         "detail": entry.detail,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from blackbox.index.inspector import Inspector, Pending
+from blackbox.parking import BAND_MS, parked_at
 from blackbox.request import MAX_OFFSET, Shard, is_topic_name
 
 AT_ONCE = 100
@@ -19,7 +20,7 @@ LAST_MS = 1 << 53
 
 
 class Place(NamedTuple):
-    """Where a page ended: the order is that of due times, then of shards, then of offsets."""
+    """Where a page ended: the order is that of due times, then of shards, then of offsets; what is parked comes last."""
 
     at_ms: int
     shard: Shard
@@ -45,7 +46,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which pending requests; None: any. Instants are when they will be looked at, both included."""
+    """Which pending requests; None: any. Instants are when they will be looked at, or of those that are parked
+    when they were due, both included.
+    """
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -82,7 +85,13 @@ def page(
     found: list[Found] = []
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
     listed = partial(inspector.listed, count=at_once, whole=whole)
-    each = heapq.merge(*(_of(listed, at_once, shard, wanted, after) for shard in sorted(shards)))
+    each = heapq.merge(
+        *(
+            _of(listed, at_once, shard, stretch, after)
+            for shard in sorted(shards)
+            for stretch in _stretches(inspector, shard, wanted)
+        )
+    )
     for looked_at, one in enumerate(each, 1):
         if wanted.holds(one.pending):
             found.append(one)
@@ -95,18 +104,27 @@ def _of(
     listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
     at_once: int,
     shard: Shard,
-    wanted: Wanted,
+    stretch: tuple[int, int],
     after: Place | None,
 ) -> Iterator[Found]:
-    to_ms = LAST_MS if wanted.to_ms is None else wanted.to_ms
-    from_ms, behind = _start(shard, wanted.from_ms or -LAST_MS, after)
-    while True:
+    from_ms, behind = _start(shard, stretch[0], after)
+    to_ms = stretch[1]
+    while from_ms <= to_ms:
         some = listed(shard, from_ms, to_ms, behind)
         yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
         if len(some) < at_once:
             return
         behind, last = some[-1]
         from_ms = last.at_ms
+
+
+def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    """Where those that are wanted stand in a shard: at their times, and in the same order where they are parked."""
+    from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
+    to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
+    yield from_ms, to_ms
+    for band in inspector.bands(shard) if to_ms >= 0 else ():
+        yield parked_at(band, max(from_ms, 0)), parked_at(band, to_ms)
 
 
 def _start(shard: Shard, from_ms: int, after: Place | None) -> tuple[int, int | None]:

@@ -16,6 +16,7 @@ from blackbox.doubt import IndexLost
 from blackbox.index.bits import Bits
 from blackbox.index.connection import Session, pack, pool, servers
 from blackbox.index.keys import SENTINEL, Keys
+from blackbox.parking import BAND_MS
 from blackbox.request import Shard
 
 PAGE = 1000
@@ -24,7 +25,7 @@ _DIGITS = 16
 
 
 class Held(NamedTuple):
-    """An entry. `at_ms` is when it will be looked at: its due time, later if put off."""
+    """An entry. `at_ms` is its due time, or when it will be looked at again if it was put off."""
 
     offset: int
     at_ms: int
@@ -54,7 +55,7 @@ class Dump:
                 scores.pop(SENTINEL, None)
                 bare = look.bare(list(scores))
                 yield [
-                    Held(int(name, 16), int(float(score)), name not in bare)
+                    Held(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
                     for name, score in scores.items()
                 ]
 

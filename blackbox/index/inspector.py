@@ -12,6 +12,7 @@ from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import as_entry, labels_of, leaving
+from blackbox.parking import BAND_MS, band_at, parked_at, time_at
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 
@@ -34,13 +35,19 @@ class Standing(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A pending request. `at_ms` is when it will be looked at: its due time, later if put off.
+    """A pending request. `at_ms` is its place in the order: when it will be looked at, or behind all times while
+    it is parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
     """
 
     at_ms: int
     entry: Entry | None
+
+    @property
+    def next_try_ms(self) -> int | None:
+        """When it will be looked at: its due time, later if put off; None as long as its target takes nothing."""
+        return time_at(self.at_ms)
 
 
 HEAD_BYTES = 1024
@@ -72,7 +79,17 @@ class Inspector:
             ("ZCARD", keys.due),
             ("ZCOUNT", keys.due, "-inf", now_ms),
             ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
-            ("ZRANGE", keys.due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+            (
+                "ZRANGE",
+                keys.due,
+                f"({now_ms}",
+                f"({BAND_MS}",
+                "BYSCORE",
+                "LIMIT",
+                0,
+                1,
+                "WITHSCORES",
+            ),
         )
         labels = labels_of(shard, state, receipts)
         cold = state[2]
@@ -133,7 +150,7 @@ class Inspector:
         *,
         whole: bool = False,
     ) -> list[tuple[int, Pending]]:
-        """Pending requests that will be looked at from `from_ms` to `to_ms`, in that order, by offset.
+        """Pending requests whose places are from `from_ms` to `to_ms`, in that order, by offset.
 
         Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
         may be left out. Entries have a message only if they are read `whole`; those with more than
@@ -155,6 +172,17 @@ class Inspector:
             (int(name, 16), Pending(int(float(score)), entry))
             for name, score, entry in zip(names, scores, stored, strict=True)
         ]
+
+    def bands(self, shard: Shard) -> list[int]:
+        """In which bands something is parked."""
+        keys, found = Keys(shard), list[int]()
+        while True:
+            first = parked_at(found[-1] + 1 if found else 1, 0)
+            look = ("ZRANGE", keys.due, first, "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
+            score = _score(self._clients.together(look)[0])
+            if score is None:
+                return found
+            found.append(band_at(score))
 
     def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
         """What is stored under these names, without the messages."""

@@ -36,6 +36,7 @@ from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
+from blackbox.parking import BAND_MS, BANDS, band_at, parked_at
 from blackbox.plan import (
     Binding,
     Due,
@@ -58,6 +59,9 @@ OLDER = (b"1", b"2")
 
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
+LOOKED_AT = 100
+PARKED_FOR_S = 30 * 86_400
+"""How long the payload of what is parked stays in Redis; it is read again from Kafka after that."""
 LEAVING_LOOK_S = 0.01
 LEAVING_WITHIN_S = 2.0
 """Other shards of the process are not read meanwhile."""
@@ -105,6 +109,7 @@ class ShardIndex:
         self.labels = Labels(-1, -1)
         self.removed = 0
         self._settled = -1
+        self._parked: dict[int, str] | None = None
 
     def load(self) -> Kept | None:
         """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
@@ -394,42 +399,68 @@ class ShardIndex:
             gap = orjson.dumps((start, first, told))
             self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
 
-    def due(self, now_ms: int, limit: int, passing_over: Collection[int] = ()) -> Due:
+    def due(
+        self,
+        now_ms: int,
+        limit: int,
+        passing_over: Collection[int] = (),
+        release: Collection[str] = (),
+    ) -> Due:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
         Checks the labels also when nothing is due. `passing_over` are due entries that are being
-        delivered already and so left out.
+        delivered already and so left out. Behind them some that are parked for the targets in `release`, half
+        of the limit at most: others do not wait until a backlog is through.
         """
         due = self._keys.due
         with self._lock:
+            bands = sorted(band for band, to in self._bands().items() if to in release)
+            share = max(1, limit // 2 // max(1, len(bands)))
             state, ready, after, first, last, pending, paused, *there = self._consistent(
                 [
                     pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
-                    pack("ZRANGE", due, f"({now_ms}", "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+                    pack("ZRANGE", due, f"({now_ms}", f"({BAND_MS}", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
                     pack("ZRANGE", due, 0, 0, "WITHSCORES"),
                     pack("ZRANGE", due, -1, -1),
                     pack("ZCARD", due),
                     pack("HKEYS", self._keys.paused),
                     *self._look_apart(),
+                    *(self._read_band(band, share) for band in bands),
                 ]
             )  # fmt: skip
+            there, in_bands = there[: -len(bands) or None], there[len(there) - len(bands) :]
             if (lost := self._lost(last, state[3:], there, int(state[1]))) is not None:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
-            stored = self._payloads(ready, int(state[2] or 0))
+            released = list(chain.from_iterable(in_bands))
+            stored = self._payloads(ready + released, int(state[2] or 0))
+            parked = dict(self._bands())
+            for band, names in zip(bands, in_bands, strict=True):
+                if not names:
+                    del self._bands()[band], parked[band]
+            is_timed = pending > 1 and float(first[1]) < BAND_MS
             return Due(
                 entries=[
                     (offset, payload)
                     for name, payload in self._still_there(stored)
                     if (offset := int(name, 16)) not in passing_over
                 ],
-                is_full=len(ready) == limit or len(stored) < len(ready),
+                is_full=len(ready) == limit
+                or len(stored) < len(ready) + len(released)
+                or any(len(names) == share for names in in_bands),
                 next_due_ms=int(float(after[1])) if after else None,
-                oldest_ms=int(float(first[1])) if pending > 1 else None,
+                oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
+                parked=parked,
+                released=frozenset(int(name, 16) for name in released),
             )
+
+    def parked(self) -> Collection[str]:
+        """The targets that something is parked for, or was until a moment ago."""
+        with self._lock:
+            return set(self._bands().values())
 
     def depart(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Say that these are about to be delivered; those that are not pending any more are not to be.
@@ -600,6 +631,35 @@ class ShardIndex:
             of: [offset for name in names if (offset := int(name, 16)) >= first]
             for of, names in zip(sets, every, strict=True)
         }
+
+    def _bands(self) -> dict[int, str]:
+        """Whose entries each band holds, found in these themselves: nothing else says so, and nothing can part from it."""
+        if self._parked is None:
+            found: dict[int, str] = {}
+            band, largest = 1, int(self._session.ask("HGET", self._keys.state, "largest") or 0)
+            while band <= BANDS:
+                look = "ZRANGE", self._keys.due, parked_at(band, 0), "(+inf", "BYSCORE", "LIMIT", 0
+                first = self._session.ask(*look, 1, "WITHSCORES")
+                if not first:
+                    break
+                band = band_at(int(float(first[1])))
+                names = self._session.run([self._read_band(band, LOOKED_AT)])[0]
+                stored = self._payloads(names, largest)
+                known = (entry for _, payload in stored if (entry := as_entry(payload)) is not None)
+                if (entry := next(known, None)) is not None:
+                    found[band] = entry.target
+                    band += 1
+                elif (
+                    names
+                ):  # all payloads are gone: they are read again from Kafka, one after the other
+                    early = [part for name, _ in stored for part in (0, name)]
+                    self._session.ask("ZADD", self._keys.due, "XX", *early)
+            self._parked = found
+        return self._parked
+
+    def _read_band(self, band: int, limit: int) -> bytes:
+        first, end = parked_at(band, 0), f"({parked_at(band + 1, 0)}"
+        return pack("ZRANGE", self._keys.due, first, end, "BYSCORE", "LIMIT", 0, limit)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
@@ -784,6 +844,10 @@ class ShardIndex:
             if entry is not None
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
+        for at_ms, entry in changes.values():
+            if band := band_at(at_ms):
+                assert entry is not None, "what is parked names its target"
+                self._bands()[band] = entry.target
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
@@ -830,7 +894,10 @@ class ShardIndex:
         return [(name, payload) for name, payload in stored if name not in ended]
 
     def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
-        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        if due_ms >= BAND_MS:
+            left_s = PARKED_FOR_S
+        else:
+            left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
         expires_s = b"%d" % (left_s + self.grace_s)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
 

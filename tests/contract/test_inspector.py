@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import redis
 
+from blackbox.control.pending import Wanted, page
 from blackbox.doubt import ForeignIndex, IndexLost
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.index.inspector import Inspector, Pending, Standing
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
+from blackbox.parking import parked_at
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
 from tests.contract.conftest import Backend, Opener, start_redis
@@ -239,3 +241,24 @@ def test_a_list_of_large_messages_moves_little(
     before = sent()
     assert len(listed(inspector)) == count
     assert sent() - before < count * 2_000
+
+
+def test_what_is_parked_is_listed_last_by_when_it_was_due(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    store(index, 10, 16, {offset: entry(NOW_MS + offset) for offset in range(10, 16)})
+    parked = {o: (parked_at(3 + o % 2, NOW_MS + o), entry(NOW_MS + o)) for o in range(10, 14)}
+    index.defer(parked, NOW_MS)
+
+    def listed(wanted: Wanted) -> list[int]:
+        after, found = None, list[int]()
+        while True:
+            some, after = page(inspector, [SHARD], wanted, after, 2)
+            found += [one.place.offset for one in some]
+            if after is None:
+                return found
+
+    assert listed(Wanted()) == [14, 15, 10, 12, 11, 13]
+    assert listed(Wanted(from_ms=NOW_MS + 11, to_ms=NOW_MS + 14)) == [14, 12, 11, 13]
+    standing = inspector.standing(SHARD, NOW_MS + 14)
+    assert (standing.pending, standing.due_now, standing.next_due_ms) == (6, 1, NOW_MS + 15)

@@ -14,6 +14,7 @@ from blackbox.entry import Entry
 from blackbox.index import shard_index
 from blackbox.index.bits import SEGMENT
 from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
+from blackbox.parking import BAND_MS, band_of, parked_at
 from blackbox.plan import (
     Binding,
     Carried,
@@ -23,6 +24,7 @@ from blackbox.plan import (
     Kept,
     Labels,
     Plan,
+    PutOff,
     Replacement,
     Touched,
     View,
@@ -814,12 +816,61 @@ def test_requests_come_in_the_order_they_are_due_then_in_journal_order(
 
 
 def test_negative_and_huge_due_times_keep_their_order(index: ShardIndex) -> None:
-    store(index, 0, 4, {0: entry(2**53), 1: entry(-5), 2: entry(0), 3: entry(-(2**53))})
+    store(index, 0, 4, {0: entry(BAND_MS - 1), 1: entry(-5), 2: entry(0), 3: entry(-(2**53))})
 
     due = index.due(NOW_MS, 10)
 
     assert [offset for offset, _ in due.entries] == [3, 1, 2]
-    assert (due.next_due_ms, due.oldest_ms) == (2**53, -(2**53))
+    assert (due.next_due_ms, due.oldest_ms) == (BAND_MS - 1, -(2**53))
+
+
+def parked(target: str, due_ms: int) -> PutOff:
+    return parked_at(band_of(target), due_ms), entry(due_ms)._replace(target=target)
+
+
+def test_what_is_parked_is_pending_and_not_due_until_it_is_released(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    store(index, 0, 9, {offset: entry(NOW_MS - offset) for offset in range(9)})
+    index.defer({o: parked("orders", NOW_MS - o) for o in range(1, 6)}, NOW_MS)
+    index.defer({6: parked("bills", NOW_MS)}, NOW_MS)
+
+    other = open_index()
+    other.load()
+    for reader in (index, other):
+        due = reader.due(NOW_MS, 10)
+        assert [offset for offset, _ in due.entries] == [8, 7, 0]
+        assert (due.pending, due.oldest_ms, due.next_due_ms) == (9, NOW_MS - 8, None)
+        assert set(reader.parked()) == {"orders", "bills"}
+        released = reader.due(NOW_MS, 6, release=["orders", "nothing"])
+        assert [offset for offset, _ in released.entries] == [8, 7, 0, 5, 4, 3]
+        assert released.is_full
+        assert set(released.parked.values()) == {"orders", "bills"}
+        assert released.released == {5, 4, 3}
+
+    index.settle(dict.fromkeys([1, 2, 3, 4, 5]), 1)
+    assert set(index.due(NOW_MS, 10, release=["orders"]).parked.values()) == {"bills"}
+    assert set(index.parked()) == {"bills"}
+
+
+def test_what_is_parked_can_be_cancelled(index: ShardIndex) -> None:
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    index.defer({0: parked("orders", NOW_MS)}, NOW_MS)
+    plan = store(index, 1, 2, {1: Cancel("a")})
+    assert plan.cancelled == 1
+    assert index.due(NOW_MS, 10, release=["orders"]).pending == 0
+
+
+def test_what_is_parked_and_has_lost_its_payload_is_due(
+    index: ShardIndex, client: redis.Redis, open_index: Opener
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    index.defer({0: parked("orders", NOW_MS), 1: parked("orders", NOW_MS)}, NOW_MS)
+    for offset in range(2):
+        client.delete(f"{PREFIX}msg:{offset:016x}")
+    other = open_index()
+    other.load()
+    assert other.due(NOW_MS, 10).entries == [(0, None), (1, None)]
 
 
 def test_a_look_says_what_is_left(index: ShardIndex) -> None:

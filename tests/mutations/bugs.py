@@ -870,4 +870,43 @@ BUGS = (
         (),
         ("tests/unit/test_dispatch.py", "tests/service/test_clocks.py"),
     ),
+    Bug(
+        "parked-and-forgotten",
+        "who opens a shard does not look what is parked in it",
+        (
+            Change(
+                "index/shard_index.py",
+                "            while band <= BANDS:\n",
+                "            while False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py", "tests/contract/test_shard_index.py"),
+    ),
+    Bug(
+        "backlog-overtaken",
+        "what comes due anew for a target goes out before what was parked for it",
+        (
+            Change(
+                "sorting.py",
+                "        targets = set(due.parked.values()) if due.parked else ()\n",
+                "        targets = ()\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "backlog-first",
+        "a backlog of one target takes a whole batch",
+        (
+            Change(
+                "index/shard_index.py",
+                "            stored = self._payloads(ready + released, int(state[2] or 0))\n",
+                "            stored = self._payloads((released + ready)[:limit], int(state[2] or 0))\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
 )

@@ -35,7 +35,7 @@ from blackbox.sorting import (
     RECORD_GONE,
     Sorting,
 )
-from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
+from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
 LETTERS = "dead-letters"
@@ -497,16 +497,16 @@ def test_an_unreachable_target_is_never_given_up(
     pend(to())
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(retries=2)
-    for _ in range(20):
-        dispatch.tick(held(client).due[0][0])
+    for number in range(20):
+        dispatch.tick(NOW_MS + number * LONGEST_RETRY_MS)
 
     assert writer.committed == []
-    assert stored_entry(client, 0).attempts == 0
-    assert stored_entry(client, 0).detail == "no leader"
+    assert (stored_entry(client, 0).attempts, stored_entry(client, 0).detail) == (0, "no leader")
     targets.refusals["orders"] = UNKNOWN
-    dispatch.tick(held(client).due[0][0])
+    dispatch.tick(NOW_MS)
     assert stored_entry(client, 0).attempts == 1
     assert stored_entry(client, 0).detail == f"{UNKNOWN[1]}; attempt 1 of 3"
+    assert held(client).due == [(NOW_MS + 1000, 0)]
 
 
 def test_a_dead_letter_that_waits_keeps_the_reason_that_it_will_tell(
@@ -530,15 +530,103 @@ def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
     dispatch.tick(NOW_MS)
     assert [o.topic for o in writer.committed] == ["bills"]
     shared.resume("orders", [SHARD])
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+    assert [o.topic for o in writer.committed] == ["bills", "orders"]
+
+
+def test_what_waits_for_its_target_is_touched_no_more_until_that_is_there(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, index: ShardIndex, client: Any
+) -> None:
+    pend(*(to() for _ in range(5)), to(due_ms=NOW_MS + 9))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    did = dispatch.tick(NOW_MS)
+    assert (did.retried, did.next_due_ms) == (5, NOW_MS + 9)
+    parked = held(client)
+    for number in range(3):
+        did = dispatch.tick(NOW_MS + number)
+        assert (did.retried, did.oldest_ms, did.pending) == (0, NOW_MS + 9, 6)
+    assert held(client) == parked
+    assert Inspector(index.connections).look_up(SHARD, 0).next_try_ms is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("is_opened_anew", [False, True])
+def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_for_it(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any,
+    is_opened_anew: bool,
+) -> None:  # fmt: skip
+    due = [7, 3, 9, 1, 8, 2]
+    pend(*(to(due_ms=NOW_MS + ms) for ms in due))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=4)
+    while dispatch.tick(NOW_MS + 10).retried:
+        pass
+    assert not writer.committed
+    if is_opened_anew:
+        dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+        dispatch.index.load()
+    targets.refusals.clear()
+    pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 4))
+
+    first = dispatch.tick(NOW_MS + 20)
+    assert first.is_full, "more may come out at once"
+    assert writer.sent_to("bills") == [6]
+    for _ in range(9):
+        dispatch.tick(NOW_MS + 20)
+
+    order = sorted(range(6), key=lambda offset: due[offset])
+    assert writer.sent_to("orders") == [*order[:3], 7, *order[3:]]
+    assert held(client).due == []
+
+
+def test_what_ends_by_itself_ends_while_its_target_is_away(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(to()._replace(expires_ms=NOW_MS + 500))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch.tick(NOW_MS)
+    assert held(client).due == [(NOW_MS + 1000, 0)]
+    dispatch.tick(NOW_MS + 1000)
+    assert letter(writer, 0) is not None
+
+
+def test_two_targets_of_one_place_wait_apart(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("blackbox.sorting.band_of", lambda target: 7)
+    pend(to("orders"), to("bills"))
+    targets.refusals |= dict.fromkeys(("orders", "bills"), (Reason.UNREACHABLE, "no leader"))
+    dispatch.tick(NOW_MS)
+    del targets.refusals["bills"]
+    dispatch.tick(NOW_MS + 1000)
+    assert [o.topic for o in writer.committed] == ["bills"]
+    targets.refusals.clear()
     dispatch.tick(NOW_MS + 1000)
     assert [o.topic for o in writer.committed] == ["bills", "orders"]
 
 
-def test_what_waits_on_for_the_same_reason_is_written_again_every_quarter_of_an_hour_only(
+def test_a_parked_request_whose_payload_is_gone_is_read_again(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any,
+    journal: FakeJournal,
+) -> None:  # fmt: skip
+    pend(to(), to())
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make()
+    dispatch.tick(NOW_MS)
+    assert 20 * 86_400 < client.ttl(f"{PREFIX}msg:{0:016x}") < 40 * 86_400
+    client.delete(*(f"{PREFIX}msg:{offset:016x}" for offset in range(2)))
+    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    dispatch.index.load()
+    targets.refusals.clear()
+    dispatch.tick(NOW_MS)
+    assert [o.value for o in writer.committed] == [b"read again", b"read again"]
+
+
+def test_a_letter_that_waits_on_is_written_again_every_quarter_of_an_hour_only(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
-    pend(to()._replace(detail="no leader", waits=6))
-    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago", waits=6))
+    targets.refusals[LETTERS] = (Reason.UNREACHABLE, "no leader")
     written = list[int]()
     for minute in range(120):
         dispatch.tick(NOW_MS + minute * LONGEST_RETRY_MS)
@@ -546,10 +634,6 @@ def test_what_waits_on_for_the_same_reason_is_written_again_every_quarter_of_an_
         written.append(stored_entry(client, 0).waits)
 
     assert len(set(written)) == 9, "before, and eight times in two hours"
-
-    targets.refusals["orders"] = (Reason.UNREACHABLE, "another reason")
-    dispatch.tick(NOW_MS + 120 * LONGEST_RETRY_MS)
-    assert stored_entry(client, 0).detail == "another reason"
 
 
 class NoPace:

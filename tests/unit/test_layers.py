@@ -15,7 +15,7 @@ import blackbox
 ROOT = Path(blackbox.__file__).parent
 PURE = {
     "request", "cancel", "cold", "recurrence", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
-    "ended", "outcomes",
+    "ended", "outcomes", "parking",
 }  # fmt: skip
 VERBS = {
     "intake",

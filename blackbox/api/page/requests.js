@@ -130,7 +130,12 @@ function state(request) {
 /** What keeps a pending request; undefined before its time has come. */
 function waitsFor({ reason, detail, attempts, next_try_ms }) {
   if (reason) return `to become a dead letter: ${reason}`;
-  return attempts ? [detail, `next try ${away(next_try_ms)}`].filter(Boolean).join(", ") : undefined;
+  const next = next_try_ms === undefined ? undefined : `next try ${away(next_try_ms)}`;
+  return attempts ? [detail, next].filter(Boolean).join(", ") : undefined;
+}
+
+function nextTry(ms) {
+  return ms === undefined ? "as soon as its target takes messages" : instant(ms);
 }
 
 /** Everything that is known of a request. */
@@ -149,7 +154,7 @@ export async function details(id) {
     caller: request.caller,
     "to topic": request.target,
     due: request.due_ms === undefined ? undefined : `${instant(request.due_ms)}, ${away(request.due_ms)}`,
-    "next try": request.attempts ? instant(request.next_try_ms) : undefined,
+    "next try": request.attempts ? nextTry(request.next_try_ms) : undefined,
     when: request.at_ms === undefined ? undefined : instant(request.at_ms),
     where: request.place && `${request.place.topic}/${request.place.partition}@${request.place.offset}`,
     reason: request.reason,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from blackbox.control.control import Control
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.world import until
@@ -42,11 +44,29 @@ def partitions_added(scene: Scene) -> None:
         scene.ask_this(json.dumps(request), scene.dice.randrange(first, count))
 
 
+def targets_paused(scene: Scene) -> None:
+    """What waits there is parked, by owners that are killed meanwhile."""
+    scene.start()
+    scene.ask(within_s=3)
+    scene.within(0.2, 1)
+    with closing(Control(scene.world.settings())) as control:
+        for _ in range(scene.dice.randint(2, 4)):
+            paused = scene.dice.choice(scene.world.targets)
+            control.pause(paused)
+            scene.last(0.1, 1)
+            if scene.dice.random() < 0.5:
+                scene.kill(scene.dice.choice(scene.running()))
+                scene.start()
+            control.resume(paused)
+            scene.last(0, 0.5)
+
+
 def admin(scene: Scene) -> AdminClient:
     return AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
 
 
 FAULTS = [
     Fault("target topic deleted", target_deleted, 20),
+    Fault("targets paused and resumed, owners killed", targets_paused, 30),
     Fault("partitions added to the request topic", partitions_added, 12),
 ]

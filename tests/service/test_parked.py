@@ -1,0 +1,99 @@
+"""What waits for a paused target: it costs nothing, delays nobody, and comes out in order."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.admin import NewTopic
+
+from blackbox.control.control import Control
+from tests.world import (
+    APPENDED,
+    AT_LENGTH,
+    ServiceProcess,
+    World,
+    both_engines_at_length,
+    read_all,
+    until,
+)
+
+pytestmark = [pytest.mark.service, pytest.mark.timeout(2400)]
+
+WAITING = 1_000_000 if AT_LENGTH else 3_000
+QUIET_S = 600.0 if AT_LENGTH else 3.0
+"""Longer than what is put off by a second would stay so."""
+
+NEIGHBOURS, FROM_S, FOR_S = 1000, 2.0, 3.0
+MOST_OF_A_CORE = 0.05
+MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
+"""Of the neighbours' lateness at the 99th percentile: times what it is alone, or so many ms, beside other tests more."""
+
+
+def p99_ms(world: World) -> int:
+    """Of neighbours. Raises unless each comes once, and none early."""
+    before = len(world.asked)
+    world.ask(NEIGHBOURS, from_s=FROM_S, within_s=FROM_S + FOR_S)
+    world.wait_delivered()
+    verdict = world.verdict(late_from=before)
+    assert verdict.is_exact, verdict
+    return verdict.late_at(0.99)
+
+
+def cpu_s(service: ServiceProcess) -> float:
+    times = []
+    for process in service.family():
+        try:
+            times.append(process.cpu_times())
+        except psutil.NoSuchProcess:
+            continue
+    return sum(one.user + one.system for one in times)
+
+
+def dues(messages: Sequence[Message]) -> list[int]:
+    """When these were due, epoch ms, in the order in which they came."""
+    return [int(dict(one.headers() or [])["blackbox-due-ms"] or 0) for one in messages]
+
+
+@both_engines_at_length
+def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(world: World) -> None:
+    paused = f"{world.name}.paused"
+    world.create(NewTopic(paused, 1, config=APPENDED))
+    service = world.start_service().wait_ready()
+    p99_ms(world)  # warm
+    calm_ms = p99_ms(world)
+    control = Control(world.settings())
+    control.pause(paused)
+    time_s = time.time()
+    for number in range(WAITING):
+        countdown_s = 2 + (number * 7919 % WAITING) / WAITING
+        request = {"topic": paused, "message": str(number), "countdown": countdown_s}
+        world.send_raw(json.dumps(request), partition=0)
+    world.flush()
+    until("all wait", lambda: service.metric("blackbox_retried_total") >= WAITING, 600)
+    waited_s = time.time() - time_s
+
+    began, used_s = time.monotonic(), cpu_s(service)
+    until("some time passed", lambda: time.monotonic() - began > QUIET_S, QUIET_S + 5)
+    share = (cpu_s(service) - used_s) / (time.monotonic() - began)
+    assert service.metric("blackbox_retried_total") == WAITING, "each was put aside once"
+    beside_ms = min(p99_ms(world) for _ in range(2))
+
+    control.resume(paused)
+    control.close()
+    resumed = time.monotonic()
+    until("they come out", lambda: service.metric("blackbox_pending") == 0, 600)
+    drained_s = time.monotonic() - resumed
+    came = read_all(world.kafka.bootstrap_servers, paused)
+    print(
+        f"{world.engine}: {WAITING:,} waited, all aside {waited_s:.0f} s after the first was asked for; {share:.2%} of a "
+        f"core for {QUIET_S:g} s; p99 of others {calm_ms} ms before, {beside_ms} ms beside; out in {drained_s:.1f} s"
+    )
+    assert sorted(int(one.value() or b"") for one in came) == list(range(WAITING))
+    assert dues(came) == sorted(dues(came))
+    assert share <= MOST_OF_A_CORE or not AT_LENGTH
+    assert beside_ms <= max(MOST * calm_ms, MOST_MS)
