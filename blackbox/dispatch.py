@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -86,7 +86,9 @@ class Dispatch:
         later = self.sorting.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
-                self._deliver(batch, did, now_ms, goes_on=did.is_full and not batch.alone)
+                # a backlog that comes out is not read ahead: it stands apart from what is due
+                goes_on = did.is_full and not batch.alone and not self._release()
+                self._deliver(batch, did, now_ms, goes_on=goes_on)
             else:
                 self._defer(batch.deferred, did, now_ms)
                 self._tell_alone(now_ms)
@@ -111,10 +113,12 @@ class Dispatch:
 
     def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
         self._removed = self.index.removed
-        parked = self.index.parked()
-        release = self.sorting.released(parked, self._paused) if parked else ()
-        due = self.index.due(now_ms, self.batch_limit, release=release)
+        due = self.index.due(now_ms, self.batch_limit, release=self._release())
         return self._looked(due, now_ms)
+
+    def _release(self) -> Collection[str]:
+        parked = self.index.parked()
+        return self.sorting.released(parked, self._paused) if parked else ()
 
     def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
         """What comes after a batch that is still being delivered."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
+from itertools import chain, islice
 from secrets import token_hex
 from threading import RLock
 from typing import Any
@@ -414,7 +414,8 @@ class ShardIndex:
         """
         due = self._keys.due
         with self._lock:
-            bands = sorted(band for band, to in self._bands().items() if to in release)
+            known = self._bands()
+            bands = sorted(band for band, to in known.items() if to in release)
             share = max(1, limit // 2 // max(1, len(bands)))
             state, ready, after, first, last, pending, paused, *there = self._consistent(
                 [
@@ -426,19 +427,24 @@ class ShardIndex:
                     pack("HKEYS", self._keys.paused),
                     *self._look_apart(),
                     *(self._read_band(band, share) for band in bands),
+                    pack("ZCOUNT", due, BAND_MS, _span(BANDS)[1]),
+                    *(pack("ZCOUNT", due, *_span(band)) for band in known),
                 ]
             )  # fmt: skip
-            there, in_bands = there[: -len(bands) or None], there[len(there) - len(bands) :]
+            there, others = there[: len(_KEPT_APART)], iter(there[len(_KEPT_APART) :])
+            in_bands = list(islice(others, len(bands)))
             if (lost := self._lost(last, state[3:], there, int(state[1]))) is not None:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
+            if next(others) != sum(others):
+                self._parked = None  # Redis went back, or an owner that was fenced parked something
+                return self.due(now_ms, limit, passing_over, release)
             released = list(chain.from_iterable(in_bands))
             stored = self._payloads(ready + released, int(state[2] or 0))
-            parked = dict(self._bands())
             for band, names in zip(bands, in_bands, strict=True):
                 if not names:
-                    del self._bands()[band], parked[band]
+                    del known[band]
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             return Due(
                 entries=[
@@ -453,7 +459,7 @@ class ShardIndex:
                 oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
-                parked=parked,
+                parked=dict(known),
                 released=frozenset(int(name, 16) for name in released),
             )
 
@@ -649,17 +655,15 @@ class ShardIndex:
                 if (entry := next(known, None)) is not None:
                     found[band] = entry.target
                     band += 1
-                elif (
-                    names
-                ):  # all payloads are gone: they are read again from Kafka, one after the other
+                elif names:
+                    # all payloads are gone: what is due is read again from Kafka
                     early = [part for name, _ in stored for part in (0, name)]
                     self._session.ask("ZADD", self._keys.due, "XX", *early)
             self._parked = found
         return self._parked
 
     def _read_band(self, band: int, limit: int) -> bytes:
-        first, end = parked_at(band, 0), f"({parked_at(band + 1, 0)}"
-        return pack("ZRANGE", self._keys.due, first, end, "BYSCORE", "LIMIT", 0, limit)
+        return pack("ZRANGE", self._keys.due, *_span(band), "BYSCORE", "LIMIT", 0, limit)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
@@ -1046,6 +1050,11 @@ def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | Non
             f"version reads {FORMAT.decode()}: run the version of blackbox that wrote it"
         )
     return None  # there is none, or it is being emptied between the two reads
+
+
+def _span(band: int) -> tuple[int, str]:
+    """The scores of a band, from the first to before the next one's."""
+    return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
 
 
 def leaving(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:

@@ -853,6 +853,21 @@ def test_what_is_parked_is_pending_and_not_due_until_it_is_released(
     assert set(index.parked()) == {"bills"}
 
 
+def test_what_another_owner_parked_or_redis_got_back_is_found(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    other = open_index()
+    other.load()
+    other.defer({0: parked("orders", NOW_MS), 1: parked("bills", NOW_MS)}, NOW_MS)
+    assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
+
+    other.defer({1: (NOW_MS, None)}, NOW_MS)
+    assert set(index.due(NOW_MS, 10, release=["bills"]).parked.values()) == {"orders"}
+    other.defer({1: parked("bills", NOW_MS)}, NOW_MS)
+    assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
+
+
 def test_what_is_parked_can_be_cancelled(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry(caller_id="a")})
     index.defer({0: parked("orders", NOW_MS)}, NOW_MS)

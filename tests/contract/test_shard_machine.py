@@ -320,6 +320,13 @@ class ShardMachine(RuleBasedStateMachine):
             return False
         return True
 
+    @rule(is_away=st.booleans())
+    def a_target_loses_or_gets_its_leader(self, is_away: bool) -> None:
+        if is_away:
+            self.unavailable.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+        else:
+            self.unavailable.refusals.pop("orders", None)
+
     # what fails
 
     @precondition(lambda self: self.kafka.visible)
@@ -403,12 +410,13 @@ class ShardMachine(RuleBasedStateMachine):
     def all_of_it_ends_well(self) -> None:
         """Once nothing fails any more, every request gets its outcome, and the receipts say so."""
         self.take_over()
+        self.unavailable.refusals.pop("orders", None)
         for _ in range(12):
             self.now_ms += LONGEST_RETRY_MS
             for _ in range(1000):
                 if self.stands(lambda: self.owner.dispatch.tick(self.now_ms)):
-                    due = self.owner.index.due(self.now_ms, 1)
-                    if not due.entries:
+                    index = self.owner.index
+                    if not index.due(self.now_ms, 1, release=index.parked()).entries:
                         break
         self.nothing_is_delivered_twice()
         self.nothing_ended_in_time_is_delivered()

@@ -884,6 +884,32 @@ BUGS = (
         ("tests/unit/test_dispatch.py", "tests/contract/test_shard_index.py"),
     ),
     Bug(
+        "parked-by-others",
+        "what a Redis that went back, or an owner that was fenced, has parked is not looked for",
+        (
+            Change(
+                "index/shard_index.py",
+                "            if next(others) != sum(others):",
+                "            if False:",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py", "tests/contract/test_shard_machine.py"),
+    ),
+    Bug(
+        "backlog-read-ahead",
+        "a backlog that comes out is read ahead, and what is due for others skipped meanwhile",
+        (
+            Change(
+                "dispatch.py",
+                "                goes_on = did.is_full and not batch.alone and not self._release()\n",
+                "                goes_on = did.is_full and not batch.alone\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "backlog-overtaken",
         "what comes due anew for a target goes out before what was parked for it",
         (

@@ -579,6 +579,22 @@ def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_
     assert held(client).due == []
 
 
+def test_a_backlog_that_comes_out_takes_no_turn_of_what_is_due_for_others(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(*(to() for _ in range(20)))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=4)
+    while dispatch.tick(NOW_MS).retried:
+        pass
+    targets.refusals.clear()
+    pend(*(to("bills", due_ms=NOW_MS + number) for number in range(20)))
+    for number in range(1, 6):
+        dispatch.tick(NOW_MS + 30)
+        assert writer.sent_to("bills") == list(range(20, 20 + 4 * number))
+    assert writer.sent_to("orders") == list(range(10))
+
+
 def test_what_ends_by_itself_ends_while_its_target_is_away(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
