@@ -59,7 +59,7 @@ class Dispatch:
     _told_ms: int = 0
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
-    _paused: frozenset[str] = frozenset()
+    _paused: frozenset[str] | None = None
 
     @property
     def shard(self) -> Shard:
@@ -117,20 +117,27 @@ class Dispatch:
         return self._looked(due, now_ms)
 
     def _release(self) -> Collection[str]:
-        parked = self.index.parked()
-        return self.sorting.released(parked, self._paused) if parked else ()
+        """For which targets what is parked comes out; nothing before the first look told what is paused."""
+        parked = self.index.parked() if self._paused is not None else {}
+        return self.sorting.released(parked.values(), self._paused or ()) if parked else ()
 
     def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
         """What comes after a batch that is still being delivered."""
         self._removed = self.index.removed
         leaving = before.ready.keys() | before.dead.keys()
         due = self.index.due(now_ms, self.batch_limit, leaving | before.deferred.keys())
-        return self._looked(due._replace(is_full=True, pending=due.pending - len(leaving)), now_ms)
+        due = due._replace(
+            is_full=True,
+            pending=due.pending - len(leaving),
+            parked={**before.parked, **due.parked},  # that before is not yet, in Redis
+        )
+        return self._looked(due, now_ms)
 
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
+        is_news = bool(due.parked) and (self._paused is None or self._paused > due.paused)
         self._paused = due.paused
         did = Dispatched(
-            is_full=due.is_full,
+            is_full=due.is_full or is_news,
             next_due_ms=due.next_due_ms,
             oldest_ms=due.oldest_ms,
             pending=due.pending,
@@ -163,7 +170,7 @@ class Dispatch:
             failed = self.writer.flush(lambda: self._hopeless(ready, dead, places))
             self._check_endings(ready | dead, written)
         except Refused as refused:
-            self._defer(self.sorting.put_off(ready | dead, refused.suspects, now_ms), did, now_ms)
+            self._put_off(ready | dead, refused.suspects, did, now_ms)
             raise
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
@@ -184,7 +191,7 @@ class Dispatch:
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)
         if failed:
-            self._defer(self.sorting.put_off(sent, failed, now_ms), did, now_ms)
+            self._put_off(sent, failed, did, now_ms)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
         """The batch stays where it is; by now its clock is known."""
@@ -299,6 +306,16 @@ class Dispatch:
         if suspects:
             self.writer.abort()
             raise Refused(suspects)
+
+    def _put_off(
+        self,
+        sent: Mapping[int, Entry],
+        suspects: Mapping[int, Refusal],
+        did: Dispatched,
+        now_ms: int,
+    ) -> None:
+        changes = self.sorting.put_off(sent, suspects, self.index.parked(), now_ms)
+        self._defer(changes, did, now_ms)
 
     def _defer(self, changes: Mapping[int, PutOff], did: Dispatched, now_ms: int) -> None:
         if changes:

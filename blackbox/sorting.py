@@ -36,6 +36,8 @@ LETTER_LATER_MS = 15_000
 OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
 """Refusals of whatever is sent there. A broker gives all others to each record of a batch, for the fault of one."""
 
+QUEUED = "what was due for the target before it goes first"
+
 PAUSED: Refusal = (
     Reason.UNREACHABLE,
     "the target is paused; blackbox resume TOPIC lets it go on",
@@ -159,7 +161,7 @@ class Sorting:
             )
         return batch
 
-    def released(self, parked: Collection[str], paused: Collection[str]) -> set[str]:
+    def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
         """For which targets what is parked is to come out: they may take messages, or never will."""
         asked_for = set(parked).difference(paused)
         try:
@@ -187,7 +189,7 @@ class Sorting:
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
-                if refusal is not None and self._is_parked(batch, offset, entry, refusal, due):
+                if refusal is not None and _is_parked(batch, offset, entry, refusal, due.parked):
                     del part[offset]
                     continue
                 for topic in ending.get(offset, ()) if refusal is None else ():
@@ -202,20 +204,6 @@ class Sorting:
         if waiting and self.dead_letter_topic in unavailable:
             self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _is_parked(
-        self, batch: Sorted, offset: int, entry: Entry, refusal: Refusal, due: Due
-    ) -> bool:
-        """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what may share its place with others."""
-        if refusal[0] != Reason.UNREACHABLE or entry.reason is not None or entry.expires_ms:
-            return False
-        band = band_of(entry.target)
-        if batch.parked.setdefault(band, due.parked.get(band, entry.target)) != entry.target:
-            return False
-        if entry.waits == 0 or entry.detail != refusal[1]:
-            entry = entry._replace(waits=entry.waits + 1, detail=refusal[1])
-        batch.deferred[offset] = parked_at(band, entry.due_ms), entry
-        return True
-
     def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
         """What comes due anew for a target with a backlog: it goes out in the order of due times."""
         targets = set(due.parked.values()) if due.parked else ()
@@ -223,7 +211,7 @@ class Sorting:
             for offset, entry in list(part.items()):
                 if entry.target in targets and offset not in due.released and not entry.expires_ms:
                     del part[offset]
-                    batch.deferred[offset] = parked_at(band_of(entry.target), entry.due_ms), entry
+                    _park(batch, offset, entry, QUEUED)
 
     def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
         """By request, the topics that something is written to with its end."""
@@ -293,12 +281,22 @@ class Sorting:
             batch.deferred[offset] = now_ms + wait_ms, later
 
     def put_off(
-        self, batch: Mapping[int, Entry], suspects: Mapping[int, Refusal], now_ms: int
+        self,
+        batch: Mapping[int, Entry],
+        suspects: Mapping[int, Refusal],
+        parked: Mapping[int, str],
+        now_ms: int,
     ) -> dict[int, PutOff]:
-        """What the broker refused, out of the way: later, alone, or as a dead letter."""
+        """What the broker refused, out of the way: parked, later, alone, or as a dead letter."""
         aside = Sorted()
+        away = self._away(
+            {batch[o].target for o, why in suspects.items() if why[0] == Reason.UNREACHABLE}
+        )
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry, is_alone = batch[offset], batch[offset].alone or len(suspects) == 1
+            told = away.get(entry.target)
+            if told is not None and _is_parked(aside, offset, entry, told, parked):
+                continue
             if not is_alone and refusal[0] not in OF_A_TOPIC:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
@@ -312,6 +310,13 @@ class Sorting:
         if letters:
             self._say_that_letters_wait(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+
+    def _away(self, targets: Collection[str]) -> Mapping[str, Refusal]:
+        """Which of these the brokers themselves say cannot be reached: others did not answer in time, and are tried again."""
+        try:
+            return self.targets.unavailable(targets) if targets else {}
+        except JournalLost:
+            return {}
 
     def _is_given_up(self, letter: Entry, refusal: Refusal) -> bool:
         """Whether a dead letter was refused often enough, for a reason that may be in what it holds."""
@@ -342,6 +347,25 @@ class Sorting:
                 with suppress(ValueError):  # not ours, and refused for that
                     found[offset] = as_asked(record)
         return found
+
+
+def _is_parked(
+    batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
+) -> bool:
+    """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""
+    if refusal[0] != Reason.UNREACHABLE or entry.reason is not None or entry.expires_ms:
+        return False
+    band = band_of(entry.target)
+    if batch.parked.setdefault(band, parked.get(band, entry.target)) != entry.target:
+        return False
+    _park(batch, offset, entry, refusal[1])
+    return True
+
+
+def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
+    if entry.waits == 0 or entry.detail != why:
+        entry = entry._replace(waits=entry.waits + 1, detail=why)
+    batch.deferred[offset] = parked_at(band_of(entry.target), entry.due_ms), entry
 
 
 def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:

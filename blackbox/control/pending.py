@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from blackbox.index.inspector import Inspector, Pending
-from blackbox.parking import BAND_MS, parked_at
+from blackbox.parking import BAND_MS, band_of, parked_at
 from blackbox.request import MAX_OFFSET, Shard, is_topic_name
 
 AT_ONCE = 100
@@ -87,9 +87,8 @@ def page(
     listed = partial(inspector.listed, count=at_once, whole=whole)
     each = heapq.merge(
         *(
-            _of(listed, at_once, shard, stretch, after)
+            _of(listed, at_once, shard, _stretches(inspector, shard, wanted), after)
             for shard in sorted(shards)
-            for stretch in _stretches(inspector, shard, wanted)
         )
     )
     for looked_at, one in enumerate(each, 1):
@@ -104,18 +103,18 @@ def _of(
     listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
     at_once: int,
     shard: Shard,
-    stretch: tuple[int, int],
+    stretches: Iterable[tuple[int, int]],
     after: Place | None,
 ) -> Iterator[Found]:
-    from_ms, behind = _start(shard, stretch[0], after)
-    to_ms = stretch[1]
-    while from_ms <= to_ms:
-        some = listed(shard, from_ms, to_ms, behind)
-        yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
-        if len(some) < at_once:
-            return
-        behind, last = some[-1]
-        from_ms = last.at_ms
+    for first_ms, to_ms in stretches:
+        from_ms, behind = _start(shard, first_ms, after)
+        while from_ms <= to_ms:
+            some = listed(shard, from_ms, to_ms, behind)
+            yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
+            if len(some) < at_once:
+                break
+            behind, last = some[-1]
+            from_ms = last.at_ms
 
 
 def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[tuple[int, int]]:
@@ -123,7 +122,11 @@ def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[t
     from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
     to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
     yield from_ms, to_ms
-    for band in inspector.bands(shard) if to_ms >= 0 else ():
+    if wanted.target is not None:
+        bands: Iterable[int] = [band_of(wanted.target)]
+    else:
+        bands = inspector.bands(shard)
+    for band in bands if to_ms >= 0 else ():
         yield parked_at(band, max(from_ms, 0)), parked_at(band, to_ms)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -173,16 +173,16 @@ class Inspector:
             for name, score, entry in zip(names, scores, stored, strict=True)
         ]
 
-    def bands(self, shard: Shard) -> list[int]:
-        """In which bands something is parked."""
-        keys, found = Keys(shard), list[int]()
+    def bands(self, shard: Shard) -> Iterator[int]:
+        """In which bands something is parked; a command for each."""
+        keys, first = Keys(shard), parked_at(1, 0)
         while True:
-            first = parked_at(found[-1] + 1 if found else 1, 0)
             look = ("ZRANGE", keys.due, first, "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
             score = _score(self._clients.together(look)[0])
             if score is None:
-                return found
-            found.append(band_at(score))
+                return
+            yield (band := band_at(score))
+            first = parked_at(band + 1, 0)
 
     def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
         """What is stored under these names, without the messages."""

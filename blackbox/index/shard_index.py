@@ -53,13 +53,16 @@ from blackbox.plan import (
 from blackbox.receipt import Mark
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
-FORMAT = b"3"
-OLDER = (b"1", b"2")
+FORMAT = b"4"
+OLDER = (b"1", b"2", b"3")
 """Formats of earlier versions: such an index is emptied, and begun from the journals."""
 
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
 LOOKED_AT = 100
+HEAD_BYTES = 65_536
+"""Of what is parked, to know its target."""
+
 PARKED_FOR_S = 30 * 86_400
 """How long the payload of what is parked stays in Redis; it is read again from Kafka after that."""
 LEAVING_LOOK_S = 0.01
@@ -295,11 +298,13 @@ class ShardIndex:
                 upto = first + _CHUNK - 1
                 flat = self._session.ask("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
-                scores.pop(SENTINEL, None)
-                names = list(scores)
+                names = [name for name, score in scores.items() if float(score) < BAND_MS]
                 stored = self._mget(names)
             if not names:
-                return count
+                return count + sum(
+                    self._parked_unknown(band, due_before_ms, now_ms)
+                    for band in list(self.parked())
+                )
             first += len(names)
             changes: dict[int, PutOff] = {}
             for name, payload in zip(names, stored, strict=True):
@@ -309,6 +314,35 @@ class ShardIndex:
                     at_ms = int(float(scores[name]))  # as it is: the order stays while it is paged
                     changes[int(name, 16)] = at_ms, letter
             count += len(changes)
+            self.defer(changes, now_ms)
+
+    def _parked_unknown(self, band: int, due_before_ms: int, now_ms: int) -> int:
+        """They wait for their target no more: a dead letter goes elsewhere."""
+        count, end = 0, parked_at(band, min(due_before_ms, BAND_MS - 1))
+        while True:
+            with self._lock:
+                look = (
+                    "ZRANGE",
+                    self._keys.due,
+                    parked_at(band, 0),
+                    end,
+                    "BYSCORE",
+                    "LIMIT",
+                    0,
+                    _CHUNK,
+                )
+                flat = self._session.ask(*look, "WITHSCORES")
+                names = flat[::2]
+                stored = self._mget(names)
+            if not names:
+                return count
+            changes: dict[int, PutOff] = {}
+            for name, score, payload in zip(names, flat[1::2], stored, strict=True):
+                entry, at_ms = as_entry(payload), int(float(score)) % BAND_MS
+                if entry is not None and entry.reason is None:
+                    entry = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
+                    count += 1
+                changes[int(name, 16)] = at_ms, entry
             self.defer(changes, now_ms)
 
     def untold(self, most: int) -> tuple[int, list[int]]:
@@ -409,14 +443,14 @@ class ShardIndex:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
         Checks the labels also when nothing is due. `passing_over` are due entries that are being
-        delivered already and so left out. Behind them some that are parked for the targets in `release`, half
-        of the limit at most: others do not wait until a backlog is through.
+        delivered already and so left out. Behind them as many that are parked for the targets in `release`:
+        others do not wait until a backlog is through.
         """
         due = self._keys.due
         with self._lock:
             known = self._bands()
             bands = sorted(band for band, to in known.items() if to in release)
-            share = max(1, limit // 2 // max(1, len(bands)))
+            share = max(1, limit // max(1, len(bands)))
             state, ready, after, first, last, pending, paused, *there = self._consistent(
                 [
                     pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
@@ -463,10 +497,10 @@ class ShardIndex:
                 released=frozenset(int(name, 16) for name in released),
             )
 
-    def parked(self) -> Collection[str]:
-        """The targets that something is parked for, or was until a moment ago."""
+    def parked(self) -> Mapping[int, str]:
+        """The target that each band holds something for, or did until a moment ago."""
         with self._lock:
-            return set(self._bands().values())
+            return self._bands()
 
     def depart(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Say that these are about to be delivered; those that are not pending any more are not to be.
@@ -641,26 +675,30 @@ class ShardIndex:
     def _bands(self) -> dict[int, str]:
         """Whose entries each band holds, found in these themselves: nothing else says so, and nothing can part from it."""
         if self._parked is None:
-            found: dict[int, str] = {}
-            band, largest = 1, int(self._session.ask("HGET", self._keys.state, "largest") or 0)
-            while band <= BANDS:
-                look = "ZRANGE", self._keys.due, parked_at(band, 0), "(+inf", "BYSCORE", "LIMIT", 0
-                first = self._session.ask(*look, 1, "WITHSCORES")
-                if not first:
-                    break
-                band = band_at(int(float(first[1])))
-                names = self._session.run([self._read_band(band, LOOKED_AT)])[0]
-                stored = self._payloads(names, largest)
-                known = (entry for _, payload in stored if (entry := as_entry(payload)) is not None)
-                if (entry := next(known, None)) is not None:
-                    found[band] = entry.target
-                    band += 1
-                elif names:
-                    # all payloads are gone: what is due is read again from Kafka
-                    early = [part for name, _ in stored for part in (0, name)]
-                    self._session.ask("ZADD", self._keys.due, "XX", *early)
-            self._parked = found
+            bands: list[int] = []
+            look = "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"
+            while first := self._session.ask(
+                "ZRANGE", self._keys.due, parked_at(bands[-1] + 1 if bands else 1, 0), *look
+            ):
+                bands.append(band_at(int(float(first[1]))))
+            found = ((band, self._target_of(band)) for band in bands)
+            self._parked = {band: target for band, target in found if target is not None}
         return self._parked
+
+    def _target_of(self, band: int) -> str | None:
+        """None when nothing is left there: entries whose payloads are gone are due, and read again from Kafka."""
+        while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
+            for name in names:
+                head = self._session.ask("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1)
+                entry = as_entry(head) or as_entry(self._mget([name])[0])
+                if entry is not None:
+                    return entry.target
+            found = self._watch_labels(self._keys.state, self._keys.receipts)
+            scores = self._scores(self._keys.due, [int(name, 16) for name in names])
+            due = [(score % BAND_MS, offset) for offset, score in scores.items()]
+            if not self._exec_even_if_full([*_zadd(self._keys.due, due, only_there=True)], found):
+                raise LabelsMoved(f"{self.shard}: the index changed while it was looked through")
+        return None
 
     def _read_band(self, band: int, limit: int) -> bytes:
         return pack("ZRANGE", self._keys.due, *_span(band), "BYSCORE", "LIMIT", 0, limit)

@@ -416,7 +416,7 @@ class ShardMachine(RuleBasedStateMachine):
             for _ in range(1000):
                 if self.stands(lambda: self.owner.dispatch.tick(self.now_ms)):
                     index = self.owner.index
-                    if not index.due(self.now_ms, 1, release=index.parked()).entries:
+                    if not index.due(self.now_ms, 1, release=[*index.parked().values()]).entries:
                         break
         self.nothing_is_delivered_twice()
         self.nothing_ended_in_time_is_delivered()

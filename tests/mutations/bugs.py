@@ -876,8 +876,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "            while band <= BANDS:\n",
-                "            while False:\n",
+                "            while first := self._session.ask(\n",
+                "            while first := self._session.ask and None or (\n",
             ),
         ),
         (),

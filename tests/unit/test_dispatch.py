@@ -32,6 +32,7 @@ from blackbox.sorting import (
     LONGEST_RETRY_MS,
     MOST_LETTER_BYTES,
     MOST_LETTER_SPAN,
+    QUEUED,
     RECORD_GONE,
     Sorting,
 )
@@ -566,7 +567,7 @@ def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_
         dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
         dispatch.index.load()
     targets.refusals.clear()
-    pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 4))
+    pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 15))
 
     first = dispatch.tick(NOW_MS + 20)
     assert first.is_full, "more may come out at once"
@@ -575,8 +576,140 @@ def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_
         dispatch.tick(NOW_MS + 20)
 
     order = sorted(range(6), key=lambda offset: due[offset])
-    assert writer.sent_to("orders") == [*order[:3], 7, *order[3:]]
+    assert writer.sent_to("orders") == [*order, 7]
     assert held(client).due == []
+
+
+def test_what_waits_in_its_turn_behind_a_backlog_says_so(
+    make: Make, pend: Pend, targets: FakeTargets, client: Any
+) -> None:
+    pend(*(to() for _ in range(5)))
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=3)
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+    targets.refusals.clear()
+    pend(to(due_ms=NOW_MS + 1))
+    dispatch.tick(NOW_MS + 1)
+    assert stored_entry(client, 5).detail == QUEUED
+
+
+def test_a_resumed_target_catches_up_with_a_load_of_its_own(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=20)
+    pend(*(to() for _ in range(100)))
+    while dispatch.tick(NOW_MS).retried:
+        pass
+    targets.refusals.clear()
+    for number in range(1, 100):
+        pend(*(to(due_ms=NOW_MS + number) for _ in range(12)))
+        did = dispatch.tick(NOW_MS + number)
+    assert did.pending <= 24
+    assert writer.sent_to("orders") == sorted(writer.sent_to("orders"))
+
+
+def test_a_resumed_target_does_not_wait_for_the_end_of_a_load_for_others(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=10)
+    pend(*(to(due_ms=NOW_MS) for _ in range(40)))
+    for _ in range(10):
+        dispatch.tick(NOW_MS)
+    pend(*(to("bills", due_ms=NOW_MS) for _ in range(11)))
+    dispatch.tick(NOW_MS)
+    targets.refusals.clear()
+    for number in range(1, 8):
+        pend(to("bills", due_ms=NOW_MS + number))
+        dispatch.tick(NOW_MS + number)
+    assert writer.sent_to("orders") == list(range(40))
+
+
+def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
+) -> None:
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=4)
+    pend(to("bills"), *(to(due_ms=NOW_MS + 1 + number) for number in range(10)))
+    limits = targets.limits
+
+    def back(topics: Any) -> Any:
+        targets.refusals.clear()
+        return limits(topics)
+
+    monkeypatch.setattr(targets, "limits", back)
+    for _ in range(10):
+        dispatch.tick(NOW_MS + 100)
+    assert writer.sent_to("orders") == list(range(1, 11))
+
+
+def test_two_targets_of_one_place_are_not_parked_by_batches_that_follow_each_other(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("blackbox.sorting.band_of", lambda target: 7)
+    away = Reason.UNREACHABLE, "no leader"
+    targets.refusals |= {"orders": away, "cards": away}
+    dispatch = make(batch_limit=4)
+    pend(
+        to("bills"), *(to(due_ms=NOW_MS + 1) for _ in range(3)),
+        to("bills", due_ms=NOW_MS + 2), *(to("cards", due_ms=NOW_MS + 2) for _ in range(3)),
+    )  # fmt: skip
+    for _ in range(4):
+        dispatch.tick(NOW_MS + 10)
+    del targets.refusals["orders"]
+    for number in range(3):
+        dispatch.tick(NOW_MS + 1000 * number)
+    assert len(writer.sent_to("orders")) == 3
+
+
+def test_a_parked_request_whose_outcome_is_unknown_becomes_a_dead_letter_at_once(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex
+) -> None:
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    pend(to(), to(due_ms=NOW_MS + 5), to("bills", due_ms=NOW_MS + 5000))
+    dispatch.tick(NOW_MS + 5)
+    assert index.outcome_unknown(NOW_MS + 1, NOW_MS + 10) == 1
+    for number in range(3):
+        dispatch.tick(NOW_MS + 10 + number)
+    assert writer.sent_to(LETTERS) == [0]
+
+
+def test_what_was_in_flight_when_a_target_lost_its_leader_comes_out_first(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, connections: Any
+) -> None:
+    pend(*(to(due_ms=NOW_MS + number) for number in range(8)))
+    away = Reason.UNREACHABLE, "no leader"
+    writer.meanwhile = lambda: targets.refusals.update(orders=away)
+    with pytest.raises(Refused):
+        make(batch_limit=4).tick(NOW_MS + 10)
+    writer.meanwhile = None
+    dispatch = make(batch_limit=4)
+    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    dispatch.index.load()
+    dispatch.tick(NOW_MS + 20)
+    targets.refusals.clear()
+    for number in range(10):
+        dispatch.tick(NOW_MS + 500 + 300 * number)
+    assert writer.sent_to("orders") == list(range(8))
+
+
+def test_who_takes_a_shard_over_leaves_what_is_paused_alone(
+    make: Make, pend: Pend, client: Any, connections: redis.ConnectionPool
+) -> None:
+    pend(*(to() for _ in range(5)))
+    shared = Shared(connections)
+    shared.pause("orders", NOW_MS, [SHARD])
+    make().tick(NOW_MS)
+    parked = held(client)
+    later = make()
+    for number in range(3):
+        assert later.tick(NOW_MS + number).retried == 0
+    assert held(client) == parked
+    shared.resume("orders", [SHARD])
+    assert later.tick(NOW_MS + 9).is_full, "it looks again at once"
+    assert later.tick(NOW_MS + 9).due_ms == [NOW_MS] * 5
 
 
 def test_a_backlog_that_comes_out_takes_no_turn_of_what_is_due_for_others(
@@ -592,7 +725,7 @@ def test_a_backlog_that_comes_out_takes_no_turn_of_what_is_due_for_others(
     for number in range(1, 6):
         dispatch.tick(NOW_MS + 30)
         assert writer.sent_to("bills") == list(range(20, 20 + 4 * number))
-    assert writer.sent_to("orders") == list(range(10))
+        assert writer.sent_to("orders") == list(range(4 * number))
 
 
 def test_what_ends_by_itself_ends_while_its_target_is_away(
