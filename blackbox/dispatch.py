@@ -134,7 +134,7 @@ class Dispatch:
         return self._looked(due, now_ms)
 
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
-        is_news = bool(due.parked) and (self._paused is None or self._paused > due.paused)
+        is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused = due.paused
         did = Dispatched(
             is_full=due.is_full or is_news,

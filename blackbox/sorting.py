@@ -189,7 +189,7 @@ class Sorting:
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
                 refusal = unavailable.get(self._destination(entry))
-                if refusal is not None and _is_parked(batch, offset, entry, refusal, due.parked):
+                if refusal is not None and _parks(batch, offset, entry, refusal, due.parked):
                     del part[offset]
                     continue
                 for topic in ending.get(offset, ()) if refusal is None else ():
@@ -295,7 +295,7 @@ class Sorting:
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry, is_alone = batch[offset], batch[offset].alone or len(suspects) == 1
             told = away.get(entry.target)
-            if told is not None and _is_parked(aside, offset, entry, told, parked):
+            if told is not None and _parks(aside, offset, entry, told, parked):
                 continue
             if not is_alone and refusal[0] not in OF_A_TOPIC:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
@@ -349,7 +349,7 @@ class Sorting:
         return found
 
 
-def _is_parked(
+def _parks(
     batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
 ) -> bool:
     """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""

@@ -889,7 +889,10 @@ class ShardIndex:
         for at_ms, entry in changes.values():
             if band := band_at(at_ms):
                 assert entry is not None, "what is parked names its target"
-                self._bands()[band] = entry.target
+                if self._parked is not None:
+                    self._parked[band] = (
+                        entry.target
+                    )  # else it is found by looking, not before a MULTI
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
