@@ -60,6 +60,7 @@ class Dispatch:
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
+    _came_out: bool = False
 
     @property
     def shard(self) -> Shard:
@@ -87,7 +88,8 @@ class Dispatch:
         try:
             if batch.ready or batch.dead:
                 # a backlog that comes out is not read ahead: it stands apart from what is due
-                goes_on = did.is_full and not batch.alone and not self._release()
+                goes_on = did.is_full and not batch.alone and not self._came_out
+                goes_on = goes_on and not self._release()
                 self._deliver(batch, did, now_ms, goes_on=goes_on)
             else:
                 self._defer(batch.deferred, did, now_ms)
@@ -130,12 +132,13 @@ class Dispatch:
             is_full=True,
             pending=due.pending - len(leaving),
             parked={**before.parked, **due.parked},  # that before is not yet, in Redis
+            backlogs=due.backlogs.union(before.parked.values()),
         )
         return self._looked(due, now_ms)
 
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
         is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
-        self._paused = due.paused
+        self._paused, self._came_out = due.paused, bool(due.released)
         did = Dispatched(
             is_full=due.is_full or is_news,
             next_due_ms=due.next_due_ms,
@@ -191,6 +194,7 @@ class Dispatch:
         _count(did, ended, dead)
         _count_put_off(did, batch.deferred)
         if failed:
+            self._ahead = None  # what is put off may have to go before it
             self._put_off(sent, failed, did, now_ms)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:

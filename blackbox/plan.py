@@ -130,7 +130,7 @@ class Due(NamedTuple):
     `is_full` means that more may be due now. `next_due_ms` is the first due time after now.
     `pending` counts all entries; `oldest_ms` is the due time of the first one that is not parked. `paused` are
     the targets that get nothing now. `parked` says by band which target has entries parked there, `released`
-    are entries that were read from there.
+    are entries that were read from there, and come first; `backlogs` the targets of which there are more.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -140,7 +140,8 @@ class Due(NamedTuple):
     pending: int
     paused: frozenset[str] = frozenset()
     parked: Mapping[int, str] = {}
-    released: Container[int] = frozenset()
+    released: frozenset[int] = frozenset()
+    backlogs: frozenset[str] = frozenset()
 
 
 PutOff = tuple[int, Entry | None]

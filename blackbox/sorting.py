@@ -206,10 +206,10 @@ class Sorting:
 
     def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
         """What comes due anew for a target with a backlog: it goes out in the order of due times."""
-        targets = set(due.parked.values()) if due.parked else ()
-        for part in (batch.ready, batch.alone) if targets else ():
+        for part in (batch.ready, batch.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
-                if entry.target in targets and offset not in due.released and not entry.expires_ms:
+                is_new = offset not in due.released and not entry.expires_ms
+                if is_new and entry.target in due.backlogs:
                     del part[offset]
                     _park(batch, offset, entry, QUEUED)
 

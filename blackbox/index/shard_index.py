@@ -443,7 +443,7 @@ class ShardIndex:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
         Checks the labels also when nothing is due. `passing_over` are due entries that are being
-        delivered already and so left out. Behind them as many that are parked for the targets in `release`:
+        delivered already and so left out. Before them as many that are parked for the targets in `release`:
         others do not wait until a backlog is through.
         """
         due = self._keys.due
@@ -471,29 +471,36 @@ class ShardIndex:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
-            if next(others) != sum(others):
+            total, *counts = others
+            if total != sum(counts):
                 self._parked = None  # Redis went back, or an owner that was fenced parked something
                 return self.due(now_ms, limit, passing_over, release)
+            left = {band: count for band, count in zip(known, counts, strict=True) if count}
+            self._parked = {band: known[band] for band in left}
             released = list(chain.from_iterable(in_bands))
             stored = self._payloads(ready + released, int(state[2] or 0))
+            is_cut = len(stored) < len(ready) + len(released)
             for band, names in zip(bands, in_bands, strict=True):
-                if not names:
-                    del known[band]
+                if names and len(names) == left[band] and not is_cut:
+                    del left[band]
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             return Due(
                 entries=[
                     (offset, payload)
-                    for name, payload in self._still_there(stored)
+                    for name, payload in self._still_there(
+                        stored[len(ready) :] + stored[: len(ready)]
+                    )
                     if (offset := int(name, 16)) not in passing_over
                 ],
                 is_full=len(ready) == limit
-                or len(stored) < len(ready) + len(released)
+                or is_cut
                 or any(len(names) == share for names in in_bands),
                 next_due_ms=int(float(after[1])) if after else None,
                 oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
-                parked=dict(known),
+                parked=self._parked,
+                backlogs=frozenset(known[band] for band in left),
                 released=frozenset(int(name, 16) for name in released),
             )
 
@@ -688,16 +695,15 @@ class ShardIndex:
     def _target_of(self, band: int) -> str | None:
         """None when nothing is left there: entries whose payloads are gone are due, and read again from Kafka."""
         while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
-            for name in names:
-                head = self._session.ask("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1)
-                entry = as_entry(head) or as_entry(self._mget([name])[0])
+            heads = self._session.run(
+                [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
+            )
+            for name, head in zip(names, heads, strict=True):
+                entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
                 if entry is not None:
                     return entry.target
-            found = self._watch_labels(self._keys.state, self._keys.receipts)
             scores = self._scores(self._keys.due, [int(name, 16) for name in names])
-            due = [(score % BAND_MS, offset) for offset, score in scores.items()]
-            if not self._exec_even_if_full([*_zadd(self._keys.due, due, only_there=True)], found):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was looked through")
+            self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
 
     def _read_band(self, band: int, limit: int) -> bytes:

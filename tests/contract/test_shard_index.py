@@ -843,10 +843,17 @@ def test_what_is_parked_is_pending_and_not_due_until_it_is_released(
         assert (due.pending, due.oldest_ms, due.next_due_ms) == (9, NOW_MS - 8, None)
         assert set(reader.parked().values()) == {"orders", "bills"}
         released = reader.due(NOW_MS, 3, release=["orders", "nothing"])
-        assert [offset for offset, _ in released.entries] == [8, 7, 0, 5, 4, 3]
+        assert [offset for offset, _ in released.entries] == [5, 4, 3, 8, 7, 0]
         assert released.is_full
         assert set(released.parked.values()) == {"orders", "bills"}
         assert released.released == {5, 4, 3}
+        assert released.backlogs == {"orders", "bills"}
+        whole = reader.due(NOW_MS, 9, release=["orders"])
+        assert (len(whole.entries), whole.backlogs, whole.is_full) == (
+            8,
+            frozenset({"bills"}),
+            False,
+        )
 
     index.settle(dict.fromkeys([1, 2, 3, 4, 5]), 1)
     assert set(index.due(NOW_MS, 10, release=["orders"]).parked.values()) == {"bills"}

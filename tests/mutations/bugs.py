@@ -889,7 +889,7 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "            if next(others) != sum(others):",
+                "            if total != sum(counts):",
                 "            if False:",
             ),
         ),
@@ -902,7 +902,7 @@ BUGS = (
         (
             Change(
                 "dispatch.py",
-                "                goes_on = did.is_full and not batch.alone and not self._release()\n",
+                "                goes_on = did.is_full and not batch.alone and not self._came_out\n",
                 "                goes_on = did.is_full and not batch.alone\n",
             ),
         ),
@@ -915,8 +915,8 @@ BUGS = (
         (
             Change(
                 "sorting.py",
-                "        targets = set(due.parked.values()) if due.parked else ()\n",
-                "        targets = ()\n",
+                "        for part in (batch.ready, batch.alone) if due.backlogs else ():\n",
+                "        for part in ():\n",
             ),
         ),
         (),

@@ -627,6 +627,83 @@ def test_a_resumed_target_does_not_wait_for_the_end_of_a_load_for_others(
     assert writer.sent_to("orders") == list(range(40))
 
 
+def test_a_target_that_is_paused_again_takes_no_turn_of_others(
+    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
+) -> None:
+    shared = Shared(connections)
+    shared.pause("orders", NOW_MS, [SHARD])
+    dispatch = make(batch_limit=4)
+    pend(*(to() for _ in range(20)))
+    for _ in range(8):
+        dispatch.tick(NOW_MS)
+    shared.resume("orders", [SHARD])
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+    pend(*(to("bills", due_ms=NOW_MS + number) for number in range(20)))
+    shared.pause("orders", NOW_MS, [SHARD])
+    for _ in range(12):
+        dispatch.tick(NOW_MS + 30)
+    assert writer.sent_to("bills") == list(range(20, 40))
+
+
+def test_a_leader_that_goes_between_two_looks_takes_no_turn_of_others(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
+) -> None:
+    away = Reason.UNREACHABLE, "no leader"
+    targets.refusals["orders"] = away
+    dispatch = make(batch_limit=4)
+    pend(*(to() for _ in range(20)))
+    while dispatch.tick(NOW_MS).retried:
+        pass
+    pend(*(to("bills", NOW_MS + number) for number in range(20)))
+    targets.refusals.clear()
+    limits = targets.limits
+
+    def gone(topics: Any) -> Any:
+        targets.refusals["orders"] = away
+        return limits(topics)
+
+    monkeypatch.setattr(targets, "limits", gone)
+    for _ in range(12):
+        dispatch.tick(NOW_MS + 50)
+    assert writer.sent_to("bills") == list(range(20, 40))
+
+
+def test_what_comes_with_the_last_of_a_backlog_is_not_parked_behind_it(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(batch_limit=20)
+    pend(to())
+    dispatch.tick(NOW_MS)
+    targets.refusals.clear()
+    pend(to(due_ms=NOW_MS + 1))
+    assert dispatch.tick(NOW_MS + 1).retried == 0
+    assert writer.sent_to("orders") == [0, 1]
+
+
+def test_at_least_once_what_is_put_off_is_not_overtaken_by_what_was_read_ahead(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
+) -> None:
+    writer.exactly_once = False
+    dispatch = make(batch_limit=4)
+    pend(*(to(due_ms=NOW_MS + number) for number in range(8)))
+    flush, away = writer.flush, (Reason.UNREACHABLE, "no leader")
+
+    def lost(hopeless: Any = dict) -> Any:
+        targets.refusals["orders"] = writer.failing["orders"] = away
+        return flush(hopeless)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "flush", lost)
+        dispatch.tick(NOW_MS + 10)
+    writer.failing.clear()
+    targets.refusals.clear()
+    for number in range(10):
+        dispatch.tick(NOW_MS + 500 + 300 * number)
+    assert writer.sent_to("orders") == list(range(8))
+
+
 def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
