@@ -51,7 +51,8 @@ def cpu_s(service: ServiceProcess) -> float:
             times.append(process.cpu_times())
         except psutil.NoSuchProcess:
             continue
-    return sum(one.user + one.system for one in times)
+    # with children that have ended: Spark's workers come and go
+    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 
 def dues(messages: Sequence[Message]) -> list[int]:
