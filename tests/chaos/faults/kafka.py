@@ -39,7 +39,6 @@ def killed_beside_a_service(scene: Scene) -> None:
 
 FAULTS = [
     Fault("Kafka frozen", frozen, 24, "frail kafka"),
-    # what is on its way goes out when Kafka is back, long after a cancel that was written meanwhile
-    Fault("Kafka killed and started", killed, 32, "frail kafka", may_revive=True),
+    Fault("Kafka killed and started", killed, 32, "frail kafka"),
     Fault("Kafka and the service killed", killed_beside_a_service, 16, "frail kafka"),
 ]
