@@ -16,7 +16,7 @@ from tests.world import ServiceProcess, World
 
 FROZEN_S = 3.0
 PAST_SESSION_S = 15.0
-"""Kafka's default session timeout is 10 s."""
+"""The session timeout is 6 s."""
 
 
 class Stage:

@@ -16,7 +16,7 @@ from tests.soak.watch import WARM_UP_S, Life, Sample
 
 QUIET_S = 30.0
 """After a fault is mended, how long what it held up may still come late: the group notices a dead
-service after ten seconds, and at half of what the machine can do, a backlog of ten takes ten more."""
+service after six seconds, and at half of what the machine can do, a backlog of six takes six more."""
 
 BEFORE_S = 1.0
 """What was due so shortly before a fault may still have been on its way."""
@@ -25,6 +25,7 @@ MOST_LATE_MS = 500
 MOST_DRIFT = 0.05
 BIN_S = 5
 LATEST = 20
+LATEST_ROWS = 10
 COLOURS = {"service": "#0072b2", "other service": "#56b4e9", "Redis": "#d55e00", "Kafka": "#7a4fa3"}
 
 
@@ -46,7 +47,7 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """`due_ms`, `delivered_ms` (epoch; 0 if never) and `times` have an item for each request."""
+    """`due_ms`, `delivered_ms` (epoch; 0 if never), `times` and `partitions` have an item for each request."""
 
     engine: str
     cores: int
@@ -58,6 +59,7 @@ class Soak:
     due_ms: NDArray[np.int64]
     delivered_ms: NDArray[np.int64]
     times: NDArray[np.uint8]
+    partitions: NDArray[np.uint8]
     lives: list[Life]
 
     @property
@@ -169,11 +171,36 @@ class Soak:
         return [
             {
                 "request": int(one),
+                "partition": int(self.partitions[one]),
                 "due_s": _rounded((self.due_ms[one] - self.began_ms) / 1000),
                 "delivered_s": _rounded((self.delivered_ms[one] - self.began_ms) / 1000),
             }
             for one in latest
         ]
+
+    def latest_of_each(self) -> list[tuple[float, str, int, float]]:
+        """The latest request of each partition in and after each fault, the ten latest of these.
+
+        How late (s), the fault that began last before its delivery, the partition, and when it
+        was due, in seconds since the fault began.
+        """
+        if not self.faults:
+            return []
+        began = np.array([fault.from_s for fault in self.faults])
+        delivered = np.flatnonzero(self.times)
+        delivered_s = (self.delivered_ms[delivered] - self.began_ms) / 1000
+        of_fault = np.searchsorted(began, delivered_s, side="right") - 1
+        found = []
+        for number, fault in enumerate(self.faults):
+            for partition in np.unique(self.partitions):
+                is_here = (of_fault == number) & (self.partitions[delivered] == partition)
+                if not is_here.any():
+                    continue
+                at = np.flatnonzero(is_here)[np.argmax(self.late_ms[is_here])]
+                due_s = (self.due_ms[delivered[at]] - self.began_ms) / 1000 - fault.from_s
+                late_s = float(self.late_ms[at]) / 1000
+                found.append((late_s, fault.name, int(partition), float(due_s)))
+        return sorted(found, reverse=True)[:LATEST_ROWS]
 
     def _page(self, name: str) -> str:
         rows = [f"| {' | '.join(row)} |" for row in self._rows()]
@@ -194,6 +221,10 @@ class Soak:
             twice=twice,
             early=early,
             late="\n".join(late),
+            latest="\n".join(
+                f"| {late_s:,.1f} s | {fault} | {partition} | {due_s:+,.1f} s |"
+                for late_s, fault, partition, due_s in self.latest_of_each()
+            ),
             rows="\n".join(rows),
         )
 
@@ -202,7 +233,7 @@ PAGE = """# Half an hour under load, with a fault every minute
 
 {about}. {cores} cores for Kafka, Redis, two services, the load and its reader together. Requests of 200 bytes with countdowns
 of 2 to 6 s; what the machine can do was measured just before, with requests due at once. Kafka's timeouts are the default
-ones: the group notices a dead service after 10 s.
+ones: the group notices a dead service after 6 s.
 
 ![lateness, memory and file descriptors over time]({name}.svg)
 
@@ -213,6 +244,12 @@ ones: the group notices a dead service after 10 s.
 {late}
 
 "In faults" is from {before:.0f} s before a fault until {quiet:.0f} s after it was mended.
+
+The latest request of each partition after each fault, the ten latest of these:
+
+| late | last fault before it was delivered | partition | due, after the fault began |
+| ---: | --- | ---: | ---: |
+{latest}
 
 What each process needs after a warm-up of {warm_up:.0f} minutes, of those that lived long enough: least, most, and by how much
 the last round of all faults differs from the first, by their medians (memory in MB, proportional set size). Kafka keeps

@@ -85,6 +85,7 @@ def run(
         due_ms=traffic.due_ms[first : traffic.sent],
         delivered_ms=traffic.delivered_ms[first : traffic.sent],
         times=traffic.times[first : traffic.sent],
+        partitions=traffic.partitions[first : traffic.sent],
         lives=watch.lives(),
     )
 

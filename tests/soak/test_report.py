@@ -31,6 +31,7 @@ def soak() -> Soak:
         due_ms=due_ms,
         delivered_ms=due_ms + late_ms,
         times=np.ones(COUNT, np.uint8),
+        partitions=(np.arange(COUNT) % 4).astype(np.uint8),
         lives=[Life("service", 7, [Sample(at_s, 80, 40) for at_s in range(5, SECONDS, 5)])],
     )
 
@@ -89,6 +90,15 @@ def test_the_latest_requests_are_in_the_figures(tmp_path: Path) -> None:
     assert latest["request"] == 4000
     assert latest["delivered_s"] - latest["due_s"] == pytest.approx(60, abs=0.1)
     assert len(others) == LATEST - 1
+
+
+def test_the_page_says_where_the_latest_came_from(tmp_path: Path) -> None:
+    one = soak()
+    late = COUNT // 2 + 120  # in partition 0
+    one.delivered_ms[late] = one.due_ms[late] + 60_000
+    assert one.latest_of_each()[0] == pytest.approx((60.0, "Kafka frozen", 0, 27.7), abs=0.1)
+    one.write(tmp_path)
+    assert "| 60.0 s | Kafka frozen | 0 | +27.7 s |" in (tmp_path / "soak.md").read_text()
 
 
 def test_what_a_fault_takes_for_a_minute_is_none() -> None:

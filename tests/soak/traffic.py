@@ -46,6 +46,8 @@ class Traffic:
         self.due_ms: NDArray[np.int64] = np.zeros(most, np.int64)
         self.delivered_ms: NDArray[np.int64] = np.zeros(most, np.int64)
         self.times: NDArray[np.uint8] = np.zeros(most, np.uint8)
+        self.partitions: NDArray[np.uint8] = np.zeros(most, np.uint8)
+        """Of the request topic, where each was written."""
         self.sent = self.seen = 0
         self._over = Event()
         self._threads = ThreadPoolExecutor(2)
@@ -114,6 +116,7 @@ class Traffic:
     ) -> None:
         assert error is None, error
         self.due_ms[number] = message.timestamp()[1] + countdown_ms
+        self.partitions[number] = message.partition()
 
     def _watch(self) -> None:
         consumer = Consumer(
