@@ -16,6 +16,8 @@ logger = logging.getLogger("blackbox.recovery")
 
 TAIL = 100
 ROUNDS = DOUBTFUL - 2
+PATIENCE_S = 5.0
+"""With what the last receipt names: what cannot be read by then is looked at while the shard is open."""
 
 
 def commit_barrier(
@@ -27,28 +29,38 @@ def commit_barrier(
     looked whose they are. Raises a Doubt when others keep writing receipts, OtherGroup when another group opened the
     shard in the same moment.
     """
-    void = 0
+    absent = 0
     for attempt in range(ROUNDS):
         bounds = journal.receipt_bounds()
         end = bounds.end
         tail = _tail(journal, Bounds(max(since, bounds.start), end))
         newest = tail[-1:] if attempt == 0 else tail
-        missing = journal.missing([r for _, r in newest if not r.barrier])
+        claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
+        missing, unread = journal.check(claims, PATIENCE_S)
         if missing:
             logger.warning(
                 "%s: the last receipt names %d messages that are not there; they stay pending",
                 shard, len(missing),
             )  # fmt: skip
-        void += len(missing)
+        if unread:
+            logger.warning(
+                "%s: whether %d messages of the last receipt are there cannot be read; these requests wait, "
+                "all others go on: %s", shard, len(unread), next(iter(unread.values())),
+            )  # fmt: skip
+        absent += len(missing)
         others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
         group = others[-1] if others else barrier.group  # who was first keeps the shard
         writer.begin()
-        label = writer.commit(replace(barrier, barrier=True, void=missing, group=group))
+        doubtful = sorted([*missing, *unread])
+        void = [claim.offset for claim in doubtful]
+        label = writer.commit(
+            replace(barrier, barrier=True, void=void, doubtful=doubtful, group=group)
+        )
         if others:
             raise other_group(shard, group, barrier.group)
         since = end
         if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
-            return label, void
+            return label, absent
     raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
 
 

@@ -14,13 +14,17 @@ from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.parking import time_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
-from blackbox.receipt import Places, Receipt, topic_of
+from blackbox.receipt import Claim, Places, Receipt, confirmation, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Record, Shard
+from blackbox.settling import settle
 from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
 
 logger = logging.getLogger("blackbox.dispatch")
 
 TELL_AFTER_MS = 5_000
+PATIENCE_S = 1.0
+MOST_PAUSE_MS = 10_000
+"""Between two looks at what is in doubt, each of which may hold its shard up for about PATIENCE_S."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Dispatched:
     next_due_ms: int | None = None
     oldest_ms: int | None = None
     pending: int = 0
+    in_doubt: int = 0
 
 
 @dataclass(slots=True)
@@ -60,6 +65,9 @@ class Dispatch:
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
+    _doubtful: Mapping[int, Claim] = field(default_factory=dict)
+    _doubtful_again_ms: int = 0
+    _doubtful_looks: int = 0
     _came_out: bool = False
 
     @property
@@ -84,6 +92,9 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
+        if self._doubtful and now_ms >= self._doubtful_again_ms:
+            self._look_at_doubtful(now_ms)
+            did, batch = self._read(now_ms)
         later = self.sorting.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
@@ -102,6 +113,26 @@ class Dispatch:
             only = Sorted(ready=one) if entry.reason is None else Sorted(dead=one)
             self._deliver(only, did, now_ms)
         return did
+
+    def _look_at_doubtful(self, now_ms: int) -> None:
+        """What the last owner may have delivered, where nobody could look when the shard was opened."""
+        claims = list(self._doubtful.values())
+        missing, unread = self.sorting.journal.check(claims, PATIENCE_S)
+        found = [one for one in claims if one not in unread and one not in missing]
+        if unread:
+            logger.warning(
+                "%s: whether %d requests were delivered cannot be read yet, and they wait: %s",
+                self.shard, len(unread), next(iter(unread.values())),
+            )  # fmt: skip
+        if found:
+            self.writer.begin()
+            label = self.writer.commit(confirmation(found, now_ms, self._known))
+            settle(self.index, [claim.offset for claim in found], label)
+        if missing:
+            self.index.believe({claim.offset for claim in missing})
+        self._doubtful = self.index.doubtful
+        self._doubtful_again_ms = now_ms + min(1000 << self._doubtful_looks, MOST_PAUSE_MS)
+        self._doubtful_looks += 1
 
     def _tell_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""
@@ -139,11 +170,13 @@ class Dispatch:
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
         is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._came_out = due.paused, bool(due.released)
+        self._doubtful = due.doubtful
         did = Dispatched(
             is_full=due.is_full or is_news,
             next_due_ms=due.next_due_ms,
             oldest_ms=due.oldest_ms,
             pending=due.pending,
+            in_doubt=len(due.doubtful),
         )
         return did, self.sorting.sort(due, now_ms) if due.entries else Sorted()
 

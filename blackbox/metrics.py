@@ -44,6 +44,10 @@ COUNTERS = {
 
 GAUGES = {
     "pending": ("Requests in the index", "shard"),
+    "in_doubt": (
+        "Pending requests that may have been delivered, where nobody can read yet whether they were",
+        "shard",
+    ),
     "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
     "journal_position": ("Next offset to be read", "shard", "journal"),
     "journal_low_water_age_seconds": (
@@ -194,6 +198,7 @@ class Metrics:
         self._gauges["pending"].labels(str(shard)).set(
             did.pending - len(did.due_ms) - sum(did.dead.values())
         )
+        self._gauges["in_doubt"].labels(str(shard)).set(did.in_doubt)
         self._gauges["oldest_overdue_seconds"].labels(str(shard)).set(overdue_ms / 1000)
 
     def kafka_behind(self, shard: Shard, behind_ms: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import chain
 
 from blackbox.ended import Ended
-from blackbox.receipt import Receipt
+from blackbox.receipt import Claim, Receipt
 
 
 class Outcomes:
     """The sum of receipts that are added in their order; `count` are the outcomes that they told.
 
-    `ended` have an outcome. `ignored` are conditional records that did not count, and `too_late` those that may be
+    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read. `ignored` are conditional records that did not count, and `too_late` those that may be
     replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
     `unknown_ms` and has no outcome may have had one that is gone.
     """
@@ -19,6 +19,7 @@ class Outcomes:
     def __init__(self, unknown_ms: int = 0) -> None:
         self.ended, self.too_late = Ended(), Ended()
         self.ignored: list[int] = []
+        self._doubtful: dict[int, Claim] = {}
         self.count = self.judged = 0
         self.unknown_ms = unknown_ms
 
@@ -26,14 +27,20 @@ class Outcomes:
         self.count += self.ended.add(receipt.removals())
         self.ignored += receipt.ignored
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
+        self._doubtful |= {claim.offset: claim for claim in receipt.doubtful}
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
         for first in receipt.cut:
             self._forget_from(first)
+
+    @property
+    def doubtful(self) -> dict[int, Claim]:
+        return {o: claim for o, claim in self._doubtful.items() if o not in self.ended}
 
     def _forget_from(self, first: int) -> None:
         """The log had lost its end, and others are there now."""
         self.ended.forget_from(first)
         self.too_late.forget_from(first)
         self.ignored = [offset for offset in self.ignored if offset < first]
+        self._doubtful = {o: claim for o, claim in self._doubtful.items() if o < first}
         self.judged = min(self.judged, first)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from blackbox.entry import Entry
-from blackbox.receipt import Mark
+from blackbox.receipt import Claim, Mark
 from blackbox.request import Cancel, Record, Request
 
 
@@ -131,6 +131,7 @@ class Due(NamedTuple):
     `pending` counts all entries; `oldest_ms` is the due time of the first one that is not parked. `paused` are
     the targets that get nothing now. `parked` says by band which target has entries parked there, `released`
     are entries that were read from there, and come first; `backlogs` the targets of which there are more.
+    `doubtful` are requests, due now or later, of which it is not known whether they were delivered.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -142,6 +143,7 @@ class Due(NamedTuple):
     parked: Mapping[int, str] = {}
     released: frozenset[int] = frozenset()
     backlogs: frozenset[str] = frozenset()
+    doubtful: Mapping[int, Claim] = {}
 
 
 PutOff = tuple[int, Entry | None]
@@ -206,6 +208,7 @@ class View(NamedTuple):
     `early` are replacements by id that count: what they replace was removed before they could be stored.
     `too_late` may be more of them that ended nothing, as receipts told. `tail` is the last record that
     was read before.
+    `doubtful` may have been delivered, and nobody could read whether they were: nothing ends them before that is known.
     `ended` are requests of the cold tier that the cancel at this offset has ended by their ids, wherever
     they are by then; `has_cold`: there may be some.
     """
@@ -225,6 +228,7 @@ class View(NamedTuple):
     has_cold: bool = False
     too_late: Container[int] = frozenset()
     tail: Tail | None = None
+    doubtful: Container[int] = frozenset()
 
     def knows(self, offset: int) -> bool:
         """Whether the index can tell that this request is not pending."""
@@ -360,6 +364,8 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
         return False
     offset, is_pending, caller_id, origin = view.named[id]
     offset = plan.moved.get(offset if origin is None else origin, offset)
+    if offset in view.doubtful:
+        return False
     if by is not None and by in view.early:
         return True
     if by is not None and not view.knows(offset):
@@ -416,6 +422,8 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
 
 
 def _end(plan: Plan, view: View, offset: int) -> None:
+    if offset in view.doubtful:
+        return
     if plan.puts.pop(offset, None) is None and not _thaw(plan, view, offset):
         plan.removals.append(offset)
 

@@ -19,6 +19,26 @@ DOUBTFUL = 8
 """How far back, in receipts, a void may reach; recovery never leaves more in doubt."""
 
 
+class Claim(NamedTuple):
+    """What a receipt says of one request: its message, or its dead letter, is at `there` in `at`, a `topic/partition`.
+
+    `outcome` is "delivered", or the part of a receipt that says why there is a letter; `topic_id` how the topic's id begins.
+    """
+
+    offset: int
+    outcome: str
+    at: str
+    there: int
+    topic_id: str
+
+
+class Checked(NamedTuple):
+    """The claims that did not come true, and those whose places cannot be read, with the reason."""
+
+    missing: list[Claim]
+    unread: dict[Claim, str]
+
+
 class Mark(NamedTuple):
     """From where on the two journals say all that is pending: the low-water mark.
 
@@ -40,6 +60,8 @@ class Receipt:
     dead       -- undeliverable, expired, invalid: now dead letters, which `letters` locates
     topics     -- how the ids of the topics of these places begin: one that is created again has another
     void       -- requests whose outcome in an earlier receipt did not come true: pending again
+    doubtful   -- where the earlier receipt claims these to be: some places could not be read. They are looked at until
+                  that is known, and a later receipt repeats what is true
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
     read       -- the next request that its writer's index did not know yet: those below were let in
@@ -63,6 +85,7 @@ class Receipt:
     letters: Places = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
     void: list[int] = field(default_factory=list)
+    doubtful: list[Claim] = field(default_factory=list)
     barrier: bool = False
     gone: tuple[int, int] | None = None
     read: int = 0
@@ -78,6 +101,17 @@ class Receipt:
         """The requests that this receipt ends."""
         delivered = map(itemgetter(0), chain.from_iterable(self.delivered.values()))
         return chain(delivered, self.dead, self.expired, self.invalid)
+
+    def claims(self) -> Iterator[Claim]:
+        """Where it says that messages and dead letters are."""
+        reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
+        for at, pairs in self.delivered.items():
+            topic_id = self.topics.get(topic_of(at), "")
+            yield from (Claim(offset, "delivered", at, there, topic_id) for offset, there in pairs)
+        for at, pairs in self.letters.items():
+            topic_id = self.topics.get(topic_of(at), "")
+            for offset, there in pairs:
+                yield Claim(offset, reasons.get(offset, "dead"), at, there, topic_id)
 
     def without(self, void: set[int]) -> Receipt:
         """The same receipt, silent about the requests in `void`."""
@@ -98,10 +132,28 @@ def encode(receipt: Receipt) -> bytes:
     value: dict[str, object] = {"v": VERSION, "at_ms": receipt.at_ms}
     for name in _PARTS:
         if part := getattr(receipt, name):
-            value[name] = tuple(part) if name == "mark" else part
+            value[name] = part
+    if receipt.mark is not None:
+        value["mark"] = tuple(receipt.mark)
+    if receipt.doubtful:
+        value["doubtful"] = [tuple(claim) for claim in receipt.doubtful]
     return orjson.dumps(value)
 
 
+def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
+    """The receipt that says again what was in doubt and is true."""
+    receipt = Receipt(at_ms, read=read)
+    for offset, outcome, at, there, topic_id in claims:
+        if outcome != "delivered":
+            getattr(receipt, outcome).append(offset)
+        places = receipt.delivered if outcome == "delivered" else receipt.letters
+        places.setdefault(at, []).append((offset, there))
+        if topic_id:
+            receipt.topics[topic_of(at)] = topic_id
+    return receipt
+
+
+_LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
 
@@ -132,12 +184,15 @@ def decode(value: bytes | None) -> Receipt:
             raise NotAReceipt(f"{name} has no such shape: {str(part)[:80]}")
     if "mark" in parts:
         parts["mark"] = Mark(*parts["mark"][: len(Mark._fields)])
+    if "doubtful" in parts:
+        parts["doubtful"] = [Claim(*claim[: len(Claim._fields)]) for claim in parts["doubtful"]]
     return Receipt(**parts)
 
 
 _SHAPES: dict[str, type] = {
     **dict.fromkeys(("delivered", "letters", "topics"), dict),
     **dict.fromkeys(("dead", "expired", "invalid", "void", "ignored", "mark", "gone", "cut"), list),
+    "doubtful": list,
     **dict.fromkeys(("at_ms", "read", "unknown_ms"), int),
     **dict.fromkeys(("topic_id", "group", "rebound"), str),
     "barrier": bool,
@@ -152,9 +207,21 @@ def _has_shape(name: str, part: object) -> bool:
         return all(isinstance(pairs, list) for pairs in part.values())
     if not isinstance(part, list):
         return True
+    if name == "doubtful":
+        return all(_is_claim(claim) for claim in part)
     least = {"mark": 2, "gone": 2}.get(name, 0)
     numbers = part[:least] if name == "mark" else part
     return len(part) >= least and all(isinstance(one, int) for one in numbers)
+
+
+def _is_claim(part: object) -> bool:
+    kinds = int, str, str, int, str
+    return (
+        isinstance(part, list)
+        and len(part) >= len(kinds)
+        and all(isinstance(one, kind) for one, kind in zip(part, kinds, strict=False))
+        and part[1] in ("delivered", *_LETTERS)
+    )
 
 
 def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from blackbox.barrier import commit_barrier
@@ -28,10 +28,10 @@ from blackbox.plan import Batch, Binding, Bounds, Kept, Labels
 from blackbox.ports import Index, Journal, Writer
 from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Shard
+from blackbox.settling import CHUNK, settle
 
 logger = logging.getLogger("blackbox.recovery")
 
-CHUNK = 5000
 RECENT_S = 1.0
 """A shard that opens has read every cancel that was written so long before."""
 
@@ -97,7 +97,8 @@ class Recovery:
         2. look again, as an earlier owner may have changed something until then. If the index is lost, empty it and begin at the newest
            low-water mark;
         3. commit a barrier: the last receipt is a witness, not a proof, so look for its messages at
-           the places it names; the barrier proves ownership, and voids what was not found;
+           the places it names; the barrier proves ownership, and voids what was not found. Where a place
+           cannot be read, that one request waits for it, and the shard opens;
         4. read the receipts up to the barrier and apply their removals. Who rebuilds an index keeps
            them in memory, and reads the requests once, from the mark on, without those that ended;
         5. read the requests that the index does not know yet, and those that came meanwhile: a
@@ -123,6 +124,8 @@ class Recovery:
             self.shard, self.journal, self.writer, barrier, start.labels.receipts, checked
         )
         outcomes = self._outcomes(start, label)  # 4
+        if outcomes.doubtful:
+            self.index.doubt(outcomes.doubtful)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
         went_back = judged > self.index.labels.requests
         if start.is_rebuild or went_back:
@@ -373,6 +376,7 @@ class Recovery:
             delivered = {o for at, *before in ahead.carried if at in ended for o in before}
             known = [offset for offset in delivered if offset < self.index.labels.requests]
             removed |= dict.fromkeys(known) | self.index.caller_ids(known)
+            removed = {o: c for o, c in removed.items() if o not in self.index.doubtful}
             if removed:
                 self.index.settle(removed, self.index.labels.receipts)
             if ahead.replacement is None:
@@ -389,20 +393,8 @@ class Recovery:
         It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
         """
         named = self.index.named([id]).get(id)
-        if named is not None and named.is_pending:
+        if named is not None and named.is_pending and named.offset not in self.index.doubtful:
             own = [] if caller_id is None else [caller_id]
             removed = self.index.caller_ids(list(self.index.holders(own).values()))
             removed[named.offset] = named.caller_id
             self.index.settle(removed, self.index.labels.receipts, early=[offset])
-
-
-def settle(index: Index, ended: Iterable[int], label: int) -> None:
-    """Remove from an index what has ended; the receipts' label comes last."""
-    left = iter(ended)
-    while found := list(islice(left, CHUNK)):
-        # A longer horizon delivered them by their first records, after this index was copied.
-        removed = [*found, *index.moved(found).values()]
-        known = index.caller_ids(removed)
-        removals = {offset: known.get(offset) for offset in removed}
-        index.settle(removals, index.labels.receipts)
-    index.settle({}, label)

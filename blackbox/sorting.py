@@ -19,6 +19,7 @@ from blackbox.outgoing import FORMS, Refusal, deliveries
 from blackbox.parking import band_of, parked_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Journal
+from blackbox.receipt import Claim
 from blackbox.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
 
 logger = logging.getLogger("blackbox.dispatch")
@@ -30,6 +31,7 @@ ALONE_SPREAD_MS = 50
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
 """Of records that are read from Kafka for the dead letters of one transaction (of larger ones, one), and of offsets."""
 REFRESH_MS = 900_000
+DOUBTFUL_LATER_MS = 5_000
 LETTER_LATER_MS = 15_000
 """In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
 
@@ -96,6 +98,9 @@ class Sorting:
         """What to do with a batch that is due."""
         batch = Sorted()
         for offset, entry in self._decoded(due, now_ms).items():
+            if offset in due.doubtful:
+                batch.deferred[offset] = _doubtful_later(entry, due.doubtful[offset], now_ms)
+                continue
             if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
                 detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
                 entry = as_dead(entry, (Reason.EXPIRED, detail))
@@ -366,6 +371,15 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
     if entry.waits == 0 or entry.detail != why:
         entry = entry._replace(waits=entry.waits + 1, detail=why)
     batch.deferred[offset] = parked_at(band_of(entry.target), entry.due_ms), entry
+
+
+def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:
+    """Until it is known whether it was delivered."""
+    why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
+    told = entry._replace(waits=entry.waits + 1, detail=why)
+    at_ms = now_ms + DOUBTFUL_LATER_MS
+    goes_on = entry.detail == why and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
+    return at_ms, None if goes_on else told
 
 
 def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:

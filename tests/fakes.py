@@ -5,7 +5,7 @@ The index has no double here: it is the real one, on a Redis inside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import fakeredis
@@ -18,7 +18,7 @@ from blackbox.formats.terms import RefusedError
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Binding, Bounds
-from blackbox.receipt import Places, Receipt, decode, encode
+from blackbox.receipt import Checked, Claim, Places, Receipt, decode, encode
 from blackbox.request import Cancel, Invalid, Record, Request
 
 
@@ -61,6 +61,7 @@ class FakeJournal:
     first_receipt: int = 0
     read_at_once: int = 1000
     absent: set[int] = field(default_factory=set)
+    unreadable: set[int] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     interlopers: list[Receipt] = field(default_factory=list)
     contract: FakeFormat = field(default_factory=FakeFormat)
@@ -117,9 +118,12 @@ class FakeJournal:
         found = enumerate(self.receipt_records[self.first_receipt :], self.first_receipt)
         return next((at for at, one in found if one and decode(one).at_ms >= at_ms), None)
 
-    def missing(self, receipts: Sequence[Receipt]) -> list[int]:
-        self.calls.append("missing")
-        return sorted({o for r in receipts for o in r.removals() if o in self.absent})
+    def check(self, claims: Iterable[Claim], patience_s: float) -> Checked:
+        self.calls.append("check")
+        every = list(claims)
+        unread = {one: "a stranger hides it" for one in every if one.offset in self.unreadable}
+        missing = [one for one in every if one.offset in self.absent and one not in unread]
+        return Checked(missing, unread)
 
     def append(self, receipt: Receipt) -> int:
         """Add a committed receipt and the transaction's marker; returns the receipt's offset."""

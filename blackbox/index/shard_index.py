@@ -50,7 +50,7 @@ from blackbox.plan import (
     Touched,
     View,
 )
-from blackbox.receipt import Mark
+from blackbox.receipt import Claim, Mark
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
 FORMAT = b"4"
@@ -113,6 +113,7 @@ class ShardIndex:
         self.removed = 0
         self._settled = -1
         self._parked: dict[int, str] | None = None
+        self.doubtful: Mapping[int, Claim] = {}
 
     def load(self) -> Kept | None:
         """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
@@ -129,6 +130,7 @@ class ShardIndex:
             b"mark",
             b"tail",
             b"unknown",
+            b"doubtful",
             *_KEPT_APART,
         )
         look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
@@ -139,7 +141,8 @@ class ShardIndex:
             if found is None:
                 return None
             self.labels = found
-        token, *bound, rebuild, mark, tail, unknown = state[2 : -len(_KEPT_APART)]
+        token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(_KEPT_APART)]
+        self.doubtful = _claims(doubtful)
         apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
@@ -189,7 +192,7 @@ class ShardIndex:
             if is_rebuild:
                 first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
             self._exec_while_opening(first)
-            self.labels = labels
+            self.labels, self.doubtful = labels, {}
             self._loaded = (FORMAT, b"%d" % labels.requests, self._token, b"%d" % labels.receipts)
 
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
@@ -241,7 +244,7 @@ class ShardIndex:
                 changes += [pack("HDEL", keys.state, "mark"), about]
             if is_shorter:
                 changes += [
-                    pack("HDEL", keys.state, "mark", "ahead"),
+                    pack("HDEL", keys.state, "mark", "ahead", "doubtful"),
                     pack("HDEL", keys.state, "tail")
                     if tail is None
                     else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
@@ -289,6 +292,23 @@ class ShardIndex:
             if not self._exec_even_if_full(done, self.labels):
                 raise LabelsMoved(f"{self.shard}: the index changed while it was being rebuilt")
             self.labels = self.labels._replace(receipts=receipts)
+
+    def doubt(self, claims: Mapping[int, Claim]) -> None:
+        """Of these requests it is not known whether they were delivered: from here on nothing else ends them."""
+        with self._lock:
+            self._watch_labels(self._keys.state)
+            every = {**self.doubtful, **claims}
+            self._exec_while_opening(self._doubt(every), even_if_full=True)
+            self.doubtful = every
+
+    def believe(self, offsets: Collection[int]) -> None:
+        """These were in doubt, and are known not to be delivered."""
+        with self._lock:
+            left = _without(self.doubtful, offsets)
+            found = self._watch_labels(self._keys.receipts)
+            if not self._exec_even_if_full(list(self._doubt(left)), found):
+                raise LabelsMoved(f"{self.shard}: another owner wrote to the index")
+            self.doubtful = left
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
         """Make dead letters of pending requests that were due before this; how many."""
@@ -467,7 +487,8 @@ class ShardIndex:
             )  # fmt: skip
             there, others = there[: len(_KEPT_APART)], iter(there[len(_KEPT_APART) :])
             in_bands = list(islice(others, len(bands)))
-            if (lost := self._lost(last, state[3:], there, int(state[1]))) is not None:
+            self.doubtful = _claims(state[3])
+            if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
@@ -502,6 +523,7 @@ class ShardIndex:
                 parked=self._parked,
                 backlogs=frozenset(known[band] for band in left),
                 released=frozenset(int(name, 16) for name in released),
+                doubtful=self.doubtful,
             )
 
     def parked(self) -> Mapping[int, str]:
@@ -581,6 +603,7 @@ class ShardIndex:
                 if self._exec_even_if_full(commands, found):
                     self.labels = Labels(found.requests, receipts)
                     self._settled = receipts
+                    self.doubtful = _without(self.doubtful, removals)
                     return
             raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
 
@@ -729,7 +752,7 @@ class ShardIndex:
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_labels(
             b"rebuild", b"topic_id", b"gap",
-            b"tail", b"known_from", b"cold", b"largest", b"judged", b"told",
+            b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"told",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands)
@@ -745,7 +768,7 @@ class ShardIndex:
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
-        known_from, cold, largest, judged, told = (int(number or 0) for number in state[6:])
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[7:])
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -763,6 +786,7 @@ class ShardIndex:
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
+            doubtful=_claims(state[6]).keys(),
         )  # fmt: skip
         return view, largest
 
@@ -868,7 +892,17 @@ class ShardIndex:
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._hold(dict.fromkeys(freed))
         yield pack("UNLINK", self._keys.leaving)
+        if not self.doubtful.keys().isdisjoint(removals):
+            yield from self._doubt(_without(self.doubtful, removals))
         yield self._write_receipts(receipts)
+
+    def _doubt(self, claims: Mapping[int, Claim]) -> Iterator[bytes]:
+        if claims:
+            yield pack(
+                "HSET", self._keys.state, "doubtful", orjson.dumps([*map(tuple, claims.values())])
+            )
+        else:
+            yield pack("HDEL", self._keys.state, "doubtful")
 
     def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
@@ -1051,7 +1085,7 @@ class ShardIndex:
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
-        labels = self._read_labels(b"largest", *_KEPT_APART)
+        labels = self._read_labels(b"largest", b"doubtful", *_KEPT_APART)
         while True:
             state, label, *replies, state_after, label_after = self._session.run(
                 [*labels, *commands, *labels]
@@ -1097,6 +1131,14 @@ def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | Non
             f"version reads {FORMAT.decode()}: run the version of blackbox that wrote it"
         )
     return None  # there is none, or it is being emptied between the two reads
+
+
+def _claims(stored: bytes | None) -> dict[int, Claim]:
+    return {one[0]: Claim(*one) for one in orjson.loads(stored or b"[]")}
+
+
+def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
+    return {offset: claim for offset, claim in claims.items() if offset not in offsets}
 
 
 def _span(band: int) -> tuple[int, str]:

@@ -29,6 +29,8 @@ FETCHED_AHEAD = 20_000
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
+LEAST_S = 0.5
+"""For one answer of a broker, however little time is left."""
 
 
 @dataclass(eq=False, repr=False)
@@ -54,21 +56,24 @@ class PartitionReader:
             self._consumer.close()
             self._consumer = None
 
-    def bounds(self, topic: str, partition: int) -> Bounds:
+    def bounds(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> Bounds:
         """How far it can be read now."""
         at = TopicPartition(topic, partition)
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its offsets"):
-            found = self._open().get_watermark_offsets(at, timeout=REQUEST_TIMEOUT_S)
+            found = self._open().get_watermark_offsets(at, timeout=within_s)
         if found is None:
-            raise JournalLost(f"{topic}/{partition}: no offsets within {REQUEST_TIMEOUT_S} s")
+            raise JournalLost(f"{topic}/{partition}: no offsets within {within_s:.1f} s")
         return Bounds(*found)
 
-    def stable_bounds(self, topic: str, partition: int, place: int) -> Bounds:
+    def stable_bounds(
+        self, topic: str, partition: int, place: int, within_s: float = STABLE_S
+    ) -> Bounds:
         """The bounds once no open transaction hides `place`, which may also not exist at all."""
-        deadline = time.monotonic() + STABLE_S
+        deadline = time.monotonic() + within_s
+        ask_s = min(REQUEST_TIMEOUT_S, max(LEAST_S, within_s))
         while True:
-            bounds = self.bounds(topic, partition)
-            if bounds.end > place or bounds.end >= self.log_end(topic, partition):
+            bounds = self.bounds(topic, partition, ask_s)
+            if bounds.end > place or bounds.end >= self.log_end(topic, partition, ask_s):
                 return bounds
             if time.monotonic() > deadline:
                 raise JournalLost(
@@ -77,13 +82,13 @@ class PartitionReader:
                 )
             time.sleep(STABLE_LOOK_S)
 
-    def log_end(self, topic: str, partition: int) -> int:
+    def log_end(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> int:
         """The next offset to be written, behind all open transactions."""
         at = TopicPartition(topic, partition)
         asked = self._clients_admin().list_offsets(
             {at: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=REQUEST_TIMEOUT_S,
+            request_timeout=within_s,
         )
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
             return int(asked[at].result().offset)

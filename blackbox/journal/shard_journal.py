@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from operator import itemgetter
 
 from confluent_kafka import Message
 
@@ -23,7 +23,7 @@ from blackbox.journal.receipts import read_receipts
 from blackbox.journal.records import leader_epochs, read_headers, read_records
 from blackbox.journal.topics import receipts_topic
 from blackbox.plan import Batch, Binding, Bounds, stretches
-from blackbox.receipt import Receipt, topic_of
+from blackbox.receipt import Checked, Claim, Receipt
 from blackbox.recurrence import AGAIN
 from blackbox.request import Record, Shard
 
@@ -149,25 +149,30 @@ class ShardJournal:
                 return record
         return None
 
-    def missing(self, receipts: Sequence[Receipt]) -> list[int]:
-        """The requests whose message or dead letter is not where these receipts say it is.
+    def check(self, claims: Iterable[Claim], patience_s: float) -> Checked:
+        """Which messages and dead letters are not where these claims say, and where nobody can look.
 
         A place that retention or compaction removed since, or whose topic is gone or was created
-        again, counts as filled. A place
-        behind another producer's open transaction cannot be read yet: waits for its end, and
-        raises JournalLost when that takes longer than 30 s.
+        again, counts as filled. A place cannot be read while its partition has no leader, the right to read it is missing,
+        or another producer's open transaction hides it: these are waited for, about `patience_s` in all.
         """
-        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for receipt in receipts:
-            for part in (receipt.delivered, receipt.letters):
-                for at, pairs in part.items():
-                    topic_id = receipt.topics.get(topic_of(at), "")
-                    places.setdefault((at, topic_id), []).extend(pairs)
-        return sorted(
-            offset
-            for (at, topic_id), pairs in places.items()
-            for offset in self._unfilled(at, topic_id, pairs)
-        )
+        by_place: dict[tuple[str, str], list[Claim]] = {}
+        for claim in claims:
+            by_place.setdefault((claim.at, claim.topic_id), []).append(claim)
+        checked = Checked([], {})
+        deadline = time.monotonic() + patience_s
+        for (at, topic_id), claimed in by_place.items():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                checked.unread.update(dict.fromkeys(claimed, f"{at}: others took too long"))
+                continue
+            try:
+                unfilled = set(self._unfilled(at, topic_id, claimed, left_s))
+            except JournalLost as error:
+                checked.unread.update(dict.fromkeys(claimed, str(error)))
+                continue
+            checked.missing.extend(claim for claim in claimed if claim.offset in unfilled)
+        return checked
 
     def close(self) -> None:
         """Give the consumer up; the next use makes a new one."""
@@ -192,17 +197,18 @@ class ShardJournal:
             return []
         return [message for message in messages if message.offset() not in gone]
 
-    def _unfilled(self, at: str, topic_id: str, pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
+    def _unfilled(
+        self, at: str, topic_id: str, claims: Sequence[Claim], within_s: float
+    ) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")
+        last = max(claim.there for claim in claims)
         try:
-            bounds = self._reader.stable_bounds(
-                topic, int(partition), max(pairs, key=itemgetter(1))[1]
-            )
+            bounds = self._reader.stable_bounds(topic, int(partition), last, within_s)
         except JournalLost as error:
             if is_gone(error):
                 return
             raise
-        wanted = {there: offset for offset, there in pairs if there >= bounds.start}
+        wanted = {claim.there: claim.offset for claim in claims if claim.there >= bounds.start}
         seen: set[int] = set()
         for messages in _read_at(self._reader, topic, int(partition), wanted, bounds):
             seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}

@@ -34,9 +34,9 @@ from blackbox.plan import Bounds, Tail
 from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
 from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
 from blackbox.receipt import Mark, Receipt, settled
-from blackbox.recovery import CHUNK, settle
 from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
+from blackbox.settling import CHUNK, settle
 
 LARGEST_BYTES = "1000000000"
 LONGEST_MS = "900000"

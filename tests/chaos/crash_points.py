@@ -72,7 +72,7 @@ STEPS = {
     "D4": Step(Writer, "commit", _of_a_batch),
     "D5": Step(Dispatch, "_deliver"),
     "R1": Step(Writer, "open"),
-    "R2": Step(ShardJournal, "missing"),
+    "R2": Step(ShardJournal, "check"),
     "R3": Step(recovery, "commit_barrier"),
     "R4": Step(Recovery, ("_settle", "_rebuild")),
     "R5": Step(Recovery, "_catch_up"),

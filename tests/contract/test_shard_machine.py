@@ -94,11 +94,11 @@ class Producer(FakeWriter):
             raise JournalLost("the commit timed out")
         messages = [outgoing for outgoing, _ in self._queued]
         label = super().commit(receipt)
-        ended = set(receipt.removals())
+        sent = {outgoing.offset for outgoing in messages}
         if fate == TORN and not receipt.barrier:
-            self.journal.absent |= ended
+            self.journal.absent |= sent
         else:
-            self.journal.absent -= ended
+            self.journal.absent -= sent
             self.kafka.visible += [(outgoing, self.now_ms()) for outgoing in messages]
         if fate in (UNKNOWN, TORN):
             raise JournalLost("the commit timed out")
@@ -327,6 +327,10 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             self.unavailable.refusals.pop("orders", None)
 
+    @rule(is_hidden=st.booleans())
+    def a_stranger_hides_what_targets_hold(self, is_hidden: bool) -> None:
+        self.journal.unreadable = set(range(len(self.asked))) if is_hidden else set()
+
     # what fails
 
     @precondition(lambda self: self.kafka.visible)
@@ -410,6 +414,7 @@ class ShardMachine(RuleBasedStateMachine):
     def all_of_it_ends_well(self) -> None:
         """Once nothing fails any more, every request gets its outcome, and the receipts say so."""
         self.take_over()
+        self.journal.unreadable.clear()
         self.unavailable.refusals.pop("orders", None)
         for _ in range(12):
             self.now_ms += LONGEST_RETRY_MS

@@ -189,8 +189,8 @@ BUGS = (
         (
             Change(
                 "barrier.py",
-                "        missing = journal.missing([r for _, r in newest if not r.barrier])\n",
-                "        missing: list[int] = []\n",
+                "        missing, unread = journal.check(claims, PATIENCE_S)\n",
+                "        missing, unread = [], {}  # type: ignore[var-annotated]\n",
             ),
         ),
         ("coordinator torn",),
@@ -934,5 +934,51 @@ BUGS = (
         ),
         (),
         ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "what-cannot-be-read-is-sent-again",
+        "messages of the last receipt that nobody can read yet count as not delivered",
+        (
+            Change(
+                "recovery.py",
+                "            self.index.doubt(outcomes.doubtful)\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_machine.py", "tests/service/test_torn_transaction.py"),
+    ),
+    Bug(
+        "a-doubt-is-forgotten-with-redis",
+        "the barrier does not say what could not be read, so that who rebuilds the index sends it again",
+        (Change("barrier.py", "void=void, doubtful=doubtful, group", "void=void, group"),),
+        (),
+        ("tests/contract/test_shard_machine.py", "tests/service/test_torn_transaction.py"),
+    ),
+    Bug(
+        "a-doubt-is-replaced",
+        "a replacement takes the place of a request that may have been delivered",
+        (
+            Change(
+                "plan.py",
+                "    if offset in view.doubtful:\n        return False\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_machine.py",),
+    ),
+    Bug(
+        "a-doubt-for-ever",
+        "what is in doubt is looked at once, when the shard is opened",
+        (
+            Change(
+                "dispatch.py",
+                "        if self._doubtful and now_ms >= self._doubtful_again_ms:\n",
+                "        if self._doubtful and not self._doubtful_looks:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -21,7 +21,7 @@ from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.receipt import Receipt
+from blackbox.receipt import Claim, Receipt
 from blackbox.request import Shard
 from tests.world import AT_LENGTH, World, read_all, until
 
@@ -112,11 +112,18 @@ def ask_in_transactions(world: World, *outcomes: str) -> None:
             producer.abort_transaction(30)
 
 
-def receipt(topic: str, request: int, place: int) -> Receipt:
-    return Receipt(at_ms=1, delivered={f"{topic}/0": [(request, place)]})
+def claim(topic: str, request: int, place: int) -> Claim:
+    return Claim(request, "delivered", f"{topic}/0", place, "")
 
 
-def test_a_message_behind_a_strangers_open_transaction_is_waited_for_not_called_missing(
+def missing(journal: ShardJournal, *claims: Claim) -> list[int]:
+    """Which of these requests did not arrive, where all places can be read."""
+    checked = journal.check(claims, 20)
+    assert checked.unread == {}
+    return [one.offset for one in checked.missing]
+
+
+def test_a_message_behind_a_strangers_open_transaction_is_not_called_missing(
     world: World, shard: Shard, journal: ShardJournal
 ) -> None:
     target = world.targets[0]
@@ -125,12 +132,16 @@ def test_a_message_behind_a_strangers_open_transaction_is_waited_for_not_called_
     ours = transactional(world, "ours")
     place = write(ours, target, shard.source(7))
     ours.commit_transaction(30)
+
+    hidden = claim(target, 7, place)
+    found, unread = journal.check([hidden], 0.2)
+    assert found == []
+    assert list(unread) == [hidden]
+    assert "an open transaction of another producer hides" in unread[hidden]
     with ThreadPoolExecutor(1) as looking:
-        found: Future[list[int]] = looking.submit(journal.missing, [receipt(target, 7, place)])
-        with pytest.raises(TimeoutError):
-            found.result(timeout=1)
+        waited_for = looking.submit(missing, journal, hidden)
         stranger.abort_transaction(30)
-        assert found.result(timeout=20) == []
+        assert waited_for.result(timeout=20) == []
 
 
 def test_an_aborted_message_is_missing(world: World, shard: Shard, journal: ShardJournal) -> None:
@@ -138,7 +149,7 @@ def test_an_aborted_message_is_missing(world: World, shard: Shard, journal: Shar
     ours = transactional(world, "ours")
     place = write(ours, target, shard.source(7))
     ours.abort_transaction(30)
-    assert journal.missing([receipt(target, 7, place)]) == [7]
+    assert missing(journal, claim(target, 7, place)) == [7]
 
 
 def test_a_message_that_compaction_removed_is_not_missing(
@@ -162,9 +173,9 @@ def test_a_message_that_compaction_removed_is_not_missing(
         return [one.offset() for one in records if one.key() == b"a"] == [newest]
 
     until("the topic is compacted", is_compacted, 60)
-    told = [receipt(target, number, place) for number, place in places.items()]
-    assert journal.missing(told) == []
-    assert journal.missing([receipt(target, 7, newest + 1000)]) == [7]
+    told = [claim(target, number, place) for number, place in places.items()]
+    assert missing(journal, *told) == []
+    assert missing(journal, claim(target, 7, newest + 1000)) == [7]
 
 
 def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(
@@ -174,13 +185,13 @@ def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(
     ours = transactional(world, "ours")
     place = write(ours, target, shard.source(8))
     ours.commit_transaction(30)
-    assert journal.missing([receipt(target, 7, place)]) == [7]
-    assert journal.missing([receipt(target, 9, place + 1000)]) == [9]
-    assert journal.missing([receipt(target, 8, place)]) == []
+    assert missing(journal, claim(target, 7, place)) == [7]
+    assert missing(journal, claim(target, 9, place + 1000)) == [9]
+    assert missing(journal, claim(target, 8, place)) == []
 
 
 def test_a_target_that_is_gone_leaves_nothing_missing(world: World, journal: ShardJournal) -> None:
-    assert journal.missing([receipt(f"{world.name}.gone", 7, 0)]) == []
+    assert missing(journal, claim(f"{world.name}.gone", 7, 0)) == []
 
 
 def test_records_are_found_again_by_offset(world: World, journal: ShardJournal) -> None:

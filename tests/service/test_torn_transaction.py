@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import redis
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt, decode, encode
+from blackbox.request import Shard, request_id
 from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service
@@ -20,9 +22,7 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     world.create(NewTopic(receipts, world.partitions))
     world.ask(2 * TORN, within_s=0, partition=0)
     torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world)})
-    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
-    producer.produce(receipts, encode(torn), f"{world.requests}-0", 0)
-    assert producer.flush(10) == 0
+    tell(world, torn)
 
     service = world.start_service().wait_ready()
 
@@ -32,6 +32,76 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     until("nothing is pending", lambda: service.metric("blackbox_pending") == 0)
     found = [decode(one.value()) for one in read_all(world.kafka.bootstrap_servers, receipts)]
     assert [one.void for one in found if one.void] == [list(range(TORN))]
+
+
+def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read(
+    world: World,
+) -> None:
+    hidden, others = f"{world.name}.hidden", world.targets
+    receipts = receipts_topic(world.requests)
+    world.create(NewTopic(receipts, world.partitions), NewTopic(hidden, 1))
+    stranger = transaction(world, "stranger")
+    stranger.produce(hidden, "elsewhere", partition=0)
+    assert stranger.flush(10) == 0
+    world.targets = [hidden]
+    world.ask(TORN, within_s=0, partition=0)
+    ours = transaction(world, "ours")
+    places = delivered(ours, world)
+    ours.commit_transaction(10)
+    tell(world, Receipt(1, delivered={f"{hidden}/0": places}))
+    world.targets = others
+    world.ask(TORN, within_s=0, partition=0)
+
+    service = world.start_service().wait_ready()
+    until("the others come", lambda: service.metric("blackbox_delivered_total") == TORN)
+    assert service.metric("blackbox_pending") == service.metric("blackbox_in_doubt") == TORN
+    service.kill()
+    redis.Redis.from_url(world.redis.url).flushall()
+    service = world.start_service().wait_ready()
+    until("in doubt again", lambda: service.metric("blackbox_in_doubt") == TORN)
+
+    stranger.abort_transaction(10)
+
+    until("nothing is pending", lambda: service.metric("blackbox_pending") == 0)
+    world.targets = [*others, hidden]
+    verdict = world.wait_delivered()
+    assert (verdict.lost, verdict.duplicated) == ([], []), verdict
+
+
+def transaction(world: World, name: str) -> Producer:
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    producer = Producer(servers | {"transactional.id": f"{world.name}.{name}"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    return producer
+
+
+def delivered(producer: Producer, world: World) -> list[tuple[int, int]]:
+    """Write the messages that were asked for, as blackbox does; where they are."""
+    places: list[tuple[int, int]] = []
+
+    def stored(error: KafkaError | None, message: Message) -> None:
+        assert error is None
+        places.append((len(places), message.offset() or 0))
+
+    for number, body in enumerate(world.asked):
+        shard = Shard(world.requests, 0)
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("CALLER_SERVICE", b"tests"), ("trace", body[:7].encode()),
+            ("blackbox-id", request_id(shard, number).encode()), ("blackbox-due-ms", b"0"),
+            ("blackbox-source", shard.source(number).encode()),
+        ]  # fmt: skip
+        [target] = world.targets
+        producer.produce(target, body, partition=0, headers=headers, on_delivery=stored)
+    assert producer.flush(10) == 0
+    return places
+
+
+def tell(world: World, receipt: Receipt) -> None:
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    at = receipts_topic(world.requests)
+    producer.produce(at, encode(receipt), f"{world.requests}-0", 0)
+    assert producer.flush(10) == 0
 
 
 def aborted(world: World) -> list[tuple[int, int]]:
@@ -44,11 +114,7 @@ def aborted(world: World) -> list[tuple[int, int]]:
         assert offset is not None
         places.append((len(places), offset))
 
-    producer = Producer(
-        {"bootstrap.servers": world.kafka.bootstrap_servers, "transactional.id": world.name}
-    )
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer = transaction(world, "torn")
     for number in range(TORN):
         producer.produce(world.targets[0], f"{number:07d}", partition=0, on_delivery=stored)
     assert producer.flush(10) == 0

@@ -116,7 +116,7 @@ class Traffic:
     ) -> None:
         assert error is None, error
         self.due_ms[number] = message.timestamp()[1] + countdown_ms
-        self.partitions[number] = message.partition()
+        self.partitions[number] = message.partition() or 0
 
     def _watch(self) -> None:
         consumer = Consumer(

@@ -23,6 +23,7 @@ from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
+from blackbox.receipt import Claim
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
@@ -263,6 +264,80 @@ def test_a_cancelled_request_is_never_delivered(
     dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1]
+
+
+def in_doubt(index: ShardIndex, *offsets: int, outcome: str = "delivered") -> None:
+    index.doubt({o: Claim(o, outcome, "elsewhere/0", 7, "") for o in offsets})
+
+
+def test_what_is_in_doubt_and_was_delivered_is_told_and_not_sent(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, client: Any
+) -> None:
+    pend(to(caller_id="a"), to())
+    in_doubt(index, 0)
+
+    dispatch.tick(NOW_MS)
+
+    assert [one.offset for one in writer.committed] == [1]
+    assert writer.receipts[0].delivered == {"elsewhere/0": [(0, 7)]}
+    assert (held(client).due, held(client).holders, index.doubtful) == ([], {}, {})
+
+
+def test_a_dead_letter_in_doubt_is_told_as_what_it_was(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex
+) -> None:
+    pend(to())
+    in_doubt(index, 0, outcome="expired")
+
+    dispatch.tick(NOW_MS)
+
+    [told] = writer.receipts
+    assert (told.expired, told.letters, told.delivered) == ([0], {"elsewhere/0": [(0, 7)]}, {})
+
+
+def test_what_is_in_doubt_and_was_not_delivered_is_sent_at_once(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, journal: FakeJournal
+) -> None:
+    pend(to())
+    in_doubt(index, 0)
+    journal.absent = {0}
+
+    dispatch.tick(NOW_MS)
+
+    assert [one.offset for one in writer.committed] == [0]
+    assert index.doubtful == {}
+
+
+def test_what_nobody_can_read_yet_waits_and_says_why_while_others_go_on(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, journal: FakeJournal,
+    client: Any,
+) -> None:  # fmt: skip
+    pend(to(), to())
+    in_doubt(index, 0)
+    journal.unreadable = {0}
+
+    dispatch.tick(NOW_MS)
+
+    assert [one.offset for one in writer.committed] == [1]
+    assert stored_entry(client, 0).detail == (
+        "whether it went to elsewhere/0 at 7 cannot be read yet"
+    )
+    journal.unreadable = set()
+    dispatch.tick(NOW_MS + 10_000)
+    assert [one.offset for one in writer.committed] == [1]
+    assert held(client).due == []
+
+
+def test_what_is_in_doubt_is_looked_at_seldom(
+    dispatch: Dispatch, pend: Pend, index: ShardIndex, journal: FakeJournal
+) -> None:
+    pend(to())
+    in_doubt(index, 0)
+    journal.unreadable = {0}
+    for second in range(120):
+        dispatch.tick(NOW_MS + 1000 * second)
+
+    assert 12 <= journal.calls.count("check") <= 16
 
 
 def test_a_delivery_frees_its_caller_id(dispatch: Dispatch, pend: Pend, client: Any) -> None:

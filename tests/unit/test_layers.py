@@ -23,6 +23,7 @@ VERBS = {
     "sorting",
     "endings",
     "recovery",
+    "settling",
     "barrier",
     "marks",
     "ports",

@@ -11,7 +11,7 @@ from blackbox.entry import Entry
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Opening, Taken
 from blackbox.plan import Batch, Labels
-from blackbox.receipt import Receipt, encode
+from blackbox.receipt import Claim, Receipt, encode
 from blackbox.recovery import Recovery
 from blackbox.request import Cancel
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
@@ -211,6 +211,49 @@ def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
     assert held(client).offsets() == [0]
 
 
+def test_what_cannot_be_read_keeps_one_request_and_not_the_shard(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request("a"), request())
+    journal.append(delivered(0, 1))
+    journal.unreadable = {1}
+
+    assert counts(recovery.open()) == (1, 0, 0)
+    [barrier] = barriers(journal)
+    assert (barrier.void, [claim.offset for claim in barrier.doubtful]) == ([1], [1])
+    assert recovery.index.doubtful == {1: Claim(1, "delivered", "orders/0", 1, "")}
+    assert held(client).offsets() == [1, 2]
+
+
+def test_what_is_in_doubt_stays_it_when_redis_is_lost(
+    make: Make, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    asked(request(), request())
+    journal.append(delivered(0, 1))
+    journal.unreadable = {1}
+    make().open()
+    client.flushall()
+
+    rebuilt = make()
+    rebuilt.open()
+
+    assert list(rebuilt.index.doubtful) == [1]
+    assert held(client).offsets() == [1]
+
+
+@pytest.mark.parametrize("ends", [Cancel("a"), request("a")])
+def test_nothing_ends_what_is_in_doubt(
+    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, ends: Any
+) -> None:
+    asked(request("a"), ends)
+    journal.append(delivered(0))
+    journal.unreadable = {0}
+
+    recovery.open()
+
+    assert 0 in held(client).offsets()
+
+
 # somebody else writes
 
 
@@ -374,7 +417,7 @@ def test_outcomes_are_applied_in_chunks_and_the_label_comes_last(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("blackbox.recovery.CHUNK", 4)
+    monkeypatch.setattr("blackbox.settling.CHUNK", 4)
     empty_index.begin(Labels(0, 0))
     for first in range(0, 12, 3):
         journal.append(delivered(first, first + 1, first + 2))
