@@ -6,19 +6,46 @@ With BLACKBOX_TEST_AT_LENGTH=1 every row on both engines; `-rP` shows the rows a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+import redis
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from blackbox.control.control import Control
+from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
+from blackbox.embedded.kafka import new_cluster_id
+from blackbox.embedded.ports import HOST, free_port
+from blackbox.journal.topics import KEPT, receipts_topic
+from tests.conftest import missing
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
+
+REDIS_MB = 100
+FULL = 0.8
+"""Of Redis, with requests that are due in a day."""
+
+WITH_RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+    "broker.session.timeout.ms": "60000",  # a broker that hangs keeps its partitions
+}
 
 OTHERS, OTHERS_S = (3000, 6) if AT_LENGTH else (1000, 3)
 MUCH = 20_000 if AT_LENGTH else 3000
@@ -35,23 +62,112 @@ TRIES = 3
 """A machine that does something else for a second is no trouble of ours."""
 
 
+class Brokers:
+    """One that has everything, and a second that has what trouble is made with."""
+
+    def __init__(self, folder: Path) -> None:
+        cluster_id, controller = new_cluster_id(), free_port()
+        voters = {"controller.quorum.voters": f"1@{HOST}:{controller}"}
+        port, other_port = free_port(), free_port()
+        listeners = f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}"
+        first = WITH_RIGHTS | voters | {"listeners": listeners}
+        self.first = EmbeddedKafka(
+            folder / "first", port=port, settings=first, cluster_id=cluster_id
+        )
+        second = WITH_RIGHTS | voters | {"node.id": "2", "process.roles": "broker"}
+        second["listeners"] = f"PLAINTEXT://{HOST}:{other_port}"
+        self.second = EmbeddedKafka(
+            folder / "second", port=other_port, settings=second, cluster_id=cluster_id
+        )
+        self.is_frozen = False
+
+    def start(self) -> None:
+        self.first.start()
+        servers = {"bootstrap.servers": self.first.bootstrap_servers}
+        producer = Producer(servers | {"transactional.id": "first"})
+        producer.init_transactions(30)  # so that the topics of Kafka's own are there
+        consumer = Consumer(servers | {"group.id": "first"})
+        consumer.committed([TopicPartition("any", 0)], timeout=30)
+        consumer.close()
+        if AT_LENGTH:
+            self.second.start()
+
+    def freeze(self) -> None:
+        os.kill(self.second.pid, signal.SIGSTOP)
+        self.is_frozen = True
+
+    def mend(self) -> None:
+        if self.is_frozen:
+            os.kill(self.second.pid, signal.SIGCONT)
+            self.is_frozen = False
+        if AT_LENGTH:
+            with suppress(EmbeddedError):
+                self.second.start()
+
+    def stop(self) -> None:
+        self.mend()
+        self.second.stop()
+        self.first.stop()
+
+
+class PlacedWorld(World):
+    """Its topics are on the first broker, unless they are said to be elsewhere."""
+
+    def create(self, *topics: NewTopic) -> None:
+        super().create(
+            *(
+                NewTopic(
+                    one.topic,
+                    replica_assignment=one.replica_assignment or [[1]] * one.num_partitions,
+                    config=one.config,
+                )
+                for one in topics
+            )
+        )
+
+
 @dataclass
 class Scene:
     """A service, a second request topic beside that of the others, and what is open until the end."""
 
     world: World
+    brokers: Brokers
     service: ServiceProcess
     open: list[Producer] = field(default_factory=list)
+    forbidden: list[AclBinding] = field(default_factory=list)
 
     @property
     def second(self) -> str:
         return f"{self.world.name}.second"
 
-    def target(self, name: str, **settings: str) -> str:
+    def target(self, name: str, config: dict[str, str] | None = None, *, broker: int = 1) -> str:
         topic = f"{self.world.name}.{name}"
         with suppress(KafkaException):  # from a try before
-            self.world.create(NewTopic(topic, 1, config=settings))
+            self.world.create(NewTopic(topic, replica_assignment=[[broker]], config=config or {}))
         return topic
+
+    def forbid(self, operation: AclOperation, topic: str) -> None:
+        binding = AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+            operation, AclPermissionType.DENY,
+        )  # fmt: skip
+        [done] = self.admin().create_acls([binding]).values()
+        done.result(10)
+        self.forbidden.append(binding)
+
+    def allow_everything(self) -> None:
+        these = [
+            AclBindingFilter(
+                one.restype, one.name, one.resource_pattern_type, one.principal, one.host,
+                one.operation, one.permission_type,
+            )
+            for one in self.forbidden
+        ]  # fmt: skip
+        for done in self.admin().delete_acls(these).values() if these else ():
+            done.result(10)
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
 
     def ask(
         self, count: int, topic: str, caller: str = "noisy", within_s: float = 0, **more: object
@@ -62,9 +178,8 @@ class Scene:
             self.world.send_raw(json.dumps(request | more), headers, partition=TROUBLED)
 
     def delete(self, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
         with suppress(KafkaException):  # by a try before
-            [deleted] = admin.delete_topics([topic]).values()
+            [deleted] = self.admin().delete_topics([topic]).values()
             deleted.result()
 
 
@@ -90,11 +205,11 @@ def target_deleted(scene: Scene) -> None:
 
 
 def target_refuses(scene: Scene) -> None:
-    scene.ask(MUCH // 10, scene.target("compacted", **{"cleanup.policy": "compact"}))
+    scene.ask(MUCH // 10, scene.target("compacted", {"cleanup.policy": "compact"}))
 
 
 def target_too_small(scene: Scene) -> None:
-    scene.ask(MUCH // 10, scene.target("small", **{"max.message.bytes": "150"}))
+    scene.ask(MUCH // 10, scene.target("small", {"max.message.bytes": "150"}))
 
 
 def target_paused(scene: Scene) -> None:
@@ -103,6 +218,60 @@ def target_paused(scene: Scene) -> None:
     control.pause(paused)
     control.close()
     scene.ask(MUCH, paused)
+
+
+def target_forbidden(scene: Scene) -> None:
+    forbidden = scene.target("forbidden")
+    scene.forbid(AclOperation.WRITE, forbidden)
+    scene.ask(MUCH // 10, forbidden, within_s=OTHERS_S)
+
+
+def target_unreadable(scene: Scene) -> None:
+    unreadable = scene.target("unreadable")
+    scene.forbid(AclOperation.READ, unreadable)
+    scene.ask(MUCH // 10, unreadable, within_s=OTHERS_S)
+
+
+def target_without_leader(scene: Scene) -> None:
+    away = scene.target("away", broker=2)
+    scene.brokers.second.stop()
+    scene.ask(MUCH, away)
+
+
+def target_silent(scene: Scene) -> None:
+    silent = scene.target("silent", broker=2)
+    scene.brokers.freeze()
+    scene.ask(MUCH // 10, silent, within_s=OTHERS_S)
+
+
+def second_topic_shortened(scene: Scene) -> None:
+    producer = Producer({"bootstrap.servers": scene.world.kafka.bootstrap_servers})
+    later = {"topic": scene.target("busy"), "message": "m", "countdown": 3600}
+    for _ in range(MUCH // 10):
+        producer.produce(scene.second, json.dumps(later), partition=0)
+    assert producer.flush(10) == 0
+    everything = TopicPartition(scene.second, 0, -1)
+    [done] = scene.admin().delete_records([everything]).values()
+    done.result(10)
+
+
+def second_topic_without_leader(scene: Scene) -> None:
+    scene.brokers.second.stop()
+
+
+def second_topic_forbidden(scene: Scene) -> None:
+    scene.forbid(AclOperation.READ, scene.second)
+
+
+def redis_nearly_full(scene: Scene) -> None:
+    """By what waits long, and then by what comes beside it: intake pauses at 85 %, and goes on below it."""
+    client = redis.Redis.from_url(scene.world.redis.url)
+    far = {"topic": scene.target("far"), "message": "f" * 10_000, "countdown": 86_400}
+    while client.info("memory")["used_memory"] < FULL * REDIS_MB * 2**20:
+        for partition in range(100):
+            scene.world.send_raw(json.dumps(far), partition=partition % scene.world.partitions)
+        scene.world.flush()
+    scene.ask(MUCH // 10, scene.target("busy"), within_s=OTHERS_S)
 
 
 def second_topic_deleted(scene: Scene) -> None:
@@ -151,7 +320,17 @@ TROUBLES = (
     Trouble("a target refuses what has no key", target_refuses, NOISY, ("blackbox_dead_total", "")),
     Trouble("a target takes small messages only", target_too_small, NOISY, ("blackbox_dead_total", "")),
     Trouble("a target is paused", target_paused, "who waits for it", ("blackbox_retried_total", "")),
+    Trouble("a target is forbidden", target_forbidden, NOISY, ("blackbox_dead_total", "")),
+    Trouble("a target cannot be read", target_unreadable, "nobody", ("", "")),
+    Trouble("a target has no leader", target_without_leader, "who waits for it",
+            ("blackbox_retried_total", "")),
+    Trouble("a target's broker hangs", target_silent, "who waits for it", ("blackbox_retried_total", "")),
     Trouble("another request topic is deleted", second_topic_deleted, "its callers",
+            ("", "second")),
+    Trouble("another request topic is shortened", second_topic_shortened, "its callers", ("", "")),
+    Trouble("another request topic has no leader", second_topic_without_leader, "its callers",
+            ("", "second")),
+    Trouble("another request topic is forbidden", second_topic_forbidden, "its callers",
             ("", "second")),
     Trouble("a caller's transaction stays open", transaction_open, "who writes to the partition",
             ("blackbox_hidden_records", "")),
@@ -161,6 +340,7 @@ TROUBLES = (
     Trouble("a caller cancels very much", cancels, "nobody", ("", "")),
     Trouble("the dead-letter topic is missing", letters_missing, "who waits for letters",
             ("blackbox_pending", "dead letters stay pending")),
+    Trouble("Redis is full by four fifths", redis_nearly_full, "nobody", ("blackbox_pending", "")),
 )  # fmt: skip
 ROWS = TROUBLES if AT_LENGTH else TROUBLES[1:4:2] + TROUBLES[8:10]
 
@@ -178,14 +358,47 @@ def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:
     return verdict.late_at(0.99)
 
 
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    brokers = Brokers(tmp_path_factory.mktemp("brokers"))
+    try:
+        brokers.start()
+    except EmbeddedError as error:
+        missing(str(error))
+    yield brokers
+    brokers.stop()
+
+
+@pytest.fixture(scope="module")
+def small_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(
+        tmp_path_factory.mktemp("redis"), settings={"maxmemory": f"{REDIS_MB}mb"}
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def scene(world: World) -> Scene:
-    rules = Path(world.folder / "callers.toml")
+def scene(
+    brokers: Brokers, small_redis: EmbeddedRedis, tmp_path: Path, engine: str
+) -> Iterator[Scene]:
+    rules = tmp_path / "callers.toml"
     rules.write_text("[callers.hoarder]\nrequests_per_second = 5\n")
-    world.create(NewTopic(f"{world.name}.second", 2))
-    topics = f"{world.requests}:countdown,{world.name}.second:countdown"
-    service = world.start_service(request_topics=topics, callers_file=rules, retries=1)
-    return Scene(world, service.wait_ready())
+    with PlacedWorld(brokers.first, small_redis, tmp_path, engine) as world:
+        second, place = f"{world.name}.second", [[2 if AT_LENGTH else 1]] * 2
+        world.create(
+            NewTopic(receipts_topic(world.requests), world.partitions, config=KEPT),
+            NewTopic(second, replica_assignment=place),
+            NewTopic(receipts_topic(second), replica_assignment=place, config=KEPT),
+        )
+        topics = f"{world.requests}:countdown,{second}:countdown"
+        service = world.start_service(request_topics=topics, callers_file=rules, retries=1)
+        scene = Scene(world, brokers, service.wait_ready())
+        yield scene
+    brokers.mend()
+    scene.allow_everything()
+    redis.Redis.from_url(small_redis.url).flushall()
 
 
 @both_engines_at_length
