@@ -60,7 +60,7 @@ class Pace(Protocol):
     """How fast targets are fed."""
 
     def limited(self) -> Collection[str]: ...
-    def times(self, target: str, count: int, now_ms: int) -> Sequence[int]: ...
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> Sequence[int]: ...
     def give_back(self, target: str, count: int) -> None: ...
 
 
@@ -131,8 +131,9 @@ class Sorting:
         for target, offsets in waiting.items():
             assert self.pace is not None
             offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
+            due_ms = [batch.ready[offset].due_ms for offset in offsets]
             try:
-                times = self.pace.times(target, len(offsets), now_ms)
+                times = self.pace.times(target, due_ms, now_ms)
             except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):

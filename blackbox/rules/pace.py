@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 from blackbox.plan import Second
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import Counts
@@ -18,22 +21,34 @@ class Pace:
         """The targets that have a rate now."""
         return frozenset(self._file.rules().targets)
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
-        """When each of so many messages may go, epoch ms, in order; `now_ms` for those that may at once.
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
+        """When each of these messages may go, epoch ms; they are sorted by due time. `now_ms` for those that may at once.
 
-        Raises IndexLost or IndexFull as the index does.
+        What came due in this second goes behind all that has a time already. Raises IndexLost or
+        IndexFull as the index does.
         """
+        count = len(due_ms)
         rule = self._file.rules().targets.get(target)
         if rule is None:
             return [now_ms] * count
         most, second = rule.messages_per_second, now_ms // 1000
-        at = Second("messages", target, second)
-        free = max(0, min(count, most - self._counts.count({at: count})[at]))
+        sequence, next_second = f"{target}:{most}", (second + 1) * most
+        # what has a time got it before this second began
+        old = bisect_left(due_ms, second * 1000)
+        if old < count and self._counts.reserve(sequence, 0, 0) > next_second:
+            free = self._free(target, old, most, second)
+        else:
+            free = self._free(target, count, most, second)
         late = count - free
         if not late:
             return [now_ms] * count
-        first = self._counts.reserve(f"{target}:{most}", late, (second + 1) * most)
+        first = self._counts.reserve(sequence, late, next_second)
         return [now_ms] * free + [(first + number) * 1000 // most for number in range(late)]
+
+    def _free(self, target: str, wanted: int, most: int, second: int) -> int:
+        """How many of these may go in this second; they are counted in it."""
+        at = Second("messages", target, second)
+        return max(0, min(wanted, most - self._counts.count({at: wanted})[at])) if wanted else 0
 
     def give_back(self, target: str, count: int) -> None:
         """So many of the times that were taken last are not used. Raises as `times`."""

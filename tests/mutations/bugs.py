@@ -981,4 +981,17 @@ BUGS = (
         (),
         ("tests/unit/test_dispatch.py",),
     ),
+    Bug(
+        "a-rate-is-overtaken",
+        "what comes due anew takes the places of a backlog under a rate",
+        (
+            Change(
+                "rules/pace.py",
+                "        old = bisect_left(due_ms, second * 1000)\n",
+                "        old = count\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -943,7 +943,7 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -972,7 +972,7 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, count: int, now_ms: int) -> list[int]:
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -1006,6 +1006,26 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 
     last_ms = held(client).due[-1][0]
     assert last_ms <= NOW_MS + 32_000
+
+
+def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
+    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path
+) -> None:
+    rules = tmp_path / "callers.toml"
+    rules.write_text("[targets.orders]\nmessages_per_second = 10")
+    dispatch = make(pace=Pace(RulesFile(rules), Shared(connections)))
+    pend(*(to() for _ in range(40)))
+    arriving = 0
+    for passed_ms in range(0, 20_000, 100):
+        if passed_ms % 200 == 0 and passed_ms < 10_000:
+            pend(to(due_ms=NOW_MS + passed_ms))
+            arriving += 1
+        dispatch.tick(NOW_MS + passed_ms)
+
+    order = [one.offset for one in writer.committed]
+    assert len(order) == 40 + arriving
+    assert order[10:40] == list(range(10, 40))  # the first ten went while nobody else waited
+    assert max(abs(place - offset) for place, offset in enumerate(order)) <= 10
 
 
 def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(

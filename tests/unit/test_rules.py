@@ -193,8 +193,8 @@ def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: C
     pace = Pace(RulesFile(path), counted)
     next_ms = NOW_MS - NOW_MS % 1000 + 1000
 
-    assert pace.times("orders", 5, NOW_MS) == [
+    assert pace.times("orders", [NOW_MS] * 5, NOW_MS) == [
         NOW_MS, NOW_MS, next_ms, next_ms + 500, next_ms + 1000,
     ]  # fmt: skip
-    assert pace.times("orders", 1, NOW_MS) == [next_ms + 1500]
-    assert pace.times("mail", 2, NOW_MS) == [NOW_MS, NOW_MS]
+    assert pace.times("orders", [NOW_MS], NOW_MS) == [next_ms + 1500]
+    assert pace.times("mail", [NOW_MS] * 2, NOW_MS) == [NOW_MS, NOW_MS]
