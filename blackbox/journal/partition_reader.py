@@ -91,7 +91,10 @@ class PartitionReader:
             request_timeout=within_s,
         )
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
-            return int(asked[at].result().offset)
+            end = int(asked[at].result().offset)
+        if end < 0:  # the client's word for a broker that did not answer in time
+            raise JournalLost(f"{topic}/{partition}: its end was not told within {within_s:.1f} s")
+        return end
 
     def binding(self, topic: str, receipts: str, group: str) -> Binding:
         """What an index of this topic belongs to now."""
@@ -170,7 +173,8 @@ class PartitionReader:
                     raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
 
     def _clients_admin(self) -> AdminClient:
-        self._admin = self._admin or self.access.admin()
+        if self._admin is None:  # an idle one has a length of 0, and counts as false
+            self._admin = self.access.admin()
         return self._admin
 
     def _open(self) -> Consumer:

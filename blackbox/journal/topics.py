@@ -87,7 +87,8 @@ class TopicIds:
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
         """Without those that do not exist now; nothing when the brokers do not answer."""
-        self._admin = self._admin or self._access.admin()
+        if self._admin is None:  # an idle one has a length of 0, and counts as false
+            self._admin = self._access.admin()
         found: dict[str, str] = {}
         for name in names:
             try:
@@ -161,7 +162,8 @@ class Topics:
         ends: dict[tuple[str, int], int] = {}
         for at, answer in asked.items():
             with suppress(KafkaException):
-                ends[at.topic, at.partition] = answer.result().offset
+                if (end := int(answer.result().offset)) >= 0:  # below, it is no answer
+                    ends[at.topic, at.partition] = end
         return ends
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:

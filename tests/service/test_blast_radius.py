@@ -87,7 +87,13 @@ class Brokers:
         producer = Producer(servers | {"transactional.id": "first"})
         producer.init_transactions(30)  # so that the topics of Kafka's own are there
         consumer = Consumer(servers | {"group.id": "first"})
-        consumer.committed([TopicPartition("any", 0)], timeout=30)
+
+        def has_offsets() -> bool:
+            with suppress(KafkaException):
+                return bool(consumer.committed([TopicPartition("any", 0)], timeout=5))
+            return False
+
+        until("Kafka keeps offsets", has_offsets)
         consumer.close()
         if AT_LENGTH:
             self.second.start()
@@ -118,8 +124,9 @@ class PlacedWorld(World):
             *(
                 NewTopic(
                     one.topic,
+                    one.num_partitions,
                     replica_assignment=one.replica_assignment or [[1]] * one.num_partitions,
-                    config=one.config,
+                    config=one.config or {},
                 )
                 for one in topics
             )
@@ -136,6 +143,9 @@ class Scene:
     open: list[Producer] = field(default_factory=list)
     forbidden: list[AclBinding] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
+
     @property
     def second(self) -> str:
         return f"{self.world.name}.second"
@@ -143,7 +153,9 @@ class Scene:
     def target(self, name: str, config: dict[str, str] | None = None, *, broker: int = 1) -> str:
         topic = f"{self.world.name}.{name}"
         with suppress(KafkaException):  # from a try before
-            self.world.create(NewTopic(topic, replica_assignment=[[broker]], config=config or {}))
+            self.world.create(
+                NewTopic(topic, 1, replica_assignment=[[broker]], config=config or {})
+            )
         return topic
 
     def forbid(self, operation: AclOperation, topic: str) -> None:
@@ -151,7 +163,7 @@ class Scene:
             ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
             operation, AclPermissionType.DENY,
         )  # fmt: skip
-        [done] = self.admin().create_acls([binding]).values()
+        [done] = self.admin.create_acls([binding]).values()
         done.result(10)
         self.forbidden.append(binding)
 
@@ -163,11 +175,8 @@ class Scene:
             )
             for one in self.forbidden
         ]  # fmt: skip
-        for done in self.admin().delete_acls(these).values() if these else ():
+        for done in self.admin.delete_acls(these).values() if these else ():
             done.result(10)
-
-    def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
 
     def ask(
         self, count: int, topic: str, caller: str = "noisy", within_s: float = 0, **more: object
@@ -179,7 +188,7 @@ class Scene:
 
     def delete(self, topic: str) -> None:
         with suppress(KafkaException):  # by a try before
-            [deleted] = self.admin().delete_topics([topic]).values()
+            [deleted] = self.admin.delete_topics([topic]).values()
             deleted.result()
 
 
@@ -251,7 +260,7 @@ def second_topic_shortened(scene: Scene) -> None:
         producer.produce(scene.second, json.dumps(later), partition=0)
     assert producer.flush(10) == 0
     everything = TopicPartition(scene.second, 0, -1)
-    [done] = scene.admin().delete_records([everything]).values()
+    [done] = scene.admin.delete_records([everything]).values()
     done.result(10)
 
 
@@ -389,8 +398,8 @@ def scene(
         second, place = f"{world.name}.second", [[2 if AT_LENGTH else 1]] * 2
         world.create(
             NewTopic(receipts_topic(world.requests), world.partitions, config=KEPT),
-            NewTopic(second, replica_assignment=place),
-            NewTopic(receipts_topic(second), replica_assignment=place, config=KEPT),
+            NewTopic(second, 2, replica_assignment=place),
+            NewTopic(receipts_topic(second), 2, replica_assignment=place, config=KEPT),
         )
         topics = f"{world.requests}:countdown,{second}:countdown"
         service = world.start_service(request_topics=topics, callers_file=rules, retries=1)
