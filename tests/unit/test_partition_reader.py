@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_INVALID, TopicPartition
+from confluent_kafka.admin import ListOffsetsResultInfo
 
 from blackbox.doubt import JournalLost
 from blackbox.journal import partition_reader
 from blackbox.journal.access import Fetched
 from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.topics import TopicIds, Topics
 
 
 class Message:
@@ -76,3 +80,52 @@ def test_what_lies_behind_the_end_is_not_waited_for() -> None:
 def test_a_client_that_does_not_go_on_is_silent(positions: tuple[int, ...]) -> None:
     with pytest.raises(JournalLost, match="TB/3: nothing read for 15"):
         read(Access(*positions), 7, 100)
+
+
+class Admin:
+    """A client whose broker does not answer in time: it then tells an end that is none. Idle, it counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def list_offsets(self, asked: dict[TopicPartition, Any], **_: object) -> dict[Any, Any]:
+        answers: dict[Any, Any] = {}
+        for at in asked:
+            answers[at] = Future[Any]()
+            answers[at].set_result(ListOffsetsResultInfo(OFFSET_INVALID, -1, -1))
+        return answers
+
+
+class OneAdmin:
+    """Counts the clients that are asked for."""
+
+    group_id = "blackbox"
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def admin(self) -> Admin:
+        self.made += 1
+        return Admin()
+
+
+def test_no_answer_in_time_is_no_end_of_a_partition() -> None:
+    reader = PartitionReader(OneAdmin())  # type: ignore[arg-type]
+    with pytest.raises(JournalLost, match=r"TB/3: its end was not told within 0\.5 s"):
+        reader.log_end("TB", 3, 0.5)
+    assert Topics(Admin()).ends([("TB", 3)], committed=True) == {}  # type: ignore[arg-type]
+
+
+def test_who_asks_again_and_again_uses_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.journal.topics.topic_ids", lambda admin, names: {})
+    access = OneAdmin()
+    ids = TopicIds(access)  # type: ignore[arg-type]
+    for _ in range(3):
+        ids.of(["TB"])
+    assert access.made == 1
+
+    reader = PartitionReader(access)  # type: ignore[arg-type]
+    for _ in range(3):
+        with pytest.raises(JournalLost):
+            reader.log_end("TB", 3)
+    assert access.made == 2
