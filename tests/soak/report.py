@@ -226,6 +226,7 @@ class Soak:
                 for late_s, fault, partition, due_s in self.latest_of_each()
             ),
             rows="\n".join(rows),
+            over="; ".join(self.complaints()) or "nothing",
         )
 
 
@@ -258,6 +259,8 @@ records for three minutes here, as its index files are memory, too, and takes it
 | | from | to | change |
 | --- | ---: | ---: | ---: |
 {rows}
+
+Over the limits (p99 outside of faults 500 ms, change 5 %): {over}.
 
 Measured with `make soak` (`python -m tests.soak{option} --write docs`; figures: [{name}.json]({name}.json)).
 """
