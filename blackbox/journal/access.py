@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -14,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
 
 logger = logging.getLogger("blackbox.kafka")
+
+Told = TypeVar("Told")
 
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
@@ -205,6 +208,17 @@ def produce(
             return
         except BufferError:
             producer.poll(POLL_S)
+
+
+def outcome(asked: Future[Told], within_s: float | None = None) -> Told:
+    """What an admin client was told. Raises KafkaException.
+
+    Not the exception that the future keeps: in its traceback are the frames that hold both the future and the client, a
+    cycle that keeps the client's sockets open until Python's collector comes by.
+    """
+    if (error := asked.exception(within_s)) is not None:
+        raise KafkaException(*error.args) from None
+    return asked.result()
 
 
 def doubt(error: KafkaException, what: str, needs: str = "") -> Doubt:

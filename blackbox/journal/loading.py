@@ -18,7 +18,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from blackbox.doubt import Doubt, JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained, outcome
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.request import Headers
 
@@ -97,7 +97,7 @@ class Marks:
         again = []
         for name, answer in answers.items():
             try:
-                [at] = answer.result().topic_partitions
+                [at] = outcome(answer).topic_partitions
                 if at.error is not None:
                     raise KafkaException(at.error)
                 if (mark := _mark(name, at)) is not None:

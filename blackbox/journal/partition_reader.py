@@ -20,7 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, outcome, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
 
@@ -91,7 +91,7 @@ class PartitionReader:
             request_timeout=within_s,
         )
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
-            end = int(asked[at].result().offset)
+            end = int(outcome(asked[at]).offset)
         if end < 0:  # the client's word for a broker that did not answer in time
             raise JournalLost(f"{topic}/{partition}: its end was not told within {within_s:.1f} s")
         return end
@@ -109,7 +109,7 @@ class PartitionReader:
             topic, f"{topic}/{partition}: cannot ask what the group {group} has read"
         ):
             answers = self._clients_admin().list_consumer_group_offsets([asked])
-            [found] = answers[group].result(REQUEST_TIMEOUT_S).topic_partitions
+            [found] = outcome(answers[group], REQUEST_TIMEOUT_S).topic_partitions
         return max(0, int(found.offset))
 
     def topic_id(self, topic: str) -> str:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, is_not_allowed
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, is_not_allowed, outcome
 from blackbox.journal.topics import Topics, TopicSettings, beginning_of
 from blackbox.limits import Limits
 from blackbox.outgoing import Refusal
@@ -167,7 +167,7 @@ class Remembered(Generic[Known]):
 
 def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:
     try:
-        described = asked.result()
+        described = outcome(asked)
     except KafkaException as failure:
         return _told(topic, failure)
     # One that lacks a right would fail its whole transaction, or what follows a crash. Brokers

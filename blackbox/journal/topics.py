@@ -33,6 +33,7 @@ from blackbox.journal.access import (
     doubt,
     explained,
     is_not_allowed,
+    outcome,
 )
 from blackbox.request import Shard
 
@@ -75,7 +76,7 @@ def topic_ids(admin: AdminClient, names: Sequence[str]) -> dict[str, str]:
     Raises KafkaException for one that does not exist, or when the brokers do not answer.
     """
     asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S)
-    return {name: str(answer.result().topic_id) for name, answer in asked.items()}
+    return {name: str(outcome(answer).topic_id) for name, answer in asked.items()}
 
 
 class TopicIds:
@@ -162,7 +163,7 @@ class Topics:
         ends: dict[tuple[str, int], int] = {}
         for at, answer in asked.items():
             with suppress(KafkaException):
-                if (end := int(answer.result().offset)) >= 0:  # below, it is no answer
+                if (end := int(outcome(answer).offset)) >= 0:  # below, it is no answer
                     ends[at.topic, at.partition] = end
         return ends
 
@@ -175,7 +176,7 @@ class Topics:
         )
         for name, answer in asked.items():
             try:
-                counts[name] = len(answer.result().partitions)
+                counts[name] = len(outcome(answer).partitions)
             except KafkaException as error:
                 if error.args[0].code() not in _MISSING:
                     untold[name] = Described(None, _why_untold(error, name))
@@ -189,7 +190,7 @@ class Topics:
         found: dict[str, TopicSettings | str] = {}
         for resource, answer in asked.items():
             try:
-                found[resource.name] = _topic_settings(answer.result())
+                found[resource.name] = _topic_settings(outcome(answer))
             except KafkaException as error:
                 found[resource.name] = _why_untold(error, resource.name)
         return found

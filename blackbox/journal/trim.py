@@ -7,7 +7,13 @@ import logging
 from confluent_kafka import KafkaException, TopicPartition
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, explained, is_not_allowed
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    explained,
+    is_not_allowed,
+    outcome,
+)
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import FOR_EVER, Topics, TopicSettings, receipts_topic
 from blackbox.receipt import Mark
@@ -63,7 +69,7 @@ class Trimmer:
         )
         for answer in asked.values():
             try:
-                answer.result()
+                outcome(answer)
             except KafkaException as error:
                 cause = error.args[0]
                 if not is_not_allowed(cause):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo
 
 from blackbox.doubt import JournalLost
@@ -85,6 +87,8 @@ def test_a_client_that_does_not_go_on_is_silent(positions: tuple[int, ...]) -> N
 class Admin:
     """A client whose broker does not answer in time: it then tells an end that is none. Idle, it counts as false."""
 
+    fails: KafkaException | None = None
+
     def __len__(self) -> int:
         return 0
 
@@ -92,7 +96,10 @@ class Admin:
         answers: dict[Any, Any] = {}
         for at in asked:
             answers[at] = Future[Any]()
-            answers[at].set_result(ListOffsetsResultInfo(OFFSET_INVALID, -1, -1))
+            if self.fails is not None:
+                answers[at].set_exception(self.fails)
+            else:
+                answers[at].set_result(ListOffsetsResultInfo(OFFSET_INVALID, -1, -1))
         return answers
 
 
@@ -129,3 +136,17 @@ def test_who_asks_again_and_again_uses_one_client(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(JournalLost):
             reader.log_end("TB", 3)
     assert access.made == 2
+
+
+def test_a_client_that_got_no_answer_goes_with_who_asked_it() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        client = Admin()
+        client.fails = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        gone = weakref.ref(client)
+        assert Topics(client).ends([("TB", 3)], committed=True) == {}  # type: ignore[arg-type]
+        del client
+        assert gone() is None
+    finally:
+        gc.enable()
