@@ -16,7 +16,7 @@ logger = logging.getLogger("blackbox.recovery")
 
 TAIL = 100
 ROUNDS = DOUBTFUL - 2
-PATIENCE_S = 5.0
+PATIENCE_S = 2.0
 """With what the last receipt names: what cannot be read by then is looked at while the shard is open."""
 
 
@@ -51,10 +51,9 @@ def commit_barrier(
         others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
         group = others[-1] if others else barrier.group  # who was first keeps the shard
         writer.begin()
-        doubtful = sorted([*missing, *unread])
-        void = [claim.offset for claim in doubtful]
+        void = sorted(claim.offset for claim in (*missing, *unread))
         label = writer.commit(
-            replace(barrier, barrier=True, void=void, doubtful=doubtful, group=group)
+            replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)
         )
         if others:
             raise other_group(shard, group, barrier.group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused, TooEarly
@@ -22,9 +22,8 @@ from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, i
 logger = logging.getLogger("blackbox.dispatch")
 
 TELL_AFTER_MS = 5_000
-PATIENCE_S = 1.0
 MOST_PAUSE_MS = 10_000
-"""Between two looks at what is in doubt, each of which may hold its shard up for about PATIENCE_S."""
+"""Between two looks at what is in doubt."""
 
 
 @dataclass(slots=True)
@@ -117,19 +116,21 @@ class Dispatch:
     def _look_at_doubtful(self, now_ms: int) -> None:
         """What the last owner may have delivered, where nobody could look when the shard was opened."""
         claims = list(self._doubtful.values())
-        missing, unread = self.sorting.journal.check(claims, PATIENCE_S)
+        missing, unread = self.sorting.journal.check(claims, 0)
         found = [one for one in claims if one not in unread and one not in missing]
         if unread:
             logger.warning(
                 "%s: whether %d requests were delivered cannot be read yet, and they wait: %s",
                 self.shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
-        if found:
+        if found or missing:
+            untrue = sorted(claim.offset for claim in missing)
             self.writer.begin()
-            label = self.writer.commit(confirmation(found, now_ms, self._known))
+            label = self.writer.commit(
+                replace(confirmation(found, now_ms, self._known), void=untrue)
+            )
+            self.index.believe(untrue)
             settle(self.index, [claim.offset for claim in found], label)
-        if missing:
-            self.index.believe({claim.offset for claim in missing})
         self._doubtful = self.index.doubtful
         self._doubtful_again_ms = now_ms + min(1000 << self._doubtful_looks, MOST_PAUSE_MS)
         self._doubtful_looks += 1

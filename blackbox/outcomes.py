@@ -27,6 +27,8 @@ class Outcomes:
         self.count += self.ended.add(receipt.removals())
         self.ignored += receipt.ignored
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
+        for offset in receipt.void:  # known by now
+            self._doubtful.pop(offset, None)
         self._doubtful |= {claim.offset: claim for claim in receipt.doubtful}
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from operator import itemgetter
@@ -60,8 +60,8 @@ class Receipt:
     dead       -- undeliverable, expired, invalid: now dead letters, which `letters` locates
     topics     -- how the ids of the topics of these places begin: one that is created again has another
     void       -- requests whose outcome in an earlier receipt did not come true: pending again
-    doubtful   -- where the earlier receipt claims these to be: some places could not be read. They are looked at until
-                  that is known, and a later receipt repeats what is true
+    doubtful   -- of these, what the earlier receipt claims and nobody could read: not delivered until a later receipt
+                  repeats what is true, or has in `void` again what is not
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
     read       -- the next request that its writer's index did not know yet: those below were let in
@@ -105,9 +105,7 @@ class Receipt:
     def claims(self) -> Iterator[Claim]:
         """Where it says that messages and dead letters are."""
         reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
-        for at, pairs in self.delivered.items():
-            topic_id = self.topics.get(topic_of(at), "")
-            yield from (Claim(offset, "delivered", at, there, topic_id) for offset, there in pairs)
+        yield from _claims({DELIVERED: self.delivered}, self.topics)
         for at, pairs in self.letters.items():
             topic_id = self.topics.get(topic_of(at), "")
             for offset, there in pairs:
@@ -136,7 +134,7 @@ def encode(receipt: Receipt) -> bytes:
     if receipt.mark is not None:
         value["mark"] = tuple(receipt.mark)
     if receipt.doubtful:
-        value["doubtful"] = [tuple(claim) for claim in receipt.doubtful]
+        value |= _grouped(receipt.doubtful, receipt.topics)
     return orjson.dumps(value)
 
 
@@ -144,15 +142,16 @@ def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
     """The receipt that says again what was in doubt and is true."""
     receipt = Receipt(at_ms, read=read)
     for offset, outcome, at, there, topic_id in claims:
-        if outcome != "delivered":
+        if outcome != DELIVERED:
             getattr(receipt, outcome).append(offset)
-        places = receipt.delivered if outcome == "delivered" else receipt.letters
+        places = receipt.delivered if outcome == DELIVERED else receipt.letters
         places.setdefault(at, []).append((offset, there))
         if topic_id:
             receipt.topics[topic_of(at)] = topic_id
     return receipt
 
 
+DELIVERED = "delivered"
 _LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
@@ -185,14 +184,13 @@ def decode(value: bytes | None) -> Receipt:
     if "mark" in parts:
         parts["mark"] = Mark(*parts["mark"][: len(Mark._fields)])
     if "doubtful" in parts:
-        parts["doubtful"] = [Claim(*claim[: len(Claim._fields)]) for claim in parts["doubtful"]]
+        parts["doubtful"] = list(_claims(parts["doubtful"], parts.get("topics", {})))
     return Receipt(**parts)
 
 
 _SHAPES: dict[str, type] = {
-    **dict.fromkeys(("delivered", "letters", "topics"), dict),
+    **dict.fromkeys(("delivered", "letters", "topics", "doubtful"), dict),
     **dict.fromkeys(("dead", "expired", "invalid", "void", "ignored", "mark", "gone", "cut"), list),
-    "doubtful": list,
     **dict.fromkeys(("at_ms", "read", "unknown_ms"), int),
     **dict.fromkeys(("topic_id", "group", "rebound"), str),
     "barrier": bool,
@@ -205,23 +203,33 @@ def _has_shape(name: str, part: object) -> bool:
         return False
     if name in ("delivered", "letters") and isinstance(part, dict):
         return all(isinstance(pairs, list) for pairs in part.values())
+    if name == "doubtful" and isinstance(part, dict):
+        return part.keys() <= {DELIVERED, *_LETTERS} and all(
+            _has_shape("delivered", places) for places in part.values()
+        )
     if not isinstance(part, list):
         return True
-    if name == "doubtful":
-        return all(_is_claim(claim) for claim in part)
     least = {"mark": 2, "gone": 2}.get(name, 0)
     numbers = part[:least] if name == "mark" else part
     return len(part) >= least and all(isinstance(one, int) for one in numbers)
 
 
-def _is_claim(part: object) -> bool:
-    kinds = int, str, str, int, str
-    return (
-        isinstance(part, list)
-        and len(part) >= len(kinds)
-        and all(isinstance(one, kind) for one, kind in zip(part, kinds, strict=False))
-        and part[1] in ("delivered", *_LETTERS)
-    )
+def _grouped(claims: Iterable[Claim], topics: Mapping[str, str]) -> dict[str, object]:
+    """By outcome and place, so that they take no more room than the receipt that made them."""
+    doubtful: dict[str, Places] = {}
+    known = dict(topics)
+    for offset, outcome, at, there, topic_id in claims:
+        doubtful.setdefault(outcome, {}).setdefault(at, []).append((offset, there))
+        if topic_id:
+            known[topic_of(at)] = topic_id
+    return {"doubtful": doubtful} | ({"topics": known} if known else {})
+
+
+def _claims(doubtful: Mapping[str, Places], topics: Mapping[str, str]) -> Iterator[Claim]:
+    for outcome, places in doubtful.items():
+        for at, pairs in places.items():
+            topic_id = topics.get(topic_of(at), "")
+            yield from (Claim(offset, outcome, at, there, topic_id) for offset, there in pairs)
 
 
 def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:

@@ -377,9 +377,11 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
 def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:
     """Until it is known whether it was delivered."""
     why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
-    told = entry._replace(waits=entry.waits + 1, detail=why)
+    told = entry._replace(waits=entry.waits + 1)
+    if entry.reason is None:
+        told = told._replace(detail=why)
     at_ms = now_ms + DOUBTFUL_LATER_MS
-    goes_on = entry.detail == why and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
+    goes_on = entry.detail == told.detail and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
     return at_ms, None if goes_on else told
 
 

@@ -53,8 +53,8 @@ from blackbox.plan import (
 from blackbox.receipt import Claim, Mark
 from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
-FORMAT = b"4"
-OLDER = (b"1", b"2", b"3")
+FORMAT = b"5"
+OLDER = (b"1", b"2", b"3", b"4")
 """Formats of earlier versions: such an index is emptied, and begun from the journals."""
 
 MAX_BATCH_BYTES = 16 << 20
@@ -244,7 +244,8 @@ class ShardIndex:
                 changes += [pack("HDEL", keys.state, "mark"), about]
             if is_shorter:
                 changes += [
-                    pack("HDEL", keys.state, "mark", "ahead", "doubtful"),
+                    pack("HDEL", keys.state, "mark", "ahead"),
+                    *self._doubt({o: claim for o, claim in self.doubtful.items() if o < first}),
                     pack("HDEL", keys.state, "tail")
                     if tail is None
                     else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),

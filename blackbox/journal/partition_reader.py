@@ -60,10 +60,26 @@ class PartitionReader:
         """How far it can be read now."""
         at = TopicPartition(topic, partition)
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its offsets"):
-            found = self._open().get_watermark_offsets(at, timeout=within_s)
+            try:
+                found = self._open().get_watermark_offsets(at, timeout=within_s)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                    self.has_leader(topic, partition)  # the client has one word for both
+                raise
         if found is None:
             raise JournalLost(f"{topic}/{partition}: no offsets within {within_s:.1f} s")
         return Bounds(*found)
+
+    def has_leader(self, topic: str, partition: int) -> bool:
+        """False when there is no such partition. Raises JournalLost when it has no leader."""
+        with self._asking(topic, f"{topic}/{partition}: cannot ask for its leader"):
+            found = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if found.error is not None and found.error.code() not in _GONE:
+                raise KafkaException(found.error)
+        there = found.partitions.get(partition)
+        if there is not None and there.leader < 0:
+            raise JournalLost(f"{topic}/{partition}: it has no leader")
+        return there is not None
 
     def stable_bounds(
         self, topic: str, partition: int, place: int, within_s: float = STABLE_S

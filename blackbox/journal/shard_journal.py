@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -26,6 +27,9 @@ from blackbox.plan import Batch, Binding, Bounds, stretches
 from blackbox.receipt import Checked, Claim, Receipt
 from blackbox.recurrence import AGAIN
 from blackbox.request import Record, Shard
+
+LOOK_S = 1.0
+"""For one look at all places, where brokers do not answer."""
 
 NAME_ANOTHER = {cold.HEADER, cancel.HEADER, cancel.REPLACES}
 """The last header of a record that may end another request."""
@@ -159,20 +163,24 @@ class ShardJournal:
         by_place: dict[tuple[str, str], list[Claim]] = {}
         for claim in claims:
             by_place.setdefault((claim.at, claim.topic_id), []).append(claim)
-        checked = Checked([], {})
-        deadline = time.monotonic() + patience_s
-        for (at, topic_id), claimed in by_place.items():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                checked.unread.update(dict.fromkeys(claimed, f"{at}: others took too long"))
-                continue
-            try:
-                unfilled = set(self._unfilled(at, topic_id, claimed, left_s))
-            except JournalLost as error:
-                checked.unread.update(dict.fromkeys(claimed, str(error)))
-                continue
-            checked.missing.extend(claim for claim in claimed if claim.offset in unfilled)
-        return checked
+        deadline = time.monotonic() + max(patience_s, LOOK_S)
+        missing: list[Claim] = []
+        unread = dict.fromkeys(by_place, "there was no time to look yet")
+        # once without waiting: one that cannot be read takes no time from the others
+        for within_s in (0.0, patience_s) if patience_s else (0.0,):
+            for place in random.sample(list(unread), len(unread)):
+                if time.monotonic() > deadline:
+                    break
+                try:
+                    unfilled = set(self._unfilled(*place, by_place[place], within_s))
+                except JournalLost as error:
+                    unread[place] = str(error)
+                    continue
+                del unread[place]
+                missing += [claim for claim in by_place[place] if claim.offset in unfilled]
+        return Checked(
+            missing, {claim: why for place, why in unread.items() for claim in by_place[place]}
+        )
 
     def close(self) -> None:
         """Give the consumer up; the next use makes a new one."""
@@ -201,13 +209,10 @@ class ShardJournal:
         self, at: str, topic_id: str, claims: Sequence[Claim], within_s: float
     ) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")
+        if not self._reader.has_leader(topic, int(partition)):
+            return  # gone
         last = max(claim.there for claim in claims)
-        try:
-            bounds = self._reader.stable_bounds(topic, int(partition), last, within_s)
-        except JournalLost as error:
-            if is_gone(error):
-                return
-            raise
+        bounds = self._reader.stable_bounds(topic, int(partition), last, within_s)
         wanted = {claim.there: claim.offset for claim in claims if claim.there >= bounds.start}
         seen: set[int] = set()
         for messages in _read_at(self._reader, topic, int(partition), wanted, bounds):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count as count_on
@@ -17,7 +17,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from blackbox.barrier import commit_barrier
+from blackbox.barrier import PATIENCE_S, commit_barrier
 from blackbox.clock import Clock
 from blackbox.connect import formats, kafka
 from blackbox.doubt import Doubt, Fenced, JournalLost, LabelsMoved, NotAllowed
@@ -30,10 +30,11 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
+from blackbox.outcomes import Outcomes
 from blackbox.plan import Bounds, Tail
 from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
 from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
-from blackbox.receipt import Mark, Receipt, settled
+from blackbox.receipt import Claim, Mark, Receipt, settled
 from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
 from blackbox.settling import CHUNK, settle
@@ -227,8 +228,12 @@ class _Run:
     ) -> int:
         """Returns up to where receipts are of an earlier topic."""
         shard = index.shard
-        ended = self._take_over(shard, decision, gone, writer)
+        told = self._take_over(shard, decision, gone, writer)
         asks = self._pending == "deliver"
+        ended = Ended()
+        ended.add(offset for offset in told.ended if offset >= gone.first)
+        if asks:
+            ended.add(self._delivered(shard, {**index.doubtful, **told.doubtful}, told.ended))
         leftovers = Leftovers(
             index, gone.first, ended,
             newer=self._newer_since(shard, gone) if asks else Newer(set(), set()),
@@ -246,14 +251,25 @@ class _Run:
         leftovers.write(writer, _marked(decision, end), done)
         return 0 if decision.begins is None else end
 
-    def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Ended:
-        """What receipts say has ended of the requests that are gone; none speaks of them behind a cut.
+    def _delivered(self, shard: Shard, doubtful: Mapping[int, Claim], ended: Ended) -> list[int]:
+        """What is in doubt and was delivered. Raises a Doubt where that cannot be read."""
+        claims = [claim for offset, claim in doubtful.items() if offset not in ended]
+        missing, unread = self._journal(shard.partition).check(claims, PATIENCE_S)
+        if unread:
+            raise Doubt(
+                f"{shard}: whether {len(unread)} requests were delivered cannot be read: "
+                f"{next(iter(unread.values()))}; run it again once it can, or with --pending drop"
+            )
+        return [claim.offset for claim in claims if claim not in missing]
+
+    def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Outcomes:
+        """What receipts say of the requests that are gone; none speaks of them behind a cut.
 
         A barrier of its own comes first, as the last receipt may name messages that are not there.
         """
-        ended = Ended()
+        outcomes = Outcomes()
         if decision.barrier is None or (gone.since is None and not decision.is_emptied):
-            return ended
+            return outcomes
         journal = self._journal(shard.partition)
         since = decision.since if gone.since is None else gone.since
         first = replace(decision.barrier, cut=(), rebound="")
@@ -265,8 +281,8 @@ class _Run:
         for _, receipt in settled(told):
             if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
                 break
-            ended.add(offset for offset in receipt.removals() if offset >= gone.first)
-        return ended
+            outcomes.add(receipt)
+        return outcomes
 
     def _check_format(self, leftovers: Leftovers) -> None:
         for batch in leftovers.batches():
