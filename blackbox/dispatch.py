@@ -129,8 +129,8 @@ class Dispatch:
             label = self.writer.commit(
                 replace(confirmation(found, now_ms, self._known), void=untrue)
             )
-            self.index.believe(untrue)
-            settle(self.index, [claim.offset for claim in found], label)
+            unwanted = self.index.believe(untrue)
+            settle(self.index, [*(claim.offset for claim in found), *unwanted], label)
         self._doubtful = self.index.doubtful
         self._doubtful_again_ms = now_ms + min(1000 << self._doubtful_looks, MOST_PAUSE_MS)
         self._doubtful_looks += 1

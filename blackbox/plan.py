@@ -280,7 +280,8 @@ class Plan:
     come from there, into the index or as another record. `ignored` are conditional records (carried
     ones, and replacements by id) that did not count. `counted` are the puts, (due time, offset), of
     the callers whose pending requests are counted. `moved` are requests that come into the index as
-    another record than the one of their ids; `ended` as in a View. `tail` is the batch's last record.
+    another record than the one of their ids; `ended` as in a View. `unwanted` are in doubt: they end once it is known that
+    they were not delivered. `tail` is the batch's last record.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -295,6 +296,7 @@ class Plan:
     counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
+    unwanted: set[int] = field(default_factory=set)
     tail: Tail | None = None
 
 
@@ -365,6 +367,8 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     offset, is_pending, caller_id, origin = view.named[id]
     offset = plan.moved.get(offset if origin is None else origin, offset)
     if offset in view.doubtful:
+        if by is None:
+            plan.unwanted.add(offset)
         return False
     if by is not None and by in view.early:
         return True
@@ -423,6 +427,7 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
 
 def _end(plan: Plan, view: View, offset: int) -> None:
     if offset in view.doubtful:
+        plan.unwanted.add(offset)
         return
     if plan.puts.pop(offset, None) is None and not _thaw(plan, view, offset):
         plan.removals.append(offset)

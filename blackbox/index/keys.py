@@ -29,6 +29,7 @@ class Keys:
         self.early = self.prefix + b"early"
         self.moved = self.prefix + b"moved"
         self.ended = self.prefix + b"ended"
+        self.unwanted = self.prefix + b"unwanted"
         self.leaving = self.prefix + b"leaving"
         self.paused = self.prefix + b"paused"
         self.callers = self.prefix + b"callers"

@@ -253,7 +253,7 @@ class ShardIndex:
                     pack("UNLINK", keys.skip, keys.early),
                     *(
                         pack("ZREMRANGEBYSCORE", k, first, "(+inf")
-                        for k in (keys.moved, keys.ended)
+                        for k in (keys.moved, keys.ended, keys.unwanted)
                     ),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *(pack("HDEL", keys.ids, *callers) for callers in _chunks(holders)),
@@ -302,14 +302,17 @@ class ShardIndex:
             self._exec_while_opening(self._doubt(every), even_if_full=True)
             self.doubtful = every
 
-    def believe(self, offsets: Collection[int]) -> None:
-        """These were in doubt, and are known not to be delivered."""
+    def believe(self, offsets: Collection[int]) -> set[int]:
+        """These were in doubt, and are known not to be delivered. Those of them that were ended meanwhile stay as they are."""
         with self._lock:
-            left = _without(self.doubtful, offsets)
-            found = self._watch_labels(self._keys.receipts)
-            if not self._exec_even_if_full(list(self._doubt(left)), found):
-                raise LabelsMoved(f"{self.shard}: another owner wrote to the index")
-            self.doubtful = left
+            for _ in range(MAX_CONTENTION):
+                found = self._watch_labels(self._keys.receipts, self._keys.unwanted)
+                unwanted = set(self._scores(self._keys.unwanted, list(offsets)))
+                left = _without(self.doubtful, set(offsets) - unwanted)
+                if self._exec_even_if_full(list(self._doubt(left)), found):
+                    self.doubtful = left
+                    return unwanted
+            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while believing")
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
         """Make dead letters of pending requests that were due before this; how many."""
@@ -817,6 +820,7 @@ class ShardIndex:
             if scored:
                 yield pack("ZADD", self._keys.callers, 0, caller)
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
+        yield from self._mark(self._keys.unwanted, sorted(plan.unwanted))
         yield from _zrem(self._keys.early, sorted(view.early))
         ended = [(by, asked) for asked, by in plan.ended.items()]
         yield from self._remember(self._keys.ended, b"ended", ended)
@@ -895,6 +899,7 @@ class ShardIndex:
         yield pack("UNLINK", self._keys.leaving)
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(_without(self.doubtful, removals))
+            yield from _zrem(self._keys.unwanted, [o for o in self.doubtful if o in removals])
         yield self._write_receipts(receipts)
 
     def _doubt(self, claims: Mapping[int, Claim]) -> Iterator[bytes]:
@@ -1029,7 +1034,7 @@ class ShardIndex:
         keys = self._keys
         return pack(
             "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
-            keys.ended, keys.leaving, keys.state, keys.receipts,
+            keys.ended, keys.unwanted, keys.leaving, keys.state, keys.receipts,
             keys.callers, *(keys.of(caller.decode()) for caller in callers),
         )  # fmt: skip
 

@@ -951,7 +951,7 @@ BUGS = (
     Bug(
         "a-doubt-is-forgotten-with-redis",
         "the barrier does not say what could not be read, so that who rebuilds the index sends it again",
-        (Change("barrier.py", "void=void, doubtful=doubtful, group", "void=void, group"),),
+        (Change("barrier.py", "void=void, doubtful=list(unread), group", "void=void, group"),),
         (),
         ("tests/contract/test_shard_machine.py", "tests/service/test_torn_transaction.py"),
     ),
@@ -961,8 +961,8 @@ BUGS = (
         (
             Change(
                 "plan.py",
-                "    if offset in view.doubtful:\n        return False\n",
-                "",
+                "        if by is None:\n            plan.unwanted.add(offset)\n        return False\n",
+                "        return by is not None\n",
             ),
         ),
         (),
@@ -993,5 +993,25 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "what-is-known-is-doubted-again",
+        "who rebuilds an index doubts again what was found not to be delivered since",
+        (Change("outcomes.py", "            self._doubtful.pop(offset, None)\n", "            pass\n"),),
+        (),
+        ("tests/unit/test_doubtful.py",),
+    ),
+    Bug(
+        "no-leader-is-gone",
+        "a partition without leader counts as one that was deleted, and what should be there as delivered",
+        (
+            Change(
+                "journal/partition_reader.py",
+                "        if there is not None and there.leader < 0:\n",
+                "        if there is not None and there.leader < -1:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_torn_transaction.py",),
     ),
 )

@@ -6,8 +6,6 @@ With BLACKBOX_TEST_AT_LENGTH=1 every row on both engines; `-rP` shows the rows a
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -28,11 +26,10 @@ from confluent_kafka.admin import (
 )
 
 from blackbox.control.control import Control
-from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
-from blackbox.embedded.kafka import new_cluster_id
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.journal.topics import KEPT, receipts_topic
 from tests.conftest import missing
+from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
@@ -40,12 +37,6 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 REDIS_MB = 100
 FULL = 0.8
 """Of Redis, with requests that are due in a day."""
-
-WITH_RIGHTS = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "allow.everyone.if.no.acl.found": "true",
-    "broker.session.timeout.ms": "60000",  # a broker that hangs keeps its partitions
-}
 
 OTHERS, OTHERS_S = (3000, 6) if AT_LENGTH else (1000, 3)
 MUCH = 20_000 if AT_LENGTH else 3000
@@ -62,83 +53,12 @@ TRIES = 3
 """A machine that does something else for a second is no trouble of ours."""
 
 
-class Brokers:
-    """One that has everything, and a second that has what trouble is made with."""
-
-    def __init__(self, folder: Path) -> None:
-        cluster_id, controller = new_cluster_id(), free_port()
-        voters = {"controller.quorum.voters": f"1@{HOST}:{controller}"}
-        port, other_port = free_port(), free_port()
-        listeners = f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}"
-        first = WITH_RIGHTS | voters | {"listeners": listeners}
-        self.first = EmbeddedKafka(
-            folder / "first", port=port, settings=first, cluster_id=cluster_id
-        )
-        second = WITH_RIGHTS | voters | {"node.id": "2", "process.roles": "broker"}
-        second["listeners"] = f"PLAINTEXT://{HOST}:{other_port}"
-        self.second = EmbeddedKafka(
-            folder / "second", port=other_port, settings=second, cluster_id=cluster_id
-        )
-        self.is_frozen = False
-
-    def start(self) -> None:
-        self.first.start()
-        servers = {"bootstrap.servers": self.first.bootstrap_servers}
-        producer = Producer(servers | {"transactional.id": "first"})
-        producer.init_transactions(30)  # so that the topics of Kafka's own are there
-        consumer = Consumer(servers | {"group.id": "first"})
-
-        def has_offsets() -> bool:
-            with suppress(KafkaException):
-                return bool(consumer.committed([TopicPartition("any", 0)], timeout=5))
-            return False
-
-        until("Kafka keeps offsets", has_offsets)
-        consumer.close()
-        if AT_LENGTH:
-            self.second.start()
-
-    def freeze(self) -> None:
-        os.kill(self.second.pid, signal.SIGSTOP)
-        self.is_frozen = True
-
-    def mend(self) -> None:
-        if self.is_frozen:
-            os.kill(self.second.pid, signal.SIGCONT)
-            self.is_frozen = False
-        if AT_LENGTH:
-            with suppress(EmbeddedError):
-                self.second.start()
-
-    def stop(self) -> None:
-        self.mend()
-        self.second.stop()
-        self.first.stop()
-
-
-class PlacedWorld(World):
-    """Its topics are on the first broker, unless they are said to be elsewhere."""
-
-    def create(self, *topics: NewTopic) -> None:
-        super().create(
-            *(
-                NewTopic(
-                    one.topic,
-                    one.num_partitions,
-                    replica_assignment=one.replica_assignment or [[1]] * one.num_partitions,
-                    config=one.config or {},
-                )
-                for one in topics
-            )
-        )
-
-
 @dataclass
 class Scene:
     """A service, a second request topic beside that of the others, and what is open until the end."""
 
     world: World
-    brokers: Brokers
+    brokers: TwoBrokers
     service: ServiceProcess
     open: list[Producer] = field(default_factory=list)
     forbidden: list[AclBinding] = field(default_factory=list)
@@ -374,10 +294,10 @@ def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    brokers = Brokers(tmp_path_factory.mktemp("brokers"))
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoBrokers]:
+    brokers = TwoBrokers(tmp_path_factory.mktemp("brokers"))
     try:
-        brokers.start()
+        brokers.start(both=AT_LENGTH)
     except EmbeddedError as error:
         missing(str(error))
     yield brokers
@@ -396,7 +316,7 @@ def small_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRe
 
 @pytest.fixture
 def scene(
-    brokers: Brokers, small_redis: EmbeddedRedis, tmp_path: Path, engine: str
+    brokers: TwoBrokers, small_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> Iterator[Scene]:
     rules = tmp_path / "callers.toml"
     rules.write_text("[callers.hoarder]\nrequests_per_second = 5\n")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 import redis
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
+from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
 from blackbox.receipt import Receipt, decode, encode
 from blackbox.request import Shard, request_id
+from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service
@@ -21,7 +26,7 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     receipts = receipts_topic(world.requests)
     world.create(NewTopic(receipts, world.partitions))
     world.ask(2 * TORN, within_s=0, partition=0)
-    torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world)})
+    torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world, world.targets[0])})
     tell(world, torn)
 
     service = world.start_service().wait_ready()
@@ -68,6 +73,37 @@ def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read
     assert (verdict.lost, verdict.duplicated) == ([], []), verdict
 
 
+def test_a_message_behind_no_leader_is_not_taken_for_delivered_and_takes_no_time_from_others(
+    stack: EmbeddedStack, tmp_path: Path
+) -> None:
+    brokers = TwoBrokers(tmp_path / "brokers")
+    with ExitStack() as ending:
+        brokers.start()
+        ending.callback(brokers.stop)
+        world = ending.enter_context(PlacedWorld(brokers.first, stack.redis, tmp_path))
+        away = f"{world.name}.away"
+        near = world.targets[0]
+        world.create(
+            NewTopic(receipts_topic(world.requests), world.partitions),
+            NewTopic(away, 1, replica_assignment=[[2]]),
+        )
+        world.targets = [away, near]
+        world.ask(2, within_s=0, partition=0)
+        places = {topic: aborted(world, topic)[:1] for topic in world.targets}
+        [(_, there)] = places[near]
+        brokers.second.stop()
+        tell(world, Receipt(1, delivered={f"{away}/0": places[away], f"{near}/0": [(1, there)]}))
+
+        service = world.start_service().wait_ready()
+        until("the other comes", lambda: service.metric("blackbox_delivered_total") == 1)
+        assert service.metric("blackbox_in_doubt") == 1
+
+        brokers.mend()
+        until("nothing is pending", lambda: service.metric("blackbox_pending") == 0)
+        verdict = world.wait_delivered()
+        assert verdict.is_exact, verdict
+
+
 def transaction(world: World, name: str) -> Producer:
     servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
     producer = Producer(servers | {"transactional.id": f"{world.name}.{name}"})
@@ -104,7 +140,7 @@ def tell(world: World, receipt: Receipt) -> None:
     assert producer.flush(10) == 0
 
 
-def aborted(world: World) -> list[tuple[int, int]]:
+def aborted(world: World, target: str) -> list[tuple[int, int]]:
     """Where the messages of the first requests are, for those who read what was not committed."""
     places: list[tuple[int, int]] = []
 
@@ -114,9 +150,9 @@ def aborted(world: World) -> list[tuple[int, int]]:
         assert offset is not None
         places.append((len(places), offset))
 
-    producer = transaction(world, "torn")
+    producer = transaction(world, f"torn.{target}")
     for number in range(TORN):
-        producer.produce(world.targets[0], f"{number:07d}", partition=0, on_delivery=stored)
+        producer.produce(target, f"{number:07d}", partition=0, on_delivery=stored)
     assert producer.flush(10) == 0
     producer.abort_transaction(10)
     return places

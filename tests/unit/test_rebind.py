@@ -22,7 +22,7 @@ from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import run as rebinding
 from blackbox.rebind.leftovers import Newer, Rebound
 from blackbox.rebind.run import _Run, keep_partitions
-from blackbox.receipt import Mark, Receipt
+from blackbox.receipt import Claim, Mark, Receipt
 from blackbox.request import Cancel, Reason, Record, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
@@ -188,6 +188,24 @@ def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_aga
 
     done = Run(journal, "deliver").run(empty_index)
 
+    assert (done.again, len(journal.request_records)) == (1, 1)
+
+
+def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_known(
+    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    empty_index.doubt({0: Claim(0, "delivered", "orders/0", 7, "")})
+    journal.append(delivered(1))
+    journal.unreadable = {0, 1}
+
+    with pytest.raises(Doubt, match="whether 2 requests were delivered cannot be read"):
+        Run(journal, "deliver").run(empty_index)
+    assert journal.request_records == []
+
+    journal.unreadable = set()
+    done = Run(journal, "deliver").run(empty_index)
     assert (done.again, len(journal.request_records)) == (1, 1)
 
 

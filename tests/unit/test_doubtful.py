@@ -1,0 +1,174 @@
+"""What the last receipt claims and nobody could read when the shard was opened, until that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from blackbox.dispatch import Dispatch
+from blackbox.index.shard_index import ShardIndex
+from blackbox.intake import Intake
+from blackbox.plan import Labels
+from blackbox.receipt import Receipt
+from blackbox.recovery import Recovery
+from blackbox.request import Cancel, Invalid, Reason, request_id
+from blackbox.sorting import Sorting
+from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
+from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.unit.opening import Written, delivered, request
+
+AWAY = (Reason.UNREACHABLE, "orders/0 has no leader")
+
+Open = Callable[[], "Owners"]
+
+
+class Owners:
+    """One after the other, on the same journals and the same Redis."""
+
+    def __init__(
+        self, connections: redis.ConnectionPool, journal: FakeJournal, targets: FakeTargets
+    ) -> None:
+        self.connections, self.journal, self.targets = connections, journal, targets
+        self.writer = FakeWriter(journal)
+        self.take_over()
+
+    def take_over(self) -> None:
+        index = self.index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
+        intake = self._intake = Intake(self.journal.contract, index, None)
+        sorting = Sorting(
+            shard=SHARD, targets=self.targets, journal=self.journal, reread=intake.reread,
+            dead_letter_topic="dead-letters",
+        )  # fmt: skip
+        self.dispatch = Dispatch(index, self.writer, sorting)
+        Recovery(
+            shard=SHARD, group="blackbox", index=index, journal=self.journal, writer=self.writer,
+            confirm=lambda: None, apply=lambda batch, how: intake.apply(batch, NOW_MS, how),
+            ahead=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
+        ).open()  # fmt: skip
+
+    def take_in(self) -> None:
+        first = self.index.labels.requests
+        for batch in self.journal.requests(first, self.journal.request_bounds().end):
+            self._intake.apply(batch, NOW_MS)
+
+    def sent(self) -> list[int]:
+        """What goes to the target within two minutes, and went before."""
+        for second in range(0, 120, 5):
+            self.dispatch.tick(NOW_MS + 1000 * second)
+        return self.writer.sent_to("orders")
+
+
+@pytest.fixture
+def opened(connections: redis.ConnectionPool, journal: FakeJournal, targets: FakeTargets) -> Open:
+    return lambda: Owners(connections, journal, targets)
+
+
+@pytest.fixture
+def torn(opened: Open, journal: FakeJournal, targets: FakeTargets, asked: Written) -> Owners:
+    """The last receipt says that request 0 was delivered; its message was aborted, and its target is away now."""
+    asked(request("a"))
+    journal.append(delivered(0))
+    journal.unreadable = {0}
+    targets.refusals = {"orders": AWAY}
+    owners = opened()
+    journal.unreadable, journal.absent = set(), {0}
+    owners.dispatch.tick(NOW_MS)
+    assert owners.index.doubtful == {}
+    assert owners.writer.committed == []
+    return owners
+
+
+def again(owners: Owners, client: Any, is_redis_lost: bool) -> None:
+    if is_redis_lost:
+        client.flushall()
+    owners.take_over()
+    owners.targets.refusals = {}
+
+
+either = pytest.mark.parametrize("is_redis_lost", [False, True])
+
+
+@either
+def test_what_is_known_not_to_be_there_is_not_believed_when_its_place_is_gone(
+    torn: Owners, journal: FakeJournal, client: Any, is_redis_lost: bool
+) -> None:
+    journal.absent = set()  # as of a place below the start of the target
+    again(torn, client, is_redis_lost)
+    assert torn.sent() == [0]
+
+
+@either
+@pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
+def test_what_ended_it_once_that_was_known_holds(
+    torn: Owners, asked: Written, client: Any, is_redis_lost: bool, ends: Any, left: list[int]
+) -> None:
+    asked(ends)
+    torn.take_in()
+    assert held(client).offsets() == left
+    again(torn, client, is_redis_lost)
+    assert torn.sent() == left
+
+
+@either
+def test_what_took_its_place_by_id_and_was_delivered_stays_the_only_one(
+    torn: Owners, asked: Written, client: Any, is_redis_lost: bool
+) -> None:
+    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    torn.take_in()
+    torn.targets.refusals = {}
+    assert torn.sent() == [1]
+    again(torn, client, is_redis_lost)
+    assert torn.sent() == [1]
+
+
+@either
+@pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
+def test_what_ends_it_while_it_is_in_doubt_counts_if_it_was_not_delivered(
+    opened: Open, journal: FakeJournal, asked: Written, client: Any, is_redis_lost: bool,
+    ends: Any, left: list[int],
+) -> None:  # fmt: skip
+    asked(request("a"))
+    journal.append(delivered(0))
+    journal.unreadable = {0}
+    owners = opened()
+    owners.dispatch.tick(NOW_MS)
+    asked(ends)
+    owners.take_in()
+    again(owners, client, is_redis_lost)
+    journal.unreadable, journal.absent = set(), {0}
+    assert owners.sent() == left
+    assert held(client).due == []
+
+
+def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
+    opened: Open, journal: FakeJournal, asked: Written, connections: redis.ConnectionPool
+) -> None:
+    asked(request(), request(), request())
+    journal.append(delivered(0, 1))
+    journal.unreadable = {0, 1}
+    owners = opened()
+    owners.dispatch.tick(NOW_MS)
+    journal.request_records.pop()
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    kept = index.load()
+    assert kept is not None
+    index.rebind(Labels(2, kept.labels.receipts), journal.binding("blackbox"), 0, None)
+    owners.take_over()
+    assert owners.sent() == [2]
+
+
+def test_a_dead_letter_that_was_in_doubt_still_says_why(
+    opened: Open, journal: FakeJournal, asked: Written
+) -> None:
+    asked(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))
+    journal.append(Receipt(1, invalid=[0], letters={"dead-letters/0": [(0, 7)]}))
+    journal.unreadable = {0}
+    owners = opened()
+    owners.dispatch.tick(NOW_MS)
+    journal.unreadable, journal.absent = set(), {0}
+    owners.sent()
+    [letter] = [one for one in owners.writer.committed if one.topic == "dead-letters"]
+    assert dict(letter.headers)["blackbox-detail"] == "no JSON at byte 17"
