@@ -181,7 +181,7 @@ def test_an_index_of_a_later_format_is_refused_with_the_remedy(
     client.hset(PREFIX + "state", "format", "9")
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
-        with pytest.raises(ForeignIndex, match="format '9'; this version reads 4: run the version"):
+        with pytest.raises(ForeignIndex, match="format '9'; this version reads 5: run the version"):
             verb()
 
 
