@@ -220,6 +220,21 @@ class Fates:
                 return found
         return None
 
+    def replaced_by(self, asked: Asked, since: int) -> int | None:
+        """The record, not below `since`, that took the place of an ended request; None: it was cancelled."""
+        position, end = self._behind(asked, since)
+        while (change := self._next_change(asked, position, end)) is not None:
+            at, is_carried = change
+            there = self.asked(at)
+            if there.fate.state == "cancel":
+                return None
+            if is_carried:
+                asked = there
+            elif not self._was_invalid(at):
+                return at
+            position = at + 1
+        return None
+
     def explained(self, fate: Fate) -> Fate:
         """The same with the words of its dead letter, if that is still there."""
         if fate.place is None or fate.state == "delivered":

@@ -85,7 +85,9 @@ class RequestState(BaseModel):
     place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
     reason: str | None = None
     detail: str | None = Field(
-        None, description="what is behind `reason`; without one, why the last try was put off"
+        None,
+        description="what is behind `reason`; without one, why the last try was put off, or what "
+        "replaced a request before its cancel",
     )
     is_cold: bool | None = None
     carried: str | None = None

@@ -76,5 +76,7 @@ def _tell(
         typer.echo(printable(f"{id}: no request of this id, and none pending under it"))
     else:
         told["too-late"] = f"too late: {done.request.source} is {done.request.state}"
+        if done.request.state == "ended" and done.request.detail is not None:
+            told["too-late"] += f": {done.request.detail}"
         told["undetermined"] = f"not {wanted}: {done.request.detail}"
         typer.echo(printable(told[done.outcome]))

@@ -17,7 +17,7 @@ from blackbox.connect import formats, kafka, rules, shared
 from blackbox.control.fate import Registry
 from blackbox.control.letters import PutAway, put_away
 from blackbox.control.pending import Found, Place, Wanted, page
-from blackbox.fate import Fate
+from blackbox.fate import Fate, LimitReached
 from blackbox.index.inspector import Standing
 from blackbox.index.server import RedisServer, Room
 from blackbox.journal.letterbox import Letter, Letterbox
@@ -234,13 +234,38 @@ class Control:
             cancel = self._write_cancel(shard, offset, fate, name)
             if not _wait_taken_in(registry, shard, cancel, offset, deadline):
                 return Cancelled("asked", fate)
-            before = fate
+            before, pending_at = fate, since
             since, fate = self._look(place, before, since)
             if fate.state == "ended":
-                return Cancelled("cancelled", fate)
+                return self._ended(fate, (shard, offset), pending_at, cancel, deadline)
             if fate.carried == before.carried and fate.state in WAITING:
                 return Cancelled("asked", fate)
         return Cancelled(_UNTOLD.get(fate.state, "too-late"), fate)
+
+    def _ended(
+        self,
+        fate: Fate,
+        place: tuple[Shard, int],
+        since: Labels | None,
+        cancel: int,
+        deadline: float,
+    ) -> Cancelled:
+        """Cancelled, unless something took its place, behind the labels `since`, and was not cancelled."""
+        if since is not None and since.requests >= cancel:  # nothing came between
+            return Cancelled("cancelled", fate)
+        registry, (shard, offset), left = self._registry(), place, fate
+        try:
+            while left.state == "ended":
+                there = registry.replaced_by(shard, offset, since)
+                if there is None:
+                    return Cancelled("cancelled", fate)
+                if not _wait_taken_in(registry, shard, cancel, there, deadline):
+                    return Cancelled("asked", fate)
+                offset, left = there, registry.fate(shard, there, since)
+        except LimitReached:
+            detail = "whether it was cancelled or replaced was not found: that is too far back"
+            return Cancelled("too-late", replace(fate, state="over", detail=detail))
+        return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
 
     def _look(
         self, place: tuple[Shard, int], before: Fate | None = None, since: Labels | None = None

@@ -182,6 +182,15 @@ class Registry:
             return self.fate(shard, there, limit=limit).told_of(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
 
+    def replaced_by(self, shard: Shard, offset: int, since: Labels | None) -> int | None:
+        """What took the place, behind these labels, of a request that has ended; None: it was cancelled.
+
+        Raises LimitReached.
+        """
+        with closing(ShardJournal(shard, self.access)) as journal:
+            fates = self._fates(shard, journal, Limit())
+            return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
+
     def _has_cold_tier(self, standing: Standing) -> bool:
         return standing.has_cold_tier or bool(self._settings.hot_horizon_s)
 

@@ -129,7 +129,7 @@ class Countdown(Format):
             )
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
-        recurs = _recurs(asked, message, self._max_countdown_s)
+        recurs = _recurs(asked, message, self._max_countdown_s, began_ms)
         if recurs is not None and not self._may_recur:
             detail = "a request that recurs needs BLACKBOX_DELIVERY=exactly-once; ask for it once"
             raise RefusedError(Reason.BAD_RECURRENCE, detail)
@@ -364,7 +364,9 @@ def _header(name: str, held: Any) -> tuple[str, bytes]:
     return name, held.encode()
 
 
-def _recurs(asked: dict[str, Any], message: bytes | None, longest_s: int) -> str | None:
+def _recurs(
+    asked: dict[str, Any], message: bytes | None, longest_s: int, began_ms: int
+) -> str | None:
     each, fields, zone = asked.get("every"), asked.get("cron"), asked.get("timezone")
     if each is None and fields is None:
         if zone is None:
@@ -381,7 +383,7 @@ def _recurs(asked: dict[str, Any], message: bytes | None, longest_s: int) -> str
     given = shown(each) if fields is None else shown(fields)
     try:
         if fields is not None:
-            return cron(fields, zone)
+            return cron(fields, zone, began_ms)
         if zone is not None:
             raise ValueError("timezone is for cron alone; leave it out")
         return every(each, longest_s)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
 import redis
 
 from blackbox import AsyncClient, Client, TooLate
+from blackbox.control.control import Control
 from blackbox.embedded import EmbeddedRedis
+from blackbox.request import request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked, state
 from tests.service.test_cli import blackbox
@@ -39,6 +43,30 @@ def client(world: World) -> Iterator[Client]:
 
 def delivered(world: World, target: int = 0) -> list[bytes | None]:
     return [m.value() for m in read_all(world.kafka.bootstrap_servers, world.targets[target])]
+
+
+def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delivered(
+    world: World, service: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = ask(service, asked(world, 3600))
+    named = ask(service, asked(world, 3600, id="named"))
+    control, moved = Control(world.settings()), []
+    write_cancel = control._write_cancel
+
+    def write_after_a_reschedule(*cancel: Any) -> int:
+        shard, offset = cancel[:2]
+        moved.append(client.reschedule(request_id(shard, offset), timedelta(seconds=4)))
+        return write_cancel(*cancel)
+
+    monkeypatch.setattr(control, "_write_cancel", write_after_a_reschedule)
+    with closing(control):
+        late, in_time = control.cancel(id), control.cancel("named")
+    assert late.outcome == "too-late"
+    assert late.request is not None
+    assert (late.request.id, late.request.detail) == (id, f"replaced by {moved[0]}")
+    assert in_time.outcome == "cancelled"  # a cancel by a caller's id ends all that is under it
+    until("it is delivered", lambda: state(service, moved[0]) == "delivered")
+    assert state(service, moved[1]) == state(service, named) == "ended"
 
 
 @both_engines_at_length

@@ -1,8 +1,10 @@
-"""Nobody who writes waits for somebody who puts letters away."""
+"""What a cancel answers that met a replacement; nobody who writes waits for who puts letters away."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ import pytest
 
 from blackbox.client.request import request_value
 from blackbox.control import control as module
-from blackbox.control.control import Control
+from blackbox.control.control import Cancelled, Control
 from blackbox.control.letters import PutAway
-from blackbox.request import locate
+from blackbox.fate import Fate, LimitReached, State
+from blackbox.plan import Labels
+from blackbox.request import Shard, locate, request_id
 from blackbox.settings import load
 
 
@@ -46,3 +50,103 @@ def test_a_request_is_written_while_letters_are_put_away(
         putting_away.result(10)
     assert isinstance(id, str)
     assert locate(id, ["TB"])[0].topic == "TB"
+
+
+SHARD = Shard("TB", 3)
+ASKED, REPLACED, AGAIN, CANCEL = 7, 20, 21, 22
+
+
+@dataclass
+class Town:
+    """A registry of one shard, whose intake has read all that was written."""
+
+    states: dict[int, State]
+    end: int = REPLACED
+    places_of: dict[int, int] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    is_too_far: bool = False
+
+    def fate(self, shard: Shard, offset: int, since: Labels | None = None) -> Fate:
+        return Fate(request_id(shard, offset), shard.source(offset), self.states[offset])
+
+    def replaced_by(self, shard: Shard, offset: int, since: Labels | None) -> int | None:
+        if self.is_too_far:
+            raise LimitReached
+        return self.places_of.get(offset)
+
+    @property
+    def inspector(self) -> Any:
+        return self
+
+    def labels(self, shard: Shard) -> Labels:
+        return Labels(self.end, 0)
+
+    def is_leaving(self, shard: Shard, offset: int) -> bool:
+        return offset in self.leaving
+
+
+@pytest.fixture
+def cancel(control: Control, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cancelled]:
+    """Cancels a pending request by its id, while all this happens to it."""
+
+    def cancelled(states: dict[int, State], *, at: int = CANCEL, **more: Any) -> Cancelled:
+        town = Town({ASKED: "pending"}, **more)
+
+        def written(*_: Any) -> int:
+            town.states |= states
+            town.end = at + 1
+            return at
+
+        monkeypatch.setattr(module, "TAKEN_IN_WITHIN_S", 0.2)
+        monkeypatch.setattr(control, "_registry", lambda: town)
+        monkeypatch.setattr(control, "_places", lambda text: [(SHARD, ASKED)])
+        monkeypatch.setattr(control, "_write_cancel", written)
+        return control.cancel(request_id(SHARD, ASKED))
+
+    return cancelled
+
+
+def test_a_cancel_that_ended_a_request_says_so(cancel: Callable[..., Cancelled]) -> None:
+    assert cancel({ASKED: "ended"}).outcome == "cancelled"
+
+
+def test_where_nothing_came_between_nothing_is_read(cancel: Callable[..., Cancelled]) -> None:
+    assert cancel({ASKED: "ended"}, at=REPLACED, is_too_far=True).outcome == "cancelled"
+
+
+@pytest.mark.parametrize("state", ["pending", "delivered", "dead"])
+def test_a_cancel_of_what_was_replaced_a_moment_before_is_too_late(
+    cancel: Callable[..., Cancelled], state: State
+) -> None:
+    done = cancel({ASKED: "ended", REPLACED: state}, places_of={ASKED: REPLACED})
+    assert done.outcome == "too-late"
+    assert done.request is not None
+    assert done.request.id == request_id(SHARD, ASKED)
+    assert done.request.detail == f"replaced by {request_id(SHARD, REPLACED)}"
+
+
+def test_a_cancel_that_also_ended_the_replacement_is_in_time(
+    cancel: Callable[..., Cancelled],
+) -> None:
+    states: dict[int, State] = {ASKED: "ended", REPLACED: "ended"}
+    assert cancel(states, places_of={ASKED: REPLACED}).outcome == "cancelled"
+
+
+def test_of_several_replacements_the_last_one_is_told(cancel: Callable[..., Cancelled]) -> None:
+    states: dict[int, State] = {ASKED: "ended", REPLACED: "ended", AGAIN: "pending"}
+    done = cancel(states, places_of={ASKED: REPLACED, REPLACED: AGAIN})
+    assert done.outcome == "too-late"
+    assert getattr(done.request, "detail", "") == f"replaced by {request_id(SHARD, AGAIN)}"
+
+
+def test_a_delivery_of_the_replacement_that_is_under_way_is_waited_for(
+    cancel: Callable[..., Cancelled],
+) -> None:
+    states: dict[int, State] = {ASKED: "ended", REPLACED: "ended"}
+    done = cancel(states, places_of={ASKED: REPLACED}, leaving={REPLACED})
+    assert done.outcome == "asked"
+
+
+def test_what_ended_it_is_not_guessed(cancel: Callable[..., Cancelled]) -> None:
+    done = cancel({ASKED: "ended"}, is_too_far=True)
+    assert (done.outcome, getattr(done.request, "state", "")) == ("too-late", "over")

@@ -157,6 +157,25 @@ def test_a_replacement_ends_the_request_of_its_callers_id_as_well() -> None:
     assert [town.fate(one).state for one in (other, offset)] == ["ended", "ended"]
 
 
+def test_what_took_the_place_of_an_ended_request_is_found_and_a_cancel_is_none() -> None:
+    town = Town()
+    by_id, by_name, cancelled, carried = (town.ask(3600, id=id) for id in ("a", "b", "c", "d"))
+    there = town.carry(carried)
+    since = len(town.journal.request_records)
+    moved = town.ask(60, headers=[(REPLACES, request_id(SHARD, by_id).encode())])
+    again = town.ask(60, id="b")
+    refused = town.ask(60, id="c")
+    town.journal.append(Receipt(BEGAN_MS, invalid=[refused]))
+    for offset in (by_id, by_name, cancelled):
+        town.cancel(offset)
+    last = town.ask(60, id="d")
+    fates = town.fates()
+    found = [fates.replaced_by(fates.asked(one), since) for one in (by_id, by_name, cancelled)]
+    assert found == [moved, again, None]
+    assert fates.replaced_by(fates.asked(there), since) == last
+    assert fates.replaced_by(fates.asked(carried), 0) == last
+
+
 def test_a_cold_request_is_followed_through_all_its_records() -> None:
     town = Town()
     offset = town.ask(3600, id="far")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from zoneinfo import ZoneInfo
 
 import orjson
 import pytest
+from cronsim import CronSim, CronSimError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.entry import Entry
 from blackbox.formats import make_format
-from blackbox.recurrence import asked_again, cron, every, next_ms
+from blackbox.recurrence import LOOKS_AHEAD_YEARS, asked_again, cron, every, next_ms
 from blackbox.request import Record, Request
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -33,7 +35,7 @@ def times(recurs: str, first: str, count: int) -> list[str]:
 
 
 def test_what_a_change_of_the_clock_leaves_out_comes_right_after_it() -> None:
-    assert times(cron("30 2 * * *", "Europe/Berlin"), "2027-03-27T02:30", 3) == [
+    assert times(cron("30 2 * * *", "Europe/Berlin", NOW_MS), "2027-03-27T02:30", 3) == [
         "2027-03-27T02:30:00+01:00",
         "2027-03-28T03:00:00+02:00",
         "2027-03-29T02:30:00+02:00",
@@ -41,7 +43,7 @@ def test_what_a_change_of_the_clock_leaves_out_comes_right_after_it() -> None:
 
 
 def test_what_a_change_of_the_clock_repeats_comes_once() -> None:
-    assert times(cron("30 2 * * *", "Europe/Berlin"), "2027-10-30T02:30", 3) == [
+    assert times(cron("30 2 * * *", "Europe/Berlin", NOW_MS), "2027-10-30T02:30", 3) == [
         "2027-10-30T02:30:00+02:00",
         "2027-10-31T02:30:00+02:00",
         "2027-11-01T02:30:00+01:00",
@@ -49,7 +51,7 @@ def test_what_a_change_of_the_clock_repeats_comes_once() -> None:
 
 
 def test_what_comes_each_hour_comes_in_the_repeated_one_as_well() -> None:
-    found = times(cron("15 * * * *", "Europe/Berlin"), "2027-10-31T01:15", 5)
+    found = times(cron("15 * * * *", "Europe/Berlin", NOW_MS), "2027-10-31T01:15", 5)
     gaps = {
         datetime.fromisoformat(b) - datetime.fromisoformat(a) for a, b in pairwise(found)
     }  # fmt: skip
@@ -74,7 +76,7 @@ def test_each_so_often_stays_on_its_grid_and_misses_once(
 
 @given(st.integers(0, 4 * 10**12), st.integers(0, 10**10))
 def test_cron_is_always_ahead(due_ms: int, late_ms: int) -> None:
-    recurs = cron("*/20 * * * *", "America/New_York")
+    recurs = cron("*/20 * * * *", "America/New_York", NOW_MS)
     found = next_ms(recurs, due_ms, due_ms + late_ms)
     assert found > due_ms + late_ms - 1000
     assert datetime.fromtimestamp(found / 1000, UTC).minute % 20 == 0
@@ -85,10 +87,10 @@ def test_cron_is_always_ahead(due_ms: int, late_ms: int) -> None:
     [
         Entry("orders", b"hi", NOW_MS, caller_id="a", recurs=every(1.5, 10)),
         Entry("orders", b"\xff", NOW_MS, b"\xfe", caller_id="a", recurs=every("PT1H", 10**6)),
-        Entry("orders", None, NOW_MS, b"k", caller_id="a", recurs=cron("0 8 * * *", None)),
+        Entry("orders", None, NOW_MS, b"k", caller_id="a", recurs=cron("0 8 * * *", None, NOW_MS)),
         Entry(
             "orders", b"hi", NOW_MS, None, [("x", b"1")], "shop", "a", NOW_MS + 2500,
-            cron("0 8 * * MON-FRI", "Europe/Berlin"),
+            cron("0 8 * * MON-FRI", "Europe/Berlin", NOW_MS),
         ),
     ],
 )  # fmt: skip
@@ -108,3 +110,85 @@ def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry
         late_ms, entry.recurs,
     )  # fmt: skip
     assert orjson.loads(value)["at"] == due_ms
+
+
+def fields(low: int, high: int, *others: str) -> st.SearchStrategy[str]:
+    """Of a field of cron: numbers, ranges, steps, and what it alone may have."""
+    numbers = st.integers(low, high).map(str)
+    ranges = st.tuples(st.integers(low, high), st.integers(low, high)).map(
+        lambda ends: f"{min(ends)}-{max(ends)}"
+    )
+    steps = st.integers(1, high).map("*/{}".format)
+    special = [st.sampled_from(others)] if others else []
+    terms = st.one_of(numbers, ranges, steps, *special)
+    return st.one_of(st.just("*"), st.lists(terms, min_size=1, max_size=3).map(",".join))
+
+
+NTH = [f"{weekday}{which}" for weekday in range(8) for which in ("#1", "#4", "#5", "L")]
+
+
+@given(
+    fields(0, 59), fields(0, 23), fields(1, 31, "L", "LW"), fields(1, 12), fields(0, 7, *NTH),
+    st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe"]),
+    st.integers(0, 2_000_000_000),
+)  # fmt: skip
+def test_the_days_are_those_of_cronsim(
+    minute: str, hour: str, day: str, month: str, weekday: str, zone: str, after_s: int
+) -> None:
+    expression = " ".join([minute, hour, day, month, weekday])
+    began = datetime.fromtimestamp(after_s, ZoneInfo(zone))
+    wanted: list[int] = []
+    try:
+        matches = (int(at.timestamp()) for at in CronSim(expression, began))
+        wanted.extend(islice((at for at in matches if at > after_s), 3))
+    except CronSimError:
+        pass
+    now_ms = after_s * 1000
+    for at_s in wanted:
+        if datetime.fromtimestamp(at_s, ZoneInfo(zone)).year > began.year + LOOKS_AHEAD_YEARS:
+            break
+        now_ms = next_ms(cron(expression, zone, now_ms), now_ms, now_ms)
+        assert now_ms == at_s * 1000
+    if not wanted:
+        with pytest.raises(ValueError, match="five fields of cron"):
+            cron(expression, zone, now_ms)
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        "*/27 * 1#5",
+        "31 2,4,6,9,11 *",
+        "LW * */9",
+        "*/28 2 0#5",  # on the 29th of February 2032, then in 28 years
+    ],
+)
+def test_fields_that_never_match_are_refused_at_once(days: str) -> None:
+    began_s, after_ms = time.process_time(), ms("2032-03-01T00:00")
+    for minute in range(60):
+        for hour in range(4):
+            with pytest.raises(ValueError, match=r"within 10 years|Bad day-of-month"):
+                cron(f"{minute} {hour} {days}", None, after_ms)
+    assert time.process_time() - began_s < 1.0
+
+
+def test_an_hour_that_the_clock_always_leaves_out_never_comes() -> None:
+    with pytest.raises(ValueError, match="within 10 years"):
+        cron("*/59 2 * 3 7L", "Europe/Berlin", NOW_MS)
+
+
+def test_the_29th_of_february_comes_also_after_a_century_without_one() -> None:
+    before_ms = ms("2096-03-01T00:00")
+    found_ms = next_ms(cron("0 0 29 2 *", "Europe/Berlin", before_ms), before_ms, before_ms)
+    assert found_ms == ms("2104-02-29T00:00")
+
+
+def test_a_long_text_is_refused_before_it_is_read() -> None:
+    longest = ",".join(["0"] * 96) + " 8 * * *"
+    assert len(longest) == 199
+    cron(longest, None, NOW_MS)
+    with pytest.raises(ValueError, match="201 characters; give 200 at most"):
+        cron("0," + longest, None, NOW_MS)
+    for zone in ("a" * 900_000, "/".join("a" * 5_000)):
+        with pytest.raises(ValueError, match="timezone: give a name"):
+            cron("0 8 * * *", zone, NOW_MS)
