@@ -997,7 +997,13 @@ BUGS = (
     Bug(
         "what-is-known-is-doubted-again",
         "who rebuilds an index doubts again what was found not to be delivered since",
-        (Change("outcomes.py", "            self._doubtful.pop(offset, None)\n", "            pass\n"),),
+        (
+            Change(
+                "outcomes.py",
+                "            self._doubtful.pop(offset, None)\n",
+                "            pass\n",
+            ),
+        ),
         (),
         ("tests/unit/test_doubtful.py",),
     ),

@@ -18,7 +18,7 @@ from tests.world import World, until
 WITH_RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
-    "broker.session.timeout.ms": "60000",  # a broker that hangs keeps its partitions
+    "broker.session.timeout.ms": "9000",  # as usual: so long a broker that hangs keeps its partitions
 }
 
 

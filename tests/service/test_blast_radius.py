@@ -269,7 +269,7 @@ TROUBLES = (
             ("", "second")),
     Trouble("a caller's transaction stays open", transaction_open, "who writes to the partition",
             ("blackbox_hidden_records", "")),
-    Trouble("a caller asks for very much at once", flood, "the caller", ("blackbox_pending", "")),
+    Trouble("a caller asks for very much at once", flood, "the caller", ("blackbox_fired_total", "")),
     Trouble("a caller writes garbage", garbage, NOISY, ("blackbox_dead_total", "")),
     Trouble("a caller is over its quota", over_quota, NOISY, ("blackbox_refused_total", "")),
     Trouble("a caller cancels very much", cancels, "nobody", ("", "")),
