@@ -103,6 +103,16 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._look()
 
+    def send_400_response(self, msg: str) -> None:
+        """Only where no answer has begun; uvicorn's own fails there, and the log has a traceback."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what the app answers yet is for nobody
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self._end()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
@@ -163,13 +173,16 @@ class Connection(H11Protocol):
 
 
 def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
-    """Have this loop say only now and then that no connection can be accepted."""
-    seldom = Seldom()
+    """Have this loop say only now and then that no connection can be accepted, or that one failed."""
+    not_accepted, broken = Seldom(), Seldom()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "accept" not in context["message"]:
+        if isinstance(context.get("protocol"), Connection):
+            if broken.may_tell():
+                loop.default_exception_handler(context)
+        elif "accept" not in context["message"]:
             loop.default_exception_handler(context)
-        elif seldom.may_tell():
+        elif not_accepted.may_tell():
             logger.error(
                 "no HTTP connection can be accepted: %s; raise the limit of open files (ulimit -n)",
                 context.get("exception"),

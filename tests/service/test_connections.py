@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from blackbox.api import connections
 from blackbox.api.serve import HttpServer
@@ -42,6 +44,10 @@ def app() -> FastAPI:
     @app.post("/length")
     async def length(request: Request) -> int:
         return len(await request.body())
+
+    @app.exception_handler(ClientDisconnect)
+    def gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=400)
 
     return app
 
@@ -242,6 +248,46 @@ def test_what_is_no_http_is_told_once(
             stranger.sendall(b"\x16\x03\x01\r\n\r\n")
             assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
     assert [record.message for record in caplog.records] == ["Invalid HTTP request received."]
+
+
+CHUNKED = b"%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"GET /livez", b"POST /length", b"GET /large"])
+@pytest.mark.parametrize("is_answered_before", [True, False])
+def test_a_body_that_is_no_http_fills_no_log(
+    server: HttpServer, caplog: pytest.LogCaptureFixture, path: bytes, is_answered_before: bool
+) -> None:
+    for _ in range(5):
+        with connect(server.port) as stranger:
+            stranger.sendall(CHUNKED % path)
+            if is_answered_before and b"length" not in path:
+                assert stranger.recv(4096).startswith(b"HTTP/1.1 200 ")
+            stranger.sendall(b"zz\r\n")
+            until("it is closed", partial(is_closed, stranger), 5)
+        assert is_live(server.port)
+    assert [record.message for record in caplog.records if record.levelno > logging.WARNING] == []
+
+
+def test_a_body_that_is_no_http_is_told_so_before_it_is_answered(server: HttpServer) -> None:
+    for path in (b"GET /livez", b"POST /length"):
+        with connect(server.port) as stranger:
+            stranger.sendall(CHUNKED % path + b"zz\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_that_fails_is_told_seldom(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(connections.Connection, "handle_events", fail)
+    for _ in range(5):
+        with connect(server.port) as stranger:
+            stranger.sendall(HEAD)
+            until("it is closed", partial(is_closed, stranger), 5)
+    assert len(caplog.records) == 1
 
 
 FEW_FILES = """
