@@ -32,10 +32,18 @@ LEFTOVER_S = 2.0
 UNREAD_S = 30.0
 """In which a client takes something of its answer."""
 
+TAKEN_S = 120.0
+"""In which it takes the whole: byte by byte one could be held for ever."""
+
 TOLD_EVERY_S = 60.0
 
-Phase = Literal["head", "body", "answer", "leftover", "idle"]
-_LIMITS: dict[Phase, float] = {"head": HEAD_S, "leftover": LEFTOVER_S, "idle": IDLE_S}
+Phase = Literal["head", "body", "answer", "taking", "leftover", "idle"]
+_LIMITS: dict[Phase, float] = {
+    "head": HEAD_S,
+    "taking": TAKEN_S,
+    "leftover": LEFTOVER_S,
+    "idle": IDLE_S,
+}
 """How long each may take; `Door` limits bodies, and says so to the client."""
 
 
@@ -154,7 +162,9 @@ class Connection(H11Protocol):
         is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
             return "leftover" if is_answered else "body"
-        if not is_answered or self.flow.write_paused:
+        if self.flow.write_paused:
+            return "taking"
+        if not is_answered:
             return "answer"
         has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return "head" if has_begun else "idle"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import resource
@@ -40,6 +41,10 @@ def app() -> FastAPI:
     @app.get("/large")
     async def large() -> Response:
         return Response(b"x" * LARGE)
+
+    @app.get("/slow")
+    async def slow() -> None:
+        await asyncio.sleep(1)
 
     @app.post("/length")
     async def length(request: Request) -> int:
@@ -226,15 +231,47 @@ def test_a_request_that_is_being_answered_makes_no_room(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
-    with socket.socket() as busy, ExitStack() as ending:
-        busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        busy.connect((HOST, server.port))
-        busy.sendall(HEAD.replace(b"livez", b"large"))
+    with connect(server.port) as busy, ExitStack() as ending:
+        busy.sendall(HEAD.replace(b"livez", b"slow"))
         time.sleep(0.2)
         for _ in range(20):
             ending.enter_context(connect(server.port))
         assert is_live(server.port)
-        assert taken(busy, LARGE) >= LARGE
+        assert busy.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def deaf(port: int, asked: bytes) -> socket.socket:
+    """A connection that asks, and takes nothing."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.connect((HOST, port))
+    one.sendall(asked)
+    return one
+
+
+def test_answers_that_nobody_takes_make_room(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with ExitStack() as ending:
+        for _ in range(4):
+            ending.enter_context(deaf(server.port, 2 * HEAD.replace(b"livez", b"large")))
+        time.sleep(0.3)
+        for _ in range(10):
+            assert is_live(server.port)
+
+
+def test_an_answer_that_is_taken_too_slowly_is_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "taking", 1)
+    with deaf(server.port, HEAD.replace(b"livez", b"large")) as slow:
+        count = 0
+        for _ in range(20):
+            time.sleep(0.1)
+            with suppress(ConnectionError):
+                count += len(slow.recv(4096))
+        assert count + taken(slow) < LARGE
 
 
 def test_what_is_no_http_is_told_once(
