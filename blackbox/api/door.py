@@ -32,7 +32,7 @@ class Door:
             try:
                 request = Request(scope)
                 self._access.check(request)
-                _check_length(request)
+                _check_length(request, MOST_BYTES)
             except HTTPException as refusal:
                 await refused(refusal)(scope, receive, send)
                 return
@@ -66,15 +66,26 @@ class _Body:
         self._read += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._read > MOST_BYTES:
-            raise _too_large()
+            raise _too_large(MOST_BYTES)
         return message
 
 
-def _check_length(request: Request) -> None:
+async def small_body(request: Request, most_bytes: int) -> bytes:
+    """The body of a route that takes less than others. Raises HTTPException 413 for a larger one."""
+    _check_length(request, most_bytes)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most_bytes:
+            raise _too_large(most_bytes)
+    return bytes(body)
+
+
+def _check_length(request: Request, most_bytes: int) -> None:
     length = request.headers.get("Content-Length", "0")
-    if not length.isdecimal() or int(length) > MOST_BYTES:
-        raise _too_large()
+    if not length.isdecimal() or int(length) > most_bytes:
+        raise _too_large(most_bytes)
 
 
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"the body has more than {MOST_BYTES} bytes; send less at once")
+def _too_large(most_bytes: int) -> HTTPException:
+    return HTTPException(413, f"the body has more than {most_bytes} bytes; send less at once")

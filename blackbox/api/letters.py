@@ -12,7 +12,10 @@ from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, json_body
 from blackbox.control.control import Control
 
-Asked = Annotated[Places, Depends(body_of(Places))]
+MOST_BYTES = 1 << 20
+"""Of a body that names letters; a thousand of the longest take a third."""
+
+Asked = Annotated[Places, Depends(body_of(Places, MOST_BYTES))]
 NAMED = json_body(Places.model_json_schema(), "which letters")
 
 

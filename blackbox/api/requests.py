@@ -28,12 +28,14 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
+from blackbox.api.door import small_body
 from blackbox.api.kept import Kept
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
+MOST_DUE_BYTES = 64 << 10
 PROFILE_STEPS = 60
 NAMES = 100
 """Callers, and targets, that are told one by one."""
@@ -99,14 +101,19 @@ Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
 
 
-def body_of(model: type[B]) -> Callable[[Request], Awaitable[B]]:
-    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told."""
+def body_of(model: type[B], most_bytes: int) -> Callable[[Request], Awaitable[B]]:
+    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told.
+
+    Small, because the loop that answers everybody reads it, and each fault takes a kilobyte.
+    """
 
     async def read(request: Request) -> B:
+        body = await small_body(request, most_bytes)
         try:
-            return model.model_validate_json(await request.body())
+            return model.model_validate_json(body)
         except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            raise RequestValidationError(faults) from None
 
     return read
 
@@ -214,7 +221,9 @@ def routes(control: Control, access: Access) -> APIRouter:
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
         responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
     )  # fmt: skip
-    def reschedule(id: str, due: Annotated[Due, Depends(body_of(Due))]) -> RescheduledState:
+    def reschedule(
+        id: str, due: Annotated[Due, Depends(body_of(Due, MOST_DUE_BYTES))]
+    ) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
         try:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)

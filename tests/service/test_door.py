@@ -33,6 +33,9 @@ BODIES = [
 ]
 """Whatever takes a body."""
 
+SMALL = {"/requests/x": 64 << 10, "/dead-letters/replay": 1 << 20, "/dead-letters/discard": 1 << 20}
+"""Those that take less than others."""
+
 
 class Nobody:
     """A control that is never asked for anything."""
@@ -106,6 +109,30 @@ def test_a_body_that_is_said_to_be_too_large_is_not_read(
     assert answer(guarded, method, path, length, token) == 413
 
 
+@pytest.mark.parametrize(("path", "most"), SMALL.items())
+def test_a_body_that_says_little_may_be_small_only(
+    guarded: HttpServer, path: str, most: int
+) -> None:
+    method = "PATCH" if path == "/requests/x" else "POST"
+    length, token = f"Content-Length: {most + 1}", f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, length, token) == 413
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.request(method, path, content=(b" " * 1024 for _ in range(most // 1024)))
+        assert refused.status_code == 422
+        refused = allowed.request(
+            method, path, content=(b" " * 1025 for _ in range(most // 1024 + 1))
+        )
+    assert (refused.status_code, str(most) in refused.json()["error"]) == (413, True)
+
+
+def test_of_many_faults_the_first_are_told(guarded: HttpServer) -> None:
+    body = json.dumps({f"name-{number}": 0 for number in range(1000)})
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.patch("/requests/x", content=body)
+    told = refused.json()["error"].split("; ")
+    assert (refused.status_code, len(told), told[-1]) == (422, 11, "and 990 more")
+
+
 @pytest.mark.parametrize(("method", "path"), BODIES)
 def test_a_body_that_becomes_too_large_is_read_no_further(
     guarded: HttpServer, method: str, path: str
@@ -116,7 +143,7 @@ def test_a_body_that_becomes_too_large_is_read_no_further(
             method, path, content=parts, headers={"Content-Type": "application/json"}
         )
     assert refused.status_code == 413
-    assert str(door.MOST_BYTES) in refused.json()["error"]
+    assert str(SMALL.get(path, door.MOST_BYTES)) in refused.json()["error"]
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
