@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import httpx
 import pytest
 
-from blackbox.api import door
+from blackbox.api import access, door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
+from blackbox.api.letters import MOST_TOLD_BYTES
 from blackbox.api.serve import HttpServer
 from blackbox.control.control import Control, Rescheduled, Stats
 from blackbox.fate import Fate
-from blackbox.journal.letterbox import Letter
+from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
 from blackbox.metrics import Metrics
 from blackbox.settings import SettingsError, load
 from tests.service.test_http import HOST, Patient
@@ -274,17 +278,13 @@ class Dead(Nobody):
     """A letter of somebody's secrets."""
 
     def letters(self, *_: object, **__: object) -> list[Letter]:
-        held = dict.fromkeys(("reason", "detail", "source"), "x")
         value = b'{"message": "secret"}'
         return [
             Letter(
-                place="letters/0@1", at_ms=0, caller="shop", key=b"secret", value=value,
-                headers=[], became=None, **held,
+                place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller="shop",
+                key=b"secret", value=value, headers=[], value_bytes=21, target="orders",
             )
         ]  # fmt: skip
-
-    def target_of(self, letter: Letter) -> str | None:
-        return "orders"
 
 
 def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Open) -> None:
@@ -295,6 +295,39 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
     assert (seen["caller"], seen["target"], seen["value_bytes"]) == ("shop", "orders", 21)
     assert "secret" not in json.dumps(seen)
     assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
+
+
+class Watched(Nobody):
+    """Letters that take a while; notes how many look at once, and how much they want of each."""
+
+    def __init__(self) -> None:
+        self.looking = self.most_looking = 0
+        self.wanted: list[int] = []
+
+    def letters(self, *_: object, most_bytes: int, **__: object) -> list[Letter]:
+        self.looking += 1
+        self.most_looking = max(self.most_looking, self.looking)
+        self.wanted.append(most_bytes)
+        time.sleep(0.2)
+        self.looking -= 1
+        return []
+
+
+def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LETTERS_WITHIN_S", 0.5)
+    watched = Watched()
+    with client(opened(watched)) as reader, ThreadPoolExecutor(8) as threads:
+        look = partial(reader.get, "/dead-letters", params={"limit": 1000})
+        answers = [threads.submit(look) for _ in range(8)]
+        statuses = Counter(one.result().status_code for one in answers)
+        assert reader.get("/dead-letters").status_code == 200
+    assert watched.most_looking == 1
+    assert statuses[200] >= 2
+    assert statuses[200] + statuses[503] == 8
+    assert 2 * 1000 * watched.wanted[0] <= MOST_TOLD_BYTES
+    assert watched.wanted[-1] == MOST_SHOWN_BYTES
 
 
 @pytest.mark.parametrize(
