@@ -19,7 +19,8 @@ MOST_BYTES = 1 << 20
 MOST_TOLD_BYTES = 8 << 20
 """Of all keys and values in one answer."""
 
-Asked = Annotated[Places, Depends(body_of(Places, MOST_BYTES))]
+places_body = Depends(body_of(Places, MOST_BYTES))
+Asked = Annotated[Places, places_body]
 NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
@@ -27,7 +28,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.letters_turn), Depends(access.turn)]
-    changes = [Depends(access.change_turn)]
+    changes = [places_body, Depends(access.change_turn)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(

@@ -19,6 +19,7 @@ from blackbox.api import access, door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.letters import MOST_TOLD_BYTES
+from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.control.control import Control, Rescheduled, Stats
 from blackbox.fate import Fate
@@ -417,6 +418,37 @@ def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
     with client(opened()) as allowed:
         refused = allowed.patch("/requests/x", content=body)
     assert (refused.status_code, bool(refused.json()["error"])) == (422, True)
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_nobody_waits_for_those_who_are_slow_to_send(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    monkeypatch.setattr(access, "CHANGES_AT_ONCE", 2)
+    monkeypatch.setattr(access, "CHANGE_WITHIN_S", 0.5)
+    server = opened(Naming())
+    head = f"{method} {path} HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as ending, client(server) as prompt:
+        for _ in range(2):
+            slow = ending.enter_context(socket.create_connection((HOST, server.port)))
+            slow.sendall(head.encode() + b"{")
+        time.sleep(0.2)
+        assert prompt.post("/requests", content=b"{}").status_code == 201
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_bulk_of_too_many_lines_is_refused_before_any_is_looked_at(
+    opened: Open, end: bytes
+) -> None:
+    with client(opened(Naming())) as allowed:
+        assert allowed.post("/requests/bulk", content=MOST_AT_ONCE * (b"{}" + end)).is_success
+        for line in (b"{}", b""):
+            body = MOST_AT_ONCE * (line + end) + b"{}"
+            refused = allowed.post("/requests/bulk", content=body)
+            assert (refused.status_code, str(MOST_AT_ONCE) in refused.json()["error"]) == (
+                413,
+                True,
+            )
 
 
 @pytest.mark.parametrize("body", [b"", b"\n", b" \n\n "])
