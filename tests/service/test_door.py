@@ -27,6 +27,7 @@ from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
 from blackbox.metrics import Metrics
 from blackbox.settings import SettingsError, load
 from tests.service.test_http import HOST, Patient
+from tests.world import until
 
 LOOK, CHANGE = "l" * 16, "c" * 16
 BODIES = [
@@ -434,6 +435,27 @@ def test_nobody_waits_for_those_who_are_slow_to_send(
             slow.sendall(head.encode() + b"{")
         time.sleep(0.2)
         assert prompt.post("/requests", content=b"{}").status_code == 201
+
+
+def test_all_bodies_together_may_have_so_much(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MOST_HELD_BYTES", 1 << 20)
+    server = opened(Naming())
+    head = (
+        f"POST /requests HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    large, small = b"x" * 500_000, b"x" * door.FREE_BYTES
+    with client(server) as other:
+        with socket.create_connection((HOST, server.port)) as slow:
+            slow.sendall(head.encode() + 900_000 * b"x")
+            time.sleep(0.5)
+            refused = other.post("/requests", content=large)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+            assert other.post("/requests", content=small).status_code == 201
+        for _ in range(10):  # what was answered is held no more
+            until("it fits", lambda: other.post("/requests", content=large).status_code == 201, 5)
+            assert other.post("/requests", content=large).status_code == 201
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

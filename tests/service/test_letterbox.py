@@ -68,12 +68,11 @@ def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
     assert {LetterState.of(letter).value_bytes for letter in found} == {SIZE}
 
 
-@pytest.mark.parametrize("text", ["abc", "äbc", "aäbc", "a€bc", "a😀bc", "😀", "€€"])
-@pytest.mark.parametrize("most", range(1, 8))
-def test_what_is_cut_ends_with_a_whole_character(text: str, most: int) -> None:
+@pytest.mark.parametrize("text", ["abc", "aäbc", "a€bc", "a😀bc", "😀"])
+def test_what_is_cut_ends_with_a_whole_character(text: str) -> None:
     held = text.encode()
-    cut = beginning(held, most)
-    assert cut == held[:most].decode(errors="ignore").encode()
+    for most in range(1, 8):
+        assert beginning(held, most) == held[:most].decode(errors="ignore").encode()
 
 
 def number_of(letter: Letter) -> int | None:
