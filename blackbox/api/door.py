@@ -76,6 +76,7 @@ class _Body:
 
     def close(self) -> None:
         self._held.count -= self._counted()
+        self._read = 0
 
     def _counted(self) -> int:
         return max(0, self._read - FREE_BYTES)
@@ -100,6 +101,7 @@ class _Body:
         if self._read > MOST_BYTES:
             raise _too_large(MOST_BYTES)
         if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
+            self.close()  # at once: others that grow beside it would be refused as well
             told = f"the bodies of all requests have more than {MOST_HELD_BYTES} bytes; ask again"
             raise HTTPException(503, told, {"Retry-After": "1"})
 
