@@ -165,7 +165,8 @@ class Connection(H11Protocol):
         if self.flow.write_paused:
             return "taking"
         if not is_answered:
-            return "answer"
+            asks_on = bool(self.conn.trailing_data[0])  # there is always an answer to such a client
+            return "taking" if asks_on else "answer"
         has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return "head" if has_begun else "idle"
 

@@ -261,6 +261,19 @@ def test_answers_that_nobody_takes_make_room(
             assert is_live(server.port)
 
 
+def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with ExitStack() as ending:
+        for _ in range(4):
+            one = ending.enter_context(connect(server.port))
+            one.sendall(5 * HEAD.replace(b"livez", b"slow"))
+        time.sleep(0.3)
+        for _ in range(10):
+            assert is_live(server.port)
+
+
 def test_an_answer_that_is_taken_too_slowly_is_given_up(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
