@@ -25,6 +25,9 @@ TURN_WITHIN_S = 2.0
 CHANGE_WITHIN_S = 10.0
 """How long a read, or a change, waits for its turn; it takes no thread meanwhile."""
 
+LETTERS_WITHIN_S = 10.0
+"""How long a look at the dead letters, of which there is one at a time, waits for the others."""
+
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
 
@@ -55,6 +58,10 @@ class Access:
     )
     _changes: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(CHANGES_AT_ONCE), repr=False, compare=False
+    )
+
+    _letters: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(1), repr=False, compare=False
     )
 
     def check(self, request: Request) -> None:
@@ -89,6 +96,12 @@ class Access:
     async def turn(self) -> AsyncIterator[None]:
         """A turn to read something. Raises HTTPException 503 while too many others read."""
         async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are being answered"):
+            yield
+
+    async def letters_turn(self) -> AsyncIterator[None]:
+        """A turn to look at dead letters. Raises HTTPException 503 while others do."""
+        told = "somebody else looks at the dead letters"
+        async with _turn(self._letters, LETTERS_WITHIN_S, told):
             yield
 
     async def change_turn(self) -> AsyncIterator[None]:

@@ -208,31 +208,30 @@ class LetterState(BaseModel):
     became: str | None = Field(None, description="replayed, discarded; without it it is open")
 
     @classmethod
-    def of(cls, letter: Letter, target: str | None, *, with_record: bool = True) -> LetterState:
+    def of(cls, letter: Letter, *, with_record: bool = True) -> LetterState:
         key, key_encoding = _shown(letter.key if with_record else None)
         value, value_encoding = _shown(letter.value if with_record else None)
         return cls(
             **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
-            target=target,
             key=key,
             key_encoding=key_encoding,
             value=value,
             value_encoding=value_encoding,
-            value_bytes=len(letter.value or b""),
         )
 
 
-SAME_IN_LETTERS = ("place", "at_ms", "reason", "detail", "source", "caller", "became")
-MOST_SHOWN_BYTES = 10_000
+SAME_IN_LETTERS = (
+    "place", "at_ms", "reason", "detail", "source", "caller", "target", "value_bytes", "became",
+)  # fmt: skip
 
 
 def _shown(held: bytes | None) -> tuple[str | None, str | None]:
     if held is None:
         return None, None
     try:
-        return held.decode()[:MOST_SHOWN_BYTES], None
+        return held.decode(), None
     except UnicodeDecodeError:
-        return b64encode(held[:MOST_SHOWN_BYTES]).decode(), "base64"
+        return b64encode(held).decode(), "base64"
 
 
 class Letters(BaseModel):

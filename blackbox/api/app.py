@@ -27,6 +27,8 @@ from blackbox.request import Shard
 from blackbox.settings import Settings
 
 NOT_STORED = {"Cache-Control": "no-store"}
+FAULTS_TOLD = 10
+"""Of what is wrong with a request; each of a million names it has may be one."""
 
 
 def make_probes(service: Health, metrics: Metrics) -> FastAPI:
@@ -85,8 +87,11 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        told = "; ".join(f"{_last(fault['loc'])}: {fault['msg']}" for fault in error.errors())
-        return JSONResponse({"error": told, "refused": []}, 422)
+        faults = error.errors()
+        told = [f"{_last(fault['loc'])}: {fault['msg']}" for fault in faults[:FAULTS_TOLD]]
+        if len(faults) > FAULTS_TOLD:
+            told.append(f"and {len(faults) - FAULTS_TOLD} more")
+        return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
 
     @app.exception_handler(Doubt)
     def silent(_: Request, error: Exception) -> JSONResponse:

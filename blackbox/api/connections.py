@@ -32,10 +32,18 @@ LEFTOVER_S = 2.0
 UNREAD_S = 30.0
 """In which a client takes something of its answer."""
 
+TAKEN_S = 120.0
+"""In which it takes the whole: byte by byte one could be held for ever."""
+
 TOLD_EVERY_S = 60.0
 
-Phase = Literal["head", "body", "answer", "leftover", "idle"]
-_LIMITS: dict[Phase, float] = {"head": HEAD_S, "leftover": LEFTOVER_S, "idle": IDLE_S}
+Phase = Literal["head", "body", "answer", "taking", "leftover", "idle"]
+_LIMITS: dict[Phase, float] = {
+    "head": HEAD_S,
+    "taking": TAKEN_S,
+    "leftover": LEFTOVER_S,
+    "idle": IDLE_S,
+}
 """How long each may take; `Door` limits bodies, and says so to the client."""
 
 
@@ -103,6 +111,16 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._look()
 
+    def send_400_response(self, msg: str) -> None:
+        """Only where no answer has begun; uvicorn's own fails there, and the log has a traceback."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what the app answers yet is for nobody
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self._end()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
@@ -144,8 +162,11 @@ class Connection(H11Protocol):
         is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
             return "leftover" if is_answered else "body"
-        if not is_answered or self.flow.write_paused:
-            return "answer"
+        if self.flow.write_paused:
+            return "taking"
+        if not is_answered:
+            asks_on = bool(self.conn.trailing_data[0])  # there is always an answer to such a client
+            return "taking" if asks_on else "answer"
         has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return "head" if has_begun else "idle"
 
@@ -163,13 +184,16 @@ class Connection(H11Protocol):
 
 
 def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
-    """Have this loop say only now and then that no connection can be accepted."""
-    seldom = Seldom()
+    """Have this loop say only now and then that no connection can be accepted, or that one failed."""
+    not_accepted, broken = Seldom(), Seldom()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "accept" not in context["message"]:
+        if isinstance(context.get("protocol"), Connection):
+            if broken.may_tell():
+                loop.default_exception_handler(context)
+        elif "accept" not in context["message"]:
             loop.default_exception_handler(context)
-        elif seldom.may_tell():
+        elif not_accepted.may_tell():
             logger.error(
                 "no HTTP connection can be accepted: %s; raise the limit of open files (ulimit -n)",
                 context.get("exception"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import closing
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -14,6 +15,12 @@ from blackbox.api.access import Access
 
 MOST_BYTES = 16 << 20
 BODY_WITHIN_S = 60.0
+
+MOST_HELD_BYTES = 64 << 20
+"""Of all bodies together, until they are answered."""
+
+FREE_BYTES = 64 << 10
+"""Of each, which do not count: so much fits, from as many as there may be, and few need more."""
 
 
 class Door:
@@ -26,18 +33,21 @@ class Door:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
+        self._held = _Held()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
                 request = Request(scope)
                 self._access.check(request)
-                _check_length(request)
+                _check_length(request, MOST_BYTES)
             except HTTPException as refusal:
                 await refused(refusal)(scope, receive, send)
                 return
-            receive = _Body(receive).receive
-        await self._app(scope, receive, send)
+            with closing(_Body(receive, self._held)) as body:
+                await self._app(scope, body.receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def refused(refusal: HTTPException) -> JSONResponse:
@@ -45,14 +55,31 @@ def refused(refusal: HTTPException) -> JSONResponse:
     return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
 
 
-class _Body:
-    """What the app receives, up to a size and a deadline: HTTPException 413 and 408 beyond these."""
+class _Held:
+    """How much all bodies have that are there now."""
 
-    def __init__(self, receive: Receive) -> None:
+    count = 0
+
+
+class _Body:
+    """What the app receives, up to a size and a deadline: HTTPException 413 and 408 beyond these.
+
+    And 503 where all that are there at once would have too much.
+    """
+
+    def __init__(self, receive: Receive, held: _Held) -> None:
         self._receive = receive
+        self._held = held
         self._read = 0
         self._until_s = math.inf
         self._is_whole = False
+
+    def close(self) -> None:
+        self._held.count -= self._counted()
+        self._read = 0
+
+    def _counted(self) -> int:
+        return max(0, self._read - FREE_BYTES)
 
     async def receive(self) -> Message:
         if self._is_whole:  # what comes is the client's leaving, whenever that is
@@ -63,18 +90,38 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise HTTPException(408, f"the body was not here within {BODY_WITHIN_S:g} s") from None
-        self._read += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
-        if self._read > MOST_BYTES:
-            raise _too_large()
+        self._take(len(message.get("body", b"")))
         return message
 
+    def _take(self, count: int) -> None:
+        before = self._counted()
+        self._read += count
+        self._held.count += self._counted() - before
+        if self._read > MOST_BYTES:
+            raise _too_large(MOST_BYTES)
+        if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
+            self.close()  # at once: others that grow beside it would be refused as well
+            told = f"the bodies of all requests have more than {MOST_HELD_BYTES} bytes; ask again"
+            raise HTTPException(503, told, {"Retry-After": "1"})
 
-def _check_length(request: Request) -> None:
+
+async def small_body(request: Request, most_bytes: int) -> bytes:
+    """The body of a route that takes less than others. Raises HTTPException 413 for a larger one."""
+    _check_length(request, most_bytes)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most_bytes:
+            raise _too_large(most_bytes)
+    return bytes(body)
+
+
+def _check_length(request: Request, most_bytes: int) -> None:
     length = request.headers.get("Content-Length", "0")
-    if not length.isdecimal() or int(length) > MOST_BYTES:
-        raise _too_large()
+    if not length.isdecimal() or int(length) > most_bytes:
+        raise _too_large(most_bytes)
 
 
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"the body has more than {MOST_BYTES} bytes; send less at once")
+def _too_large(most_bytes: int) -> HTTPException:
+    return HTTPException(413, f"the body has more than {most_bytes} bytes; send less at once")

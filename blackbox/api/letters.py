@@ -11,16 +11,24 @@ from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, json_body
 from blackbox.control.control import Control
+from blackbox.journal.letterbox import MOST_SHOWN_BYTES
 
-Asked = Annotated[Places, Depends(body_of(Places))]
+MOST_BYTES = 1 << 20
+"""Of a body that names letters; a thousand of the longest take a third."""
+
+MOST_TOLD_BYTES = 8 << 20
+"""Of all keys and values in one answer."""
+
+places_body = Depends(body_of(Places, MOST_BYTES))
+Asked = Annotated[Places, places_body]
 NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
 def routes(control: Control, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.turn)]
-    changes = [Depends(access.change_turn)]
+    looks = [Depends(access.letters_turn), Depends(access.turn)]
+    changes = [places_body, Depends(access.change_turn)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(
@@ -31,11 +39,13 @@ def routes(control: Control, access: Access) -> APIRouter:
     ) -> Letters:
         """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones.
 
-        Keys and values only for those who may change things: a letter is a whole message.
+        Keys and values only for those who may change things, and of each the first 10,000 bytes at
+        most, of a thousand letters less: a letter is a whole message.
         """
-        found = control.letters(reason, is_open=is_open, limit=limit)
+        most_bytes = min(MOST_SHOWN_BYTES, MOST_TOLD_BYTES // (2 * limit))
+        found = control.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
         told = partial(LetterState.of, with_record=access.may_operate(request))
-        return Letters(letters=[told(one, control.target_of(one)) for one in found])
+        return Letters(letters=list(map(told, found)))
 
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
     def replay(asked: Asked) -> PutAwayState:

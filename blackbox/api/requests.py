@@ -28,12 +28,14 @@ from blackbox.api.answers import (
     RescheduledState,
     ShardState,
 )
+from blackbox.api.door import small_body
 from blackbox.api.kept import Kept
 from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
 from blackbox.control.pending import LAST_MS, Place, Wanted
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
+MOST_DUE_BYTES = 64 << 10
 PROFILE_STEPS = 60
 NAMES = 100
 """Callers, and targets, that are told one by one."""
@@ -99,17 +101,31 @@ Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
 
 
-def body_of(model: type[B]) -> Callable[[Request], Awaitable[B]]:
-    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told."""
+def body_of(model: type[B], most_bytes: int) -> Callable[[Request], Awaitable[B]]:
+    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told.
+
+    Small, because the loop that answers everybody reads it, and each fault takes a kilobyte.
+    """
 
     async def read(request: Request) -> B:
+        body = await small_body(request, most_bytes)
         try:
-            return model.model_validate_json(await request.body())
+            return model.model_validate_json(body)
         except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            raise RequestValidationError(faults) from None
 
     return read
 
+
+async def _whole_body(request: Request) -> bytes:
+    return await request.body()
+
+
+whole_body = Depends(_whole_body)
+due_body = Depends(body_of(Due, MOST_DUE_BYTES))
+Whole = Annotated[bytes, whole_body]
+Then = Annotated[Due, due_body]
 
 Named = Annotated[
     str | None,
@@ -144,29 +160,22 @@ def routes(control: Control, access: Access) -> APIRouter:
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
     changes = [Depends(access.change_turn)]
+    asks = [whole_body, *changes]  # no turn is held for a client that is slow to send
     kept = Kept(partial(_counts, control), STATS_KEPT_S)
 
     @router.post(
-        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=changes,
+        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
     )  # fmt: skip
-    async def ask(request: Request, caller: Caller = None) -> Any:
+    async def ask(body: Whole, caller: Caller = None) -> Any:
         """Ask for one message to be delivered; its id once Kafka has the request."""
-        body = await request.body()
         return _asked(await run_in_threadpool(control.ask, [body], caller))
 
     @router.post(
-        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=changes,
+        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
     )  # fmt: skip
-    async def ask_for_many(request: Request, caller: Caller = None) -> Any:
+    async def ask_for_many(body: Whole, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
-        lines = [line for line in (await request.body()).splitlines() if line.strip()]
-        if not lines:
-            raise HTTPException(422, "no request is there; give one on each line")
-        if len(lines) > MOST_AT_ONCE:
-            detail = (
-                f"{len(lines)} requests; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
-            )
-            raise HTTPException(413, detail)
+        lines = _lines(body)
         return _asked(await run_in_threadpool(control.ask, lines, caller))
 
     @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
@@ -211,10 +220,10 @@ def routes(control: Control, access: Access) -> APIRouter:
         return CancelState.of(done)
 
     @router.patch(
-        "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
+        "/requests/{id:path}", response_model_exclude_none=True, dependencies=[due_body, *changes],
         responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
     )  # fmt: skip
-    def reschedule(id: str, due: Annotated[Due, Depends(body_of(Due))]) -> RescheduledState:
+    def reschedule(id: str, due: Then) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
         try:
             done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
@@ -229,6 +238,19 @@ def routes(control: Control, access: Access) -> APIRouter:
         return kept.get(step_ms)
 
     return router
+
+
+def _lines(body: bytes) -> list[bytes]:
+    """The requests of a bulk. Raises HTTPException 413 for too many, 422 for none."""
+    count = body.count(b"\n") + (not body.endswith(b"\n"))  # before there is an object for each
+    if count > MOST_AT_ONCE:
+        raise HTTPException(
+            413, f"{count} lines; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
+        )
+    lines = [line.removesuffix(b"\r") for line in body.split(b"\n") if line.strip()]
+    if not lines:
+        raise HTTPException(422, "no request is there; give one on each line")
+    return lines
 
 
 def _counts(control: Control, step_ms: int) -> Counts:

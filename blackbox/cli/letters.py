@@ -42,13 +42,13 @@ def letters(
         if replay or discard:
             _tell(control.put_away(replay or discard or [], again=bool(replay)), json)
         else:
-            _list(control, control.letters(reason, is_open=not all_), json)
+            _list(control.letters(reason, is_open=not all_), json)
 
 
-def _list(control: Control, found: Sequence[Letter], json: bool) -> None:
+def _list(found: Sequence[Letter], json: bool) -> None:
     for letter in found:
         if json:
-            told = LetterState.of(letter, control.target_of(letter)).model_dump(exclude_none=True)
+            told = LetterState.of(letter).model_dump(exclude_none=True)
             typer.echo(as_json(told))
             continue
         became = f" ({letter.became})" if letter.became else ""

@@ -20,7 +20,7 @@ from blackbox.control.pending import Found, Place, Wanted, page
 from blackbox.fate import Fate, LimitReached
 from blackbox.index.inspector import Standing
 from blackbox.index.server import RedisServer, Room
-from blackbox.journal.letterbox import Letter, Letterbox
+from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter, Letterbox
 from blackbox.logs import QUIET
 from blackbox.plan import Labels
 from blackbox.request import (
@@ -346,11 +346,17 @@ class Control:
         return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
 
     def letters(
-        self, reason: str | None = None, *, is_open: bool = True, limit: int | None = None
+        self,
+        reason: str | None = None,
+        *,
+        is_open: bool = True,
+        limit: int | None = None,
+        most_bytes: int = MOST_SHOWN_BYTES,
     ) -> list[Letter]:
         """The newest dead letters first, of this reason (None: of any); those that are still open, or all.
 
-        With a `limit` no more are read than it takes to find so many.
+        With a `limit` no more are read than it takes to find so many. Keys and values are cut to
+        `most_bytes` as they are read: together they may have gigabytes.
         """
 
         def wanted(letter: Letter) -> Letter | None:
@@ -358,9 +364,11 @@ class Control:
             return letter if is_wanted else None
 
         box = Letterbox(self._registry().access, self._settings.dead_letter_topic)
-        return box.newest(wanted, limit)
+        return box.newest(
+            wanted, limit, keep=lambda one: one.glance(self._target_of(one), most_bytes)
+        )
 
-    def target_of(self, letter: Letter) -> str | None:
+    def _target_of(self, letter: Letter) -> str | None:
         """Where its message was to go; None when its request cannot be understood."""
         topic = letter.source.rpartition("/")[0]
         if topic not in self._formats:

@@ -36,7 +36,10 @@ def put_away(
     """
     box = Letterbox(access, topic)
     asked = frozenset(places)
-    found = box.newest(lambda letter: letter if letter.place in asked else None)
+    found = box.newest(
+        lambda letter: letter if letter.place in asked else None,
+        keep=lambda letter: letter if again and letter.place in asked else letter.about(),
+    )
     known = {letter.place: letter for letter in found}
     left: dict[str, str] = {}
     wanted: dict[str, Again | None] = {}

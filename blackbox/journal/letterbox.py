@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 from typing import Literal, NamedTuple, TypeVar
@@ -30,7 +30,10 @@ TAIL = 10_000
 """Records at the end of each partition that are looked at."""
 
 LONGEST_STRETCH = 256
-"""Of them that are held at once where only some are wanted: each may have a megabyte."""
+"""Of them that are read in one go where only some are wanted: each may have a megabyte."""
+
+MOST_SHOWN_BYTES = 10_000
+"""Of a key or a value, for those who look."""
 
 T = TypeVar("T")
 
@@ -40,7 +43,7 @@ FATES: tuple[Fate, ...] = ("replayed", "discarded")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `became` is None while nobody did anything about it."""
+    """A dead letter. `became` is None while nobody did anything about it; of `value` it may have the beginning alone."""
 
     place: str
     at_ms: int
@@ -51,10 +54,12 @@ class Letter:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    became: Fate | None
+    value_bytes: int
+    became: Fate | None = None
+    target: str | None = None
 
     @classmethod
-    def of(cls, record: Record, place: str, became: Fate | None) -> Letter:
+    def of(cls, record: Record, place: str) -> Letter:
         ours = record.headers[-len(LETTER_HEADERS) :]
         about = {name: (held or b"").decode(errors="replace") for name, held in ours}
         return cls(
@@ -67,8 +72,31 @@ class Letter:
             key=record.key,
             value=record.value,
             headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
-            became=became,
+            value_bytes=len(record.value or b""),
         )
+
+    def glance(self, target: str | None, most_bytes: int) -> Letter:
+        """What is shown of it: of key and value the beginning, and where it was to go."""
+        key, value = beginning(self.key, most_bytes), beginning(self.value, most_bytes)
+        return replace(self, key=key, value=value, headers=[], target=target)
+
+    def about(self) -> Letter:
+        """It without what was to be delivered."""
+        return replace(self, key=None, value=None, headers=[])
+
+
+def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
+    """Up to so many bytes of it, and no part of a character."""
+    if held is None or len(held) <= most_bytes:
+        return held
+    end = most_bytes
+    while end > most_bytes - 3 and held[end] & 0xC0 == 0x80:
+        end -= 1
+    return held[:end]
+
+
+def _whole(letter: Letter) -> Letter:
+    return letter
 
 
 class Again(NamedTuple):
@@ -91,28 +119,41 @@ class Letterbox:
         self._topic = topic
         self._admin = access.admin()
 
-    def newest(self, take: Callable[[Letter], T | None], limit: int | None = None) -> list[T]:
+    def newest(
+        self,
+        take: Callable[[Letter], T | None],
+        limit: int | None = None,
+        keep: Callable[[Letter], Letter] = _whole,
+    ) -> list[T]:
         """What `take` makes of the letters, the newest first, without those that it makes nothing of.
 
         Among the last ten thousand records of each partition; with a `limit` no more are read, from
-        the end, than it takes to find so many.
+        the end, than it takes to find so many. `keep` says as soon as one is read, and what became of
+        it is not known, what of it is held.
         """
         count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
         found: list[tuple[int, T]] = []
         for partition in range(count):
-            found += islice(self._taken(Shard(self._topic, partition), take, limit), limit)
+            found += islice(self._taken(Shard(self._topic, partition), take, limit, keep), limit)
         found.sort(key=itemgetter(0), reverse=True)
         return [taken for _, taken in found[:limit]]
 
     def _taken(
-        self, shard: Shard, take: Callable[[Letter], T | None], limit: int | None
+        self,
+        shard: Shard,
+        take: Callable[[Letter], T | None],
+        limit: int | None,
+        keep: Callable[[Letter], Letter],
     ) -> Iterator[tuple[int, T]]:
-        for letter in self._letters(shard, TAIL if limit is None else min(limit, LONGEST_STRETCH)):
+        stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
+        for letter in self._letters(shard, stretch, keep):
             taken = take(letter)
             if taken is not None:
                 yield letter.at_ms, taken
 
-    def _letters(self, shard: Shard, stretch: int) -> Iterator[Letter]:
+    def _letters(
+        self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
+    ) -> Iterator[Letter]:
         """From the end on, in stretches that double: a mark comes behind its letter."""
         ahead = FETCHED_AHEAD if stretch == TAIL else 1
         became: dict[str, Fate] = {}
@@ -121,14 +162,16 @@ class Letterbox:
             last = max(start, end - TAIL)
             while end > last:
                 first = max(last, end - stretch)
-                batches = journal.requests(first, end)
-                records = [record for batch in batches for record in batch.records]
-                became |= {named: fate for record in records for named, fate in _mark(record)}
-                while records:
-                    record = records.pop()
-                    if not _mark(record):
-                        place = shard.source(record.offset)
-                        yield Letter.of(record, place, became.get(place))
+                letters: list[Letter] = []
+                for batch in journal.requests(first, end):
+                    for record in batch.records:
+                        if mark := _mark(record):
+                            became.update(mark)
+                        else:
+                            letters.append(keep(Letter.of(record, shard.source(record.offset))))
+                while letters:
+                    letter = letters.pop()
+                    yield replace(letter, became=became.get(letter.place))
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
 
     def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
@@ -140,7 +183,11 @@ class Letterbox:
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             transactions.open()
-            open_now = set(self.newest(lambda one: one.place if one.became is None else None))
+            open_now = set(
+                self.newest(
+                    lambda one: one.place if one.became is None else None, keep=Letter.about
+                )
+            )
             chosen = [place for place in places if place in open_now]
             if chosen:
                 transactions.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import resource
@@ -13,11 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from blackbox.api import connections
 from blackbox.api.serve import HttpServer
@@ -39,9 +42,17 @@ def app() -> FastAPI:
     async def large() -> Response:
         return Response(b"x" * LARGE)
 
+    @app.get("/slow")
+    async def slow() -> None:
+        await asyncio.sleep(1)
+
     @app.post("/length")
     async def length(request: Request) -> int:
         return len(await request.body())
+
+    @app.exception_handler(ClientDisconnect)
+    def gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=400)
 
     return app
 
@@ -220,15 +231,60 @@ def test_a_request_that_is_being_answered_makes_no_room(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
-    with socket.socket() as busy, ExitStack() as ending:
-        busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        busy.connect((HOST, server.port))
-        busy.sendall(HEAD.replace(b"livez", b"large"))
+    with connect(server.port) as busy, ExitStack() as ending:
+        busy.sendall(HEAD.replace(b"livez", b"slow"))
         time.sleep(0.2)
         for _ in range(20):
             ending.enter_context(connect(server.port))
         assert is_live(server.port)
-        assert taken(busy, LARGE) >= LARGE
+        assert busy.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def deaf(port: int, asked: bytes) -> socket.socket:
+    """A connection that asks, and takes nothing."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.connect((HOST, port))
+    one.sendall(asked)
+    return one
+
+
+def test_answers_that_nobody_takes_make_room(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with ExitStack() as ending:
+        for _ in range(4):
+            ending.enter_context(deaf(server.port, 2 * HEAD.replace(b"livez", b"large")))
+        time.sleep(0.3)
+        for _ in range(10):
+            assert is_live(server.port)
+
+
+def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with ExitStack() as ending:
+        for _ in range(4):
+            one = ending.enter_context(connect(server.port))
+            one.sendall(5 * HEAD.replace(b"livez", b"slow"))
+        time.sleep(0.3)
+        for _ in range(10):
+            assert is_live(server.port)
+
+
+def test_an_answer_that_is_taken_too_slowly_is_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections._LIMITS, "taking", 1)
+    with deaf(server.port, HEAD.replace(b"livez", b"large")) as slow:
+        count = 0
+        for _ in range(20):
+            time.sleep(0.1)
+            with suppress(ConnectionError):
+                count += len(slow.recv(4096))
+        assert count + taken(slow) < LARGE
 
 
 def test_what_is_no_http_is_told_once(
@@ -242,6 +298,46 @@ def test_what_is_no_http_is_told_once(
             stranger.sendall(b"\x16\x03\x01\r\n\r\n")
             assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
     assert [record.message for record in caplog.records] == ["Invalid HTTP request received."]
+
+
+CHUNKED = b"%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"GET /livez", b"POST /length", b"GET /large"])
+@pytest.mark.parametrize("is_answered_before", [True, False])
+def test_a_body_that_is_no_http_fills_no_log(
+    server: HttpServer, caplog: pytest.LogCaptureFixture, path: bytes, is_answered_before: bool
+) -> None:
+    for _ in range(5):
+        with connect(server.port) as stranger:
+            stranger.sendall(CHUNKED % path)
+            if is_answered_before and b"length" not in path:
+                assert stranger.recv(4096).startswith(b"HTTP/1.1 200 ")
+            stranger.sendall(b"zz\r\n")
+            until("it is closed", partial(is_closed, stranger), 5)
+        assert is_live(server.port)
+    assert [record.message for record in caplog.records if record.levelno > logging.WARNING] == []
+
+
+def test_a_body_that_is_no_http_is_told_so_before_it_is_answered(server: HttpServer) -> None:
+    for path in (b"GET /livez", b"POST /length"):
+        with connect(server.port) as stranger:
+            stranger.sendall(CHUNKED % path + b"zz\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_that_fails_is_told_seldom(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(connections.Connection, "handle_events", fail)
+    for _ in range(5):
+        with connect(server.port) as stranger:
+            stranger.sendall(HEAD)
+            until("it is closed", partial(is_closed, stranger), 5)
+    assert len(caplog.records) == 1
 
 
 FEW_FILES = """

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import httpx
 import pytest
 
-from blackbox.api import door
+from blackbox.api import access, door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
+from blackbox.api.letters import MOST_TOLD_BYTES
+from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.control.control import Control, Rescheduled, Stats
 from blackbox.fate import Fate
-from blackbox.journal.letterbox import Letter
+from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
 from blackbox.metrics import Metrics
 from blackbox.settings import SettingsError, load
 from tests.service.test_http import HOST, Patient
+from tests.world import until
 
 LOOK, CHANGE = "l" * 16, "c" * 16
 BODIES = [
@@ -32,6 +38,9 @@ BODIES = [
     ("POST", "/dead-letters/discard"),
 ]
 """Whatever takes a body."""
+
+SMALL = {"/requests/x": 64 << 10, "/dead-letters/replay": 1 << 20, "/dead-letters/discard": 1 << 20}
+"""Those that take less than others."""
 
 
 class Nobody:
@@ -106,6 +115,30 @@ def test_a_body_that_is_said_to_be_too_large_is_not_read(
     assert answer(guarded, method, path, length, token) == 413
 
 
+@pytest.mark.parametrize(("path", "most"), SMALL.items())
+def test_a_body_that_says_little_may_be_small_only(
+    guarded: HttpServer, path: str, most: int
+) -> None:
+    method = "PATCH" if path == "/requests/x" else "POST"
+    length, token = f"Content-Length: {most + 1}", f"Authorization: Bearer {CHANGE}"
+    assert answer(guarded, method, path, length, token) == 413
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.request(method, path, content=(b" " * 1024 for _ in range(most // 1024)))
+        assert refused.status_code == 422
+        refused = allowed.request(
+            method, path, content=(b" " * 1025 for _ in range(most // 1024 + 1))
+        )
+    assert (refused.status_code, str(most) in refused.json()["error"]) == (413, True)
+
+
+def test_of_many_faults_the_first_are_told(guarded: HttpServer) -> None:
+    body = json.dumps({f"name-{number}": 0 for number in range(1000)})
+    with client(guarded, CHANGE) as allowed:
+        refused = allowed.patch("/requests/x", content=body)
+    told = refused.json()["error"].split("; ")
+    assert (refused.status_code, len(told), told[-1]) == (422, 11, "and 990 more")
+
+
 @pytest.mark.parametrize(("method", "path"), BODIES)
 def test_a_body_that_becomes_too_large_is_read_no_further(
     guarded: HttpServer, method: str, path: str
@@ -116,7 +149,7 @@ def test_a_body_that_becomes_too_large_is_read_no_further(
             method, path, content=parts, headers={"Content-Type": "application/json"}
         )
     assert refused.status_code == 413
-    assert str(door.MOST_BYTES) in refused.json()["error"]
+    assert str(SMALL.get(path, door.MOST_BYTES)) in refused.json()["error"]
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
@@ -247,17 +280,13 @@ class Dead(Nobody):
     """A letter of somebody's secrets."""
 
     def letters(self, *_: object, **__: object) -> list[Letter]:
-        held = dict.fromkeys(("reason", "detail", "source"), "x")
         value = b'{"message": "secret"}'
         return [
             Letter(
-                place="letters/0@1", at_ms=0, caller="shop", key=b"secret", value=value,
-                headers=[], became=None, **held,
+                place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller="shop",
+                key=b"secret", value=value, headers=[], value_bytes=21, target="orders",
             )
         ]  # fmt: skip
-
-    def target_of(self, letter: Letter) -> str | None:
-        return "orders"
 
 
 def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Open) -> None:
@@ -268,6 +297,39 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
     assert (seen["caller"], seen["target"], seen["value_bytes"]) == ("shop", "orders", 21)
     assert "secret" not in json.dumps(seen)
     assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
+
+
+class Watched(Nobody):
+    """Letters that take a while; notes how many look at once, and how much they want of each."""
+
+    def __init__(self) -> None:
+        self.looking = self.most_looking = 0
+        self.wanted: list[int] = []
+
+    def letters(self, *_: object, most_bytes: int, **__: object) -> list[Letter]:
+        self.looking += 1
+        self.most_looking = max(self.most_looking, self.looking)
+        self.wanted.append(most_bytes)
+        time.sleep(0.2)
+        self.looking -= 1
+        return []
+
+
+def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LETTERS_WITHIN_S", 0.5)
+    watched = Watched()
+    with client(opened(watched)) as reader, ThreadPoolExecutor(8) as threads:
+        look = partial(reader.get, "/dead-letters", params={"limit": 1000})
+        answers = [threads.submit(look) for _ in range(8)]
+        statuses = Counter(one.result().status_code for one in answers)
+        assert reader.get("/dead-letters").status_code == 200
+    assert watched.most_looking == 1
+    assert statuses[200] >= 2
+    assert statuses[200] + statuses[503] == 8
+    assert 2 * 1000 * watched.wanted[0] <= MOST_TOLD_BYTES
+    assert watched.wanted[-1] == MOST_SHOWN_BYTES
 
 
 @pytest.mark.parametrize(
@@ -357,6 +419,70 @@ def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
     with client(opened()) as allowed:
         refused = allowed.patch("/requests/x", content=body)
     assert (refused.status_code, bool(refused.json()["error"])) == (422, True)
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+def test_nobody_waits_for_those_who_are_slow_to_send(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    monkeypatch.setattr(access, "CHANGES_AT_ONCE", 2)
+    monkeypatch.setattr(access, "CHANGE_WITHIN_S", 0.5)
+    server = opened(Naming())
+    head = f"{method} {path} HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as ending, client(server) as prompt:
+        for _ in range(2):
+            slow = ending.enter_context(socket.create_connection((HOST, server.port)))
+            slow.sendall(head.encode() + b"{")
+        time.sleep(0.2)
+        assert prompt.post("/requests", content=b"{}").status_code == 201
+
+
+def test_all_bodies_together_may_have_so_much(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MOST_HELD_BYTES", 1 << 20)
+    server = opened(Naming())
+    head = (
+        f"POST /requests HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    large, small = b"x" * 500_000, b"x" * door.FREE_BYTES
+    with client(server) as other:
+        with socket.create_connection((HOST, server.port)) as slow:
+            slow.sendall(head.encode() + 900_000 * b"x")
+            time.sleep(0.5)
+            refused = other.post("/requests", content=large)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+            assert other.post("/requests", content=small).status_code == 201
+        for _ in range(10):  # what was answered is held no more
+            until("it fits", lambda: other.post("/requests", content=large).status_code == 201, 5)
+            assert other.post("/requests", content=large).status_code == 201
+
+
+def test_of_bodies_that_are_too_much_together_some_are_taken(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MOST_HELD_BYTES", 16 << 20)
+    with client(opened(Naming())) as allowed, ThreadPoolExecutor(8) as threads:
+        body = (6 << 20) * b"x"
+        answers = [threads.submit(allowed.post, "/requests", content=body) for _ in range(8)]
+        statuses = Counter(one.result().status_code for one in answers)
+    assert set(statuses) <= {201, 503}
+    assert statuses[201] >= 2
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_bulk_of_too_many_lines_is_refused_before_any_is_looked_at(
+    opened: Open, end: bytes
+) -> None:
+    with client(opened(Naming())) as allowed:
+        assert allowed.post("/requests/bulk", content=MOST_AT_ONCE * (b"{}" + end)).is_success
+        for line in (b"{}", b""):
+            body = MOST_AT_ONCE * (line + end) + b"{}"
+            refused = allowed.post("/requests/bulk", content=body)
+            assert (refused.status_code, str(MOST_AT_ONCE) in refused.json()["error"]) == (
+                413,
+                True,
+            )
 
 
 @pytest.mark.parametrize("body", [b"", b"\n", b" \n\n "])

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import closing
+
 import pytest
 from confluent_kafka import Producer
 
+from blackbox.api.answers import LetterState
+from blackbox.control.control import Control
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.letterbox import HEADER, LONGEST_STRETCH, Letter, Letterbox
+from blackbox.journal.letterbox import (
+    HEADER,
+    LONGEST_STRETCH,
+    MOST_SHOWN_BYTES,
+    Letter,
+    Letterbox,
+    beginning,
+)
 from blackbox.journal.shard_journal import ShardJournal
 from tests.world import World
 
@@ -30,6 +42,37 @@ def box(world: World) -> Letterbox:
 
 
 OPEN = [number for number in reversed(range(LETTERS - 100)) if number % 10]
+
+
+LARGE = 100
+SIZE = 500_000
+
+
+def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for number in range(LARGE):
+        producer.produce(world.dead_letters, "ä".encode() * (SIZE // 2), key=b"%d" % number)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    with closing(Control(world.settings())) as control:
+        control.letters(limit=1)
+        tracemalloc.start()
+        try:
+            found = control.letters(limit=LARGE)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < LARGE * SIZE / 2
+    assert [letter.key for letter in found] == [b"%d" % number for number in reversed(range(LARGE))]
+    assert {letter.value for letter in found} == {"ä".encode() * (MOST_SHOWN_BYTES // 2)}
+    assert {LetterState.of(letter).value_bytes for letter in found} == {SIZE}
+
+
+@pytest.mark.parametrize("text", ["abc", "aäbc", "a€bc", "a😀bc", "😀"])
+def test_what_is_cut_ends_with_a_whole_character(text: str) -> None:
+    held = text.encode()
+    for most in range(1, 8):
+        assert beginning(held, most) == held[:most].decode(errors="ignore").encode()
 
 
 def number_of(letter: Letter) -> int | None:
