@@ -210,13 +210,17 @@ def produce(
             producer.poll(POLL_S)
 
 
-def outcome(asked: Future[Told], within_s: float | None = None) -> Told:
-    """What an admin client was told. Raises KafkaException.
+def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Told:
+    """What an admin client was told. Raises KafkaException, also when it says nothing at all.
 
     Not the exception that the future keeps: in its traceback are the frames that hold both the future and the client, a
     cycle that keeps the client's sockets open until Python's collector comes by.
     """
-    if (error := asked.exception(within_s)) is not None:
+    try:
+        error = asked.exception(within_s)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+    if error is not None:
         raise KafkaException(*error.args) from None
     return asked.result()
 

@@ -76,7 +76,8 @@ class Targets:
         self._topics = Topics(self._admin)
 
     def _ask_availability(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
-        asked = self._admin.describe_topics(
+        admin = self._admin  # another shard may open a new one, and who is gone answers nobody
+        asked = admin.describe_topics(
             TopicCollection(topics),
             include_authorized_operations=True,
             request_timeout=REQUEST_TIMEOUT_S,
