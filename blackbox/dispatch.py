@@ -14,7 +14,7 @@ from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.parking import time_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Index, Writer
-from blackbox.receipt import Claim, Places, Receipt, confirmation, topic_of
+from blackbox.receipt import Claim, Places, Receipt, confirmation, one_incarnation, topic_of
 from blackbox.request import UNDELIVERABLE, Reason, Record, Shard
 from blackbox.settling import settle
 from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
@@ -117,7 +117,8 @@ class Dispatch:
         """What the last owner may have delivered, where nobody could look when the shard was opened."""
         claims = list(self._doubtful.values())
         missing, unread = self.sorting.journal.check(claims, 0)
-        found = [one for one in claims if one not in unread and one not in missing]
+        absent = set(missing)
+        found = one_incarnation(c for c in claims if c not in unread and c not in absent)
         if unread:
             logger.warning(
                 "%s: whether %d requests were delivered cannot be read yet, and they wait: %s",
@@ -132,8 +133,8 @@ class Dispatch:
             unwanted = self.index.believe(untrue)
             settle(self.index, [*(claim.offset for claim in found), *unwanted], label)
         self._doubtful = self.index.doubtful
-        self._doubtful_again_ms = now_ms + min(1000 << self._doubtful_looks, MOST_PAUSE_MS)
-        self._doubtful_looks += 1
+        looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1
+        self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
 
     def _tell_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""

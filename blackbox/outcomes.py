@@ -11,7 +11,7 @@ from blackbox.receipt import Claim, Receipt
 class Outcomes:
     """The sum of receipts that are added in their order; `count` are the outcomes that they told.
 
-    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read. `ignored` are conditional records that did not count, and `too_late` those that may be
+    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read; of `undelivered` it is known that they had none. `ignored` are conditional records that did not count, and `too_late` those that may be
     replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
     `unknown_ms` and has no outcome may have had one that is gone.
     """
@@ -20,6 +20,7 @@ class Outcomes:
         self.ended, self.too_late = Ended(), Ended()
         self.ignored: list[int] = []
         self._doubtful: dict[int, Claim] = {}
+        self.undelivered: set[int] = set()
         self.count = self.judged = 0
         self.unknown_ms = unknown_ms
 
@@ -27,9 +28,11 @@ class Outcomes:
         self.count += self.ended.add(receipt.removals())
         self.ignored += receipt.ignored
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
-        for offset in receipt.void:  # known by now
+        for offset in receipt.void:
             self._doubtful.pop(offset, None)
-        self._doubtful |= {claim.offset: claim for claim in receipt.doubtful}
+        claims = {claim.offset: claim for claim in receipt.doubtful}
+        self._doubtful |= claims
+        self.undelivered = (self.undelivered | set(receipt.void)) - claims.keys()
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
         for first in receipt.cut:

@@ -127,6 +127,8 @@ class Owner:
         hold = self._hold
         if hold is None or not self.is_open:
             return None
+        if hold.index.doubtful:
+            raise Doubt(f"{self.shard}: whether some requests were delivered cannot be read yet")
         walk = hold.index.walk()
         try:
             pause_s = walk_s / walk.slices()

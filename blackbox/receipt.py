@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -151,6 +151,18 @@ def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
     return receipt
 
 
+def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
+    """Those that one receipt can tell: it has one id for each topic, and room for so many."""
+    ids: dict[str, str] = {}
+    same = (
+        claim
+        for claim in claims
+        if ids.setdefault(topic_of(claim.at), claim.topic_id) == claim.topic_id
+    )
+    return list(islice(same, MOST_TOLD))
+
+
+MOST_TOLD = 5000
 DELIVERED = "delivered"
 _LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]

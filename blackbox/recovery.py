@@ -124,6 +124,8 @@ class Recovery:
             self.shard, self.journal, self.writer, barrier, start.labels.receipts, checked
         )
         outcomes = self._outcomes(start, label)  # 4
+        if known := outcomes.undelivered.intersection(self.index.doubtful):
+            settle(self.index, self.index.believe(known), self.index.labels.receipts)
         if outcomes.doubtful:
             self.index.doubt(outcomes.doubtful)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
@@ -376,7 +378,9 @@ class Recovery:
             delivered = {o for at, *before in ahead.carried if at in ended for o in before}
             known = [offset for offset in delivered if offset < self.index.labels.requests]
             removed |= dict.fromkeys(known) | self.index.caller_ids(known)
-            removed = {o: c for o, c in removed.items() if o not in self.index.doubtful}
+            if in_doubt := removed.keys() & self.index.doubtful.keys():
+                self.index.unwant(in_doubt)
+            removed = {o: c for o, c in removed.items() if o not in in_doubt}
             if removed:
                 self.index.settle(removed, self.index.labels.receipts)
             if ahead.replacement is None:

@@ -11,7 +11,7 @@ from blackbox.entry import Entry
 from blackbox.index.bits import SEGMENT, Bits
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
-from blackbox.index.shard_index import as_entry, labels_of, leaving
+from blackbox.index.shard_index import as_entry, claims_of, labels_of, leaving
 from blackbox.parking import BAND_MS, band_at, parked_at, time_at
 from blackbox.plan import Labels
 from blackbox.request import Shard, member
@@ -124,8 +124,10 @@ class Inspector:
     def is_leaving(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
         keys = Keys(shard)
-        (named,) = self._clients.together(("HGETALL", keys.leaving))
-        return member(offset) in leaving(named)
+        named, doubtful = self._clients.together(
+            ("HGETALL", keys.leaving), ("HGET", keys.state, "doubtful")
+        )
+        return member(offset) in leaving(named) or offset in claims_of(doubtful)
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""

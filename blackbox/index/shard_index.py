@@ -142,7 +142,7 @@ class ShardIndex:
                 return None
             self.labels = found
         token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(_KEPT_APART)]
-        self.doubtful = _claims(doubtful)
+        self.doubtful = claims_of(doubtful)
         apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
@@ -301,6 +301,18 @@ class ShardIndex:
             every = {**self.doubtful, **claims}
             self._exec_while_opening(self._doubt(every), even_if_full=True)
             self.doubtful = every
+
+    def unwant(self, offsets: Collection[int]) -> None:
+        """These are in doubt, and something that stays in Kafka for now ends them if they were not delivered."""
+        with self._lock:
+            self._watch_labels(self._keys.state)
+            marks = self._mark(self._keys.unwanted, sorted(offsets))
+            self._exec_while_opening(marks, even_if_full=True)
+
+    def unwanted(self, offsets: Sequence[int]) -> set[int]:
+        """Those of these that something has ended while they were in doubt."""
+        with self._lock:
+            return set(self._scores(self._keys.unwanted, offsets))
 
     def believe(self, offsets: Collection[int]) -> set[int]:
         """These were in doubt, and are known not to be delivered. Those of them that were ended meanwhile stay as they are."""
@@ -491,7 +503,7 @@ class ShardIndex:
             )  # fmt: skip
             there, others = there[: len(_KEPT_APART)], iter(there[len(_KEPT_APART) :])
             in_bands = list(islice(others, len(bands)))
-            self.doubtful = _claims(state[3])
+            self.doubtful = claims_of(state[3])
             if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
                 raise LabelsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
@@ -790,7 +802,7 @@ class ShardIndex:
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
-            doubtful=_claims(state[6]).keys(),
+            doubtful=claims_of(state[6]).keys(),
         )  # fmt: skip
         return view, largest
 
@@ -1139,7 +1151,8 @@ def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | Non
     return None  # there is none, or it is being emptied between the two reads
 
 
-def _claims(stored: bytes | None) -> dict[int, Claim]:
+def claims_of(stored: bytes | None) -> dict[int, Claim]:
+    """What the state says is in doubt."""
     return {one[0]: Claim(*one) for one in orjson.loads(stored or b"[]")}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count as count_on
@@ -34,7 +34,7 @@ from blackbox.outcomes import Outcomes
 from blackbox.plan import Bounds, Tail
 from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
 from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
-from blackbox.receipt import Claim, Mark, Receipt, settled
+from blackbox.receipt import Mark, Receipt, settled
 from blackbox.request import Cancel, Shard, offset_in
 from blackbox.settings import Settings
 from blackbox.settling import CHUNK, settle
@@ -233,7 +233,7 @@ class _Run:
         ended = Ended()
         ended.add(offset for offset in told.ended if offset >= gone.first)
         if asks:
-            ended.add(self._delivered(shard, {**index.doubtful, **told.doubtful}, told.ended))
+            ended.add(self._over(index, told))
         leftovers = Leftovers(
             index, gone.first, ended,
             newer=self._newer_since(shard, gone) if asks else Newer(set(), set()),
@@ -251,16 +251,21 @@ class _Run:
         leftovers.write(writer, _marked(decision, end), done)
         return 0 if decision.begins is None else end
 
-    def _delivered(self, shard: Shard, doubtful: Mapping[int, Claim], ended: Ended) -> list[int]:
-        """What is in doubt and was delivered. Raises a Doubt where that cannot be read."""
-        claims = [claim for offset, claim in doubtful.items() if offset not in ended]
+    def _over(self, index: ShardIndex, told: Outcomes) -> list[int]:
+        """What is in doubt, and was delivered or ended meanwhile. Raises a Doubt where that cannot be read."""
+        shard = index.shard
+        known = {o: claim for o, claim in index.doubtful.items() if o not in told.undelivered}
+        doubtful = {**known, **told.doubtful}
+        claims = [claim for offset, claim in doubtful.items() if offset not in told.ended]
         missing, unread = self._journal(shard.partition).check(claims, PATIENCE_S)
         if unread:
             raise Doubt(
                 f"{shard}: whether {len(unread)} requests were delivered cannot be read: "
                 f"{next(iter(unread.values()))}; run it again once it can, or with --pending drop"
             )
-        return [claim.offset for claim in claims if claim not in missing]
+        absent = {claim.offset for claim in missing}
+        unwanted = index.unwanted([*absent, *told.undelivered.intersection(index.doubtful)])
+        return [*(claim.offset for claim in claims if claim.offset not in absent), *unwanted]
 
     def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Outcomes:
         """What receipts say of the requests that are gone; none speaks of them behind a cut.

@@ -9,10 +9,12 @@ import pytest
 import redis
 
 from blackbox.dispatch import Dispatch
+from blackbox.doubt import Doubt
+from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake
 from blackbox.plan import Labels
-from blackbox.receipt import Receipt
+from blackbox.receipt import Claim, Receipt, one_incarnation
 from blackbox.recovery import Recovery
 from blackbox.request import Cancel, Invalid, Reason, request_id
 from blackbox.sorting import Sorting
@@ -21,6 +23,11 @@ from tests.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.opening import Written, delivered, request
 
 AWAY = (Reason.UNREACHABLE, "orders/0 has no leader")
+
+
+def has_room() -> bool:
+    return True
+
 
 Open = Callable[[], "Owners"]
 
@@ -47,6 +54,7 @@ class Owners:
             shard=SHARD, group="blackbox", index=index, journal=self.journal, writer=self.writer,
             confirm=lambda: None, apply=lambda batch, how: intake.apply(batch, NOW_MS, how),
             ahead=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
+            has_room=has_room,
         ).open()  # fmt: skip
 
     def take_in(self) -> None:
@@ -141,6 +149,78 @@ def test_what_ends_it_while_it_is_in_doubt_counts_if_it_was_not_delivered(
     journal.unreadable, journal.absent = set(), {0}
     assert owners.sent() == left
     assert held(client).due == []
+
+
+@pytest.fixture
+def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
+    """Request 0 is in doubt, and was not delivered."""
+    asked(request("a"))
+    journal.append(delivered(0))
+    journal.unreadable = {0}
+    owners = opened()
+    owners.dispatch.tick(NOW_MS)
+    journal.absent = {0}
+    return owners
+
+
+@pytest.mark.parametrize("happens", ["killed before the index knows", "Redis goes back"])
+def test_a_receipt_that_says_it_was_not_delivered_is_believed(
+    hidden: Owners, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, happens: str
+) -> None:
+    was = {key: client.dump(key) for key in client.scan_iter()}
+    journal.unreadable = set()
+    hidden.targets.refusals = {"orders": AWAY}
+    with monkeypatch.context() as patched:
+        if happens == "killed before the index knows":
+            patched.setattr(ShardIndex, "believe", killed)
+            with pytest.raises(Doubt):
+                hidden.dispatch.tick(NOW_MS + 60_000)
+        else:
+            hidden.dispatch.tick(NOW_MS + 60_000)
+            client.flushall()
+            for key, value in was.items():
+                client.restore(key, 0, value)
+    journal.absent = set()  # its place is gone
+    hidden.targets.refusals = {}
+    hidden.take_over()
+    assert hidden.sent() == [0]
+
+
+def killed(*_: object) -> None:
+    raise Doubt("killed")
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"),
+    [(Cancel("a"), []), (Cancel(None, request_id(SHARD, 0)), []), (request("a"), [1])],
+)
+def test_what_ends_it_counts_as_well_when_redis_has_no_room_for_it_yet(
+    hidden: Owners, journal: FakeJournal, asked: Written, monkeypatch: pytest.MonkeyPatch,
+    ends: Any, left: list[int],
+) -> None:  # fmt: skip
+    asked(ends)
+    with monkeypatch.context() as patched:
+        patched.setattr("tests.unit.test_doubtful.has_room", lambda: False)
+        hidden.take_over()
+    journal.unreadable = set()
+    hidden.sent()
+    hidden.take_in()
+    assert hidden.sent() == left
+
+
+def test_who_cancels_it_waits_until_it_is_known(
+    hidden: Owners, connections: redis.ConnectionPool, journal: FakeJournal
+) -> None:
+    see = Inspector(connections)
+    assert see.is_leaving(SHARD, 0)
+    journal.unreadable = set()
+    hidden.dispatch.tick(NOW_MS + 60_000)
+    assert not see.is_leaving(SHARD, 0)
+
+
+def test_one_receipt_tells_of_one_incarnation_of_a_topic() -> None:
+    one, other = (Claim(n, "delivered", "orders/0", n, f"id{n}") for n in range(2))
+    assert one_incarnation([one, other]) == [one]
 
 
 def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(

@@ -209,6 +209,23 @@ def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_know
     assert (done.again, len(journal.request_records)) == (1, 1)
 
 
+def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_who_rebinds(
+    empty_index: ShardIndex, journal: FakeJournal
+) -> None:
+    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: entry()})
+    empty_index.doubt({o: Claim(o, "delivered", "orders/0", o, "") for o in (0, 1)})
+    store(empty_index, 3, 4, {3: Cancel("a")})
+    journal.absent = {0}
+    journal.append(
+        Receipt(1, void=[1], read=1)
+    )  # its place is gone since, and would count as filled
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert done.again == 2
+
+
 def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_have_ended(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
