@@ -277,7 +277,8 @@ TROUBLES = (
             ("blackbox_pending", "dead letters stay pending")),
     Trouble("Redis is full by four fifths", redis_nearly_full, "nobody", ("blackbox_pending", "")),
 )  # fmt: skip
-ROWS = TROUBLES if AT_LENGTH else TROUBLES[1:4:2] + TROUBLES[8:10]
+OFTEN = {target_deleted, target_too_small, garbage, over_quota}
+ROWS = [row for row in TROUBLES if AT_LENGTH or row.make in OFTEN]
 
 
 def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:

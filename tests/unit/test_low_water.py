@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, cast
@@ -19,7 +19,7 @@ from blackbox.low_water import PAIRS, LowWater, next_mark
 from blackbox.metrics import Metrics
 from blackbox.owner import Hold, Owner
 from blackbox.plan import Labels, Replacement
-from blackbox.receipt import Mark
+from blackbox.receipt import Claim, Mark
 from blackbox.recovery import Recovered
 from blackbox.request import Shard, request_id
 from tests.contract.held import NOW_MS, SHARD, entry, store
@@ -121,6 +121,7 @@ class Walked:
     """A walk that is over at once."""
 
     labels = Labels(3, 0)
+    doubtful: Mapping[int, Claim] = {}
     lowest = 3
 
     def slices(self) -> int:
@@ -136,6 +137,7 @@ class Part:
     """Index, writer, recovery and dispatch in one. Commits wait until they may fail."""
 
     labels = Labels(3, 0)
+    doubtful: Mapping[int, Claim] = {}
 
     def __init__(self) -> None:
         self.commits: SimpleQueue[str] = SimpleQueue()
@@ -220,6 +222,13 @@ def test_a_walk_that_is_given_up_says_so(owner: Owner, monkeypatch: pytest.Monke
 
     with pytest.raises(Doubt, match="given up before its end"):
         owner.find_low_water(0, stopping)
+
+
+def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: Owner, part: Part) -> None:
+    part.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
+
+    with pytest.raises(Doubt, match="whether some requests were delivered cannot be read yet"):
+        owner.find_low_water(0, Event())
 
 
 def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: Owner, part: Part) -> None:
