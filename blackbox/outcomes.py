@@ -11,7 +11,8 @@ from blackbox.receipt import Claim, Receipt
 class Outcomes:
     """The sum of receipts that are added in their order; `count` are the outcomes that they told.
 
-    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read; of `undelivered` it is known that they had none. `ignored` are conditional records that did not count, and `too_late` those that may be
+    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read; of `undelivered` it was
+    known that they had none. `ignored` are conditional records that did not count, and `too_late` those that may be
     replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
     `unknown_ms` and has no outcome may have had one that is gone.
     """
@@ -30,9 +31,10 @@ class Outcomes:
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
         for offset in receipt.void:
             self._doubtful.pop(offset, None)
-        claims = {claim.offset: claim for claim in receipt.doubtful}
-        self._doubtful |= claims
-        self.undelivered = (self.undelivered | set(receipt.void)) - claims.keys()
+            self.undelivered.add(offset)
+        for claim in receipt.doubtful:
+            self._doubtful[claim.offset] = claim
+            self.undelivered.discard(claim.offset)
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
         for first in receipt.cut:
@@ -48,4 +50,5 @@ class Outcomes:
         self.too_late.forget_from(first)
         self.ignored = [offset for offset in self.ignored if offset < first]
         self._doubtful = {o: claim for o, claim in self._doubtful.items() if o < first}
+        self.undelivered = {o for o in self.undelivered if o < first}
         self.judged = min(self.judged, first)
