@@ -966,7 +966,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/contract/test_shard_machine.py",),
+        ("tests/unit/test_doubtful.py",),
     ),
     Bug(
         "a-doubt-for-ever",
@@ -1014,6 +1014,7 @@ BUGS = (
             Change(
                 "journal/partition_reader.py",
                 "        if there is not None and there.leader < 0:\n",
+                "        if there is not None and there.leader < 0:\n            return False\n"
                 "        if there is not None and there.leader < -1:\n",
             ),
         ),

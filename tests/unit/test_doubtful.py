@@ -163,6 +163,17 @@ def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
     return owners
 
 
+def test_what_is_to_take_its_place_by_id_comes_too_late(
+    hidden: Owners, journal: FakeJournal, asked: Written
+) -> None:
+    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    hidden.take_in()
+    journal.unreadable = journal.absent = set()  # it was delivered
+    assert hidden.sent() == []
+    [letter] = [one for one in hidden.writer.committed if one.topic == "dead-letters"]
+    assert (letter.offset, dict(letter.headers)["blackbox-reason"]) == (1, Reason.TOO_LATE)
+
+
 @pytest.mark.parametrize("happens", ["killed before the index knows", "Redis goes back"])
 def test_a_receipt_that_says_it_was_not_delivered_is_believed(
     hidden: Owners, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, happens: str
