@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
+from typing import Any, cast
 
-from blackbox.journal.targets import Remembered
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from blackbox.doubt import JournalLost
+from blackbox.journal.access import KafkaAccess, outcome
+from blackbox.journal.targets import Remembered, Targets
 
 AT_ONCE_S = -1.0
 """What was told holds no longer than this."""
@@ -96,3 +103,37 @@ def test_what_nobody_told_yet_is_waited_for() -> None:
         may_answer.set()
         assert first.result(PATIENCE_S) == {"orders": "orders"}
         assert second.result(PATIENCE_S) == {"bills": "bills"}
+
+
+class Silent:
+    """A client that another shard replaces before it has answered."""
+
+    def __init__(self, replace: Callable[[], None]) -> None:
+        self._replace = replace
+
+    def describe_topics(self, topics: object, **_: object) -> dict[str, Future[Any]]:
+        own = weakref.ref(self)
+
+        class Answer(Future[Any]):
+            def exception(self, timeout: float | None = None) -> BaseException | None:
+                assert own() is not None, "who is gone answers nobody"
+                return KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+        self._replace()
+        return {"orders": Answer()}
+
+
+def test_who_asks_keeps_the_client_that_it_asked() -> None:
+    targets = Targets(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
+
+    def replace() -> None:
+        targets._admin = cast(Any, object())
+
+    targets._admin = cast(Any, Silent(replace))
+    with pytest.raises(JournalLost):
+        targets.unavailable(["orders"], anew=True)
+
+
+def test_who_says_nothing_is_not_waited_for_for_ever() -> None:
+    with pytest.raises(KafkaException, match="Timed out"):
+        outcome(Future[Any](), 0.01)
