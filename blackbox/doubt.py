@@ -23,6 +23,10 @@ class JournalLost(Doubt):
     """Kafka did not answer in time or refused; what was under way has an unknown outcome."""
 
 
+class JournalSilent(JournalLost):
+    """Kafka takes the question and never answers it, which costs whoever waits for more than one thing time."""
+
+
 class NotAllowed(JournalLost):
     """Kafka's ACLs lack a right; the text says which one to grant."""
 

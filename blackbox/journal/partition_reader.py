@@ -19,7 +19,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.doubt import JournalLost
+from blackbox.doubt import JournalLost, JournalSilent
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, outcome, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
@@ -38,14 +38,16 @@ class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
     `ahead` is how many records are fetched before they are asked for: many to read on and on, few
-    for a look here and there. Holds its clients while it is in use, and reads one stretch at a
-    time; not safe for use from two threads at once.
+    for a look here and there. Nothing read for `silence_s`, twice in a row, is JournalSilent. Holds
+    its clients while it is in use, and reads one stretch at a time; not safe for use from two threads
+    at once.
     """
 
     access: KafkaAccess
     _: KW_ONLY
     isolation: str = "read_committed"
     ahead: int = FETCHED_AHEAD
+    silence_s: float = SILENCE_S
     _consumer: Consumer | None = None
     _admin: AdminClient | None = None
 
@@ -151,7 +153,7 @@ class PartitionReader:
         try:
             with self._asking(topic, f"{topic}/{partition}: cannot read from {start}"):
                 consumer.assign([TopicPartition(topic, partition, start)])
-                while reached < end and (first := consumer.poll(SILENCE_S)) is not None:
+                while reached < end and (first := consumer.poll(self.silence_s)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
                     messages, reached = sorted_out(polled, end)
                     yield messages, reached
@@ -175,7 +177,7 @@ class PartitionReader:
             consumer.assign([TopicPartition(topic, partition, start)])
             reached = position = start
             while reached < end:
-                first = consumer.poll(SILENCE_S)
+                first = consumer.poll(self.silence_s)
                 if first is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
                     messages, reached = sorted_out(polled, end)
@@ -186,7 +188,9 @@ class PartitionReader:
                     yield [], end
                     return
                 if position <= before:
-                    raise JournalLost(f"{topic}/{partition}: nothing read for {SILENCE_S} s")
+                    raise JournalSilent(
+                        f"{topic}/{partition}: nothing read from {reached} on for {self.silence_s} s"
+                    )
 
     def _clients_admin(self) -> AdminClient:
         if self._admin is None:  # an idle one has a length of 0, and counts as false

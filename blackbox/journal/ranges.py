@@ -277,24 +277,27 @@ def read_ranges(
     access: KafkaAccess,
     ranges: Sequence[Range],
     lost: Callable[[Range, JournalLost], None] | None = None,
+    silence_s: float = SILENCE_S,
 ) -> Iterator[Chunk]:
     """The committed records of each range, one range after the other, each in order.
 
-    Raises JournalLost when retention has removed offsets that are wanted, or Kafka does not
-    answer for 30 s; if there is `lost`, it is told, and what is left of that range is left out.
+    Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka gives
+    nothing for twice `silence_s`; if there is `lost`, it is told, and what is left of that range is left out.
     """
     left = list(ranges)
     while left:
         try:
             with _borrowed_consumer(access) as consumer:
-                yield from _read_in_turn(consumer, left, access)
+                yield from _read_in_turn(consumer, left, access, silence_s)
         except JournalLost as reason:
             if lost is None:
                 raise
             lost(left.pop(0), reason)
 
 
-def _read_in_turn(consumer: Consumer, left: list[Range], access: KafkaAccess) -> Iterator[Chunk]:
+def _read_in_turn(
+    consumer: Consumer, left: list[Range], access: KafkaAccess, silence_s: float
+) -> Iterator[Chunk]:
     """Those that are left; each is taken off once it is read."""
     _turn_to(consumer, left[0])
     while left:
@@ -303,9 +306,10 @@ def _read_in_turn(consumer: Consumer, left: list[Range], access: KafkaAccess) ->
         is_last = False
         while not is_last:
             try:
-                messages, reached = _read_on(consumer, wanted, reached, access.group_id)
+                messages, reached = _read_on(consumer, wanted, reached, access.group_id, silence_s)
             except _Silent:
-                yield from _read_patiently(access, wanted, start, reached)
+                reader = PartitionReader(access, silence_s=silence_s)
+                yield from _read_patiently(reader, wanted, start, reached)
                 if len(left) > 1:
                     _turn_to(consumer, left[1])
                 break
@@ -319,14 +323,14 @@ def _read_in_turn(consumer: Consumer, left: list[Range], access: KafkaAccess) ->
 
 
 class _Silent(Exception):
-    """Nothing was read for SILENCE_S."""
+    """Nothing was read for a while."""
 
 
 def _read_patiently(
-    access: KafkaAccess, wanted: Range, start: int, reached: int
+    reader: PartitionReader, wanted: Range, start: int, reached: int
 ) -> Iterator[Chunk]:
     """The rest of a range, of which the client has said nothing for a while."""
-    with closing(PartitionReader(access)) as reader:
+    with closing(reader):
         rest = reader.read_patiently(wanted.topic, wanted.partition, reached, wanted.end)
         for messages, there in rest:
             yield from _bounded(Chunk(wanted, start, there, messages))
@@ -387,7 +391,7 @@ def _turn_to(consumer: Consumer, wanted: Range) -> None:
 
 
 def _read_on(
-    consumer: Consumer, wanted: Range, reached: int, group: str
+    consumer: Consumer, wanted: Range, reached: int, group: str, silence_s: float
 ) -> tuple[list[Message], int]:
     """More messages of the range, perhaps none, and the offset reached with them."""
     if reached >= wanted.end:
@@ -395,7 +399,7 @@ def _read_on(
     at = f"{wanted.topic}/{wanted.partition}"
     polled: list[Message] = []
     try:
-        first = consumer.poll(SILENCE_S)
+        first = consumer.poll(silence_s)
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]

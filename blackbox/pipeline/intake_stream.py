@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event, Lock, Thread
 
 import orjson
@@ -20,7 +17,9 @@ from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Range
 from blackbox.metrics import Metrics
+from blackbox.pipeline.checkpoint import Checkpoint
 from blackbox.pipeline.failures import in_one_line
+from blackbox.pipeline.left_out import LeftOut
 from blackbox.pipeline.source import FORMAT, RANGES, kafka_source, reachable, spelled
 from blackbox.pipeline.tasks.intake import IntakeTask, Stored
 from blackbox.pipeline.tasks.tables import REPORT, reports
@@ -30,7 +29,7 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.pipeline.intake")
 
 BATCH_RECORDS = 500_000
-"""Most records in a batch: some seconds' work of a small machine, beside which its fixed cost is small."""
+"""Most records in a batch; how many there are is for `BatchSize` to say."""
 
 LOOK_S = 0.1
 SETTLE_S = 0.3
@@ -50,7 +49,8 @@ class IntakeStream:
 
     A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
     does it when it opens the shard. One that Kafka does not give is left behind, and the others go on; it
-    is tried again every second. While `has_room` is not set no batch is started, and requests wait in Kafka.
+    is tried again every second. One that Kafka is silent about is left out of the query (`LeftOut`). While
+    `has_room` is not set no batch is started, and requests wait in Kafka.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class IntakeStream:
         self._in_query: frozenset[Shard] = frozenset()
         self._behind: dict[Shard, str] = {}
         self._silent: dict[Shard, str] = {}
+        self._left_out = LeftOut(access)
         self._ends = Ends(access)
         self._stopping = Event()
         self._changed = Event()
@@ -99,7 +100,7 @@ class IntakeStream:
 
     def why_not_read(self) -> dict[Shard, str]:
         """Of the shards that are to be read, what is in the way."""
-        return self._silent | self._behind
+        return self._silent | self._behind | self._left_out.why()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -131,18 +132,22 @@ class IntakeStream:
             self._changed.clear()
             self._changed.wait(SETTLE_S)
         wanted = self._wanted
+        self._left_out.keep(wanted)
         starts = self._starts(wanted)
         if not starts:
             self._changed.wait(LOOK_S)
             return
         missing = wanted - starts.keys()
         self._behind = {}
+        self._tell_unread(wanted)
         until_s = time.monotonic() + MISSING_S
         query = self._start_query(starts)
         try:
             while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
+                if self._left_out.why().keys() & starts.keys():
+                    break
                 if time.monotonic() > until_s:
-                    if any(isinstance(self._start_of(shard), int) for shard in missing):
+                    if self._may_be_read(missing):
                         break
                     if self._in_query and self._must_go_back():
                         break
@@ -160,8 +165,7 @@ class IntakeStream:
         starts = {(t, p): at for (t, p), at in labels.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
         self._tell_silent({Shard(*at): why for at, why in silent.items()})
-        for shard in self._in_query:
-            self._metrics.unread(shard, shard in self.why_not_read())
+        self._tell_unread(self._in_query)
         tried = [
             Range(*at, start, min(ends[at], start + TRIED_RECORDS))
             for at, start in starts.items()
@@ -178,6 +182,11 @@ class IntakeStream:
             for one in tried
         )
 
+    def _tell_unread(self, shards: Iterable[Shard]) -> None:
+        why_not = self.why_not_read()
+        for shard in shards:
+            self._metrics.unread(shard, shard in why_not)
+
     def _tell_silent(self, silent: dict[Shard, str]) -> None:
         before, self._silent = self._silent, silent
         for shard in silent.keys() - before.keys():
@@ -189,13 +198,23 @@ class IntakeStream:
         """From where on to read each shard whose index answers."""
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
             found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
-        starts = {shard: start for shard, start in found.items() if isinstance(start, int)}
+        starts = self._given({shard: at for shard, at in found.items() if isinstance(at, int)})
         for shard, failure in found.items():
             if isinstance(failure, Doubt):
                 missing = len(wanted) - len(starts)
                 logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
                 break
         return starts
+
+    def _may_be_read(self, missing: Iterable[Shard]) -> bool:
+        """Whether one can be that could not when the query was started."""
+        found = {shard: self._start_of(shard) for shard in missing}
+        return bool(self._given({s: at for s, at in found.items() if isinstance(at, int)}))
+
+    def _given(self, starts: dict[Shard, int]) -> dict[Shard, int]:
+        """Those that Kafka is not silent about."""
+        self._left_out.look(starts)
+        return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
 
     def _start_of(self, shard: Shard) -> int | Doubt | None:
         """None while requests cannot be stored."""
@@ -210,7 +229,7 @@ class IntakeStream:
         self._assigned = frozenset(starts)
         offsets = spelled({(topic, p): start for (topic, p), start in starts.items()})
         self._is_ending = False
-        self._checkpoint = Path(tempfile.mkdtemp(prefix="blackbox-checkpoint-"))
+        self._checkpoint = Checkpoint()
         context = self._session.sparkContext
         context.setLocalProperty("spark.scheduler.pool", "intake")
         records = (
@@ -223,7 +242,7 @@ class IntakeStream:
         return (
             records.mapInArrow(self._task, REPORT)
             .writeStream.foreachBatch(self._run_batch)
-            .option("checkpointLocation", self._checkpoint.as_uri())
+            .option("checkpointLocation", self._checkpoint.folder.as_uri())
             .trigger(processingTime="0 seconds")
             .start()
         )
@@ -259,6 +278,8 @@ class IntakeStream:
             if problem is None:
                 if behind.pop(shard, None) is not None:
                     logger.info("%s is read again", shard)
+            elif stored.is_silent:
+                self._left_out.leave(shard, problem)
             elif stored.is_behind:
                 if shard not in behind:
                     logger.warning("%s is left behind: %s; the others go on", shard, problem)
@@ -275,4 +296,4 @@ class IntakeStream:
         with self._in_batch:
             pass
         query.stop()
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        self._checkpoint.close()

@@ -20,6 +20,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Partition, Positions, Range
+from blackbox.pipeline.batch_size import BatchSize
 
 FORMAT = "blackbox-kafka"
 
@@ -81,6 +82,7 @@ class StreamReader(DataSourceStreamReader):
         self._starts = starts
         self._most_offsets = most_offsets
         self._most_tasks = most_tasks
+        self._size = BatchSize()
         self._ends: Ends | None = None
         self._is_first = True
         self._latest: Positions = {}
@@ -122,6 +124,7 @@ class StreamReader(DataSourceStreamReader):
             self._ends = None
 
     def _next(self, start: Positions, most: int | None) -> Positions:
+        self._size.is_done()
         # Made late: the reader itself is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self._access)
         reachable = self._reachable(self._ends, start)
@@ -130,7 +133,7 @@ class StreamReader(DataSourceStreamReader):
             if not self._ends.wait_for_news(start, NEWS_S):
                 return start
             reachable = self._reachable(self._ends, start)
-        return reachable if most is None else fair(start, reachable, most)
+        return reachable if most is None else self._size.plan(start, reachable, most)
 
     def _reachable(self, ends: Ends, start: Positions) -> Positions:
         """Partitions that cannot be read stay where they are; IntakeStream tells of them."""
@@ -152,7 +155,8 @@ def reachable(ends: Ends, start: Positions) -> tuple[Positions, dict[Partition, 
 
 
 def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
-    """Whole ranges packed into at most so many tasks of similar size, the largest task first."""
+    """Whole ranges packed into at most so many tasks of similar size: the largest task, and in each the smallest
+    range, first."""
     count = min(most_tasks, len(ranges))
     tasks: list[list[Range]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -160,21 +164,8 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
         lightest = sizes.index(min(sizes))
         tasks[lightest].append(wanted)
         sizes[lightest] += max(1, _size(wanted))
-    return [Ranges(tuple(task)) for task in sorted(tasks, key=lambda t: sum(map(_size, t)))[::-1]]
-
-
-def fair(start: Positions, end: Positions, most: int) -> Positions:
-    """Ends at most so many offsets away, each partition's share in proportion to what waits in it.
-
-    At least one offset of each partition that has any, as Spark's own source does it.
-    """
-    total = sum(end[at] - start[at] for at in end)
-    if total <= most:
-        return end
-    return {
-        at: start[at] + min(offset - start[at], max(1, most * (offset - start[at]) // total))
-        for at, offset in end.items()
-    }
+    largest_first = sorted(tasks, key=lambda task: sum(map(_size, task)), reverse=True)
+    return [Ranges(tuple(reversed(task))) for task in largest_first]
 
 
 def spelled(positions: Positions) -> dict[str, Any]:

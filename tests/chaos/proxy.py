@@ -112,6 +112,7 @@ class Proxy:
         self.wire = wire
         self.is_refusing = False
         self.delay_s = 0.0
+        self.hangs_at: str | int | None = None
         self.lost = Event()
         self.links: set[Link] = set()
         self._awaited: tuple[str | int, bool] | None = None
@@ -137,8 +138,15 @@ class Proxy:
         """Let everything arrive so much later, in both directions, until `mend`."""
         self.delay_s = seconds
 
+    def hang(self, at: str | int) -> None:
+        """Let no such request, and nothing that its connection asks after it, arrive until `mend`, which cuts those."""
+        self.hangs_at = at
+
     def mend(self) -> None:
         self.is_refusing, self.delay_s = False, 0.0
+        if self.hangs_at is not None:
+            self.hangs_at = None
+            self.cut()
 
     def lose_reply(self, to: str | int, time: int) -> None:
         """The next but `time` - 1 such request is carried out; instead of a reply its connection ends."""
@@ -182,6 +190,7 @@ class Link:
         self._proxy = proxy
         self._wire = proxy.wire()
         self._losing: int | None = None
+        self._hangs = False
         self.up = _Lane(proxy)
         self.down = _Lane(proxy)
         self.down.connect(client)
@@ -190,6 +199,7 @@ class Link:
     def asked(self, data: bytes) -> None:
         """From the client."""
         for request, number in self._wire.requests(data):
+            self._hangs |= request == self._proxy.hangs_at
             before = self._proxy.sees(request)
             if before:
                 self._proxy.lost.set()
@@ -197,7 +207,8 @@ class Link:
                 return
             if before is not None:
                 self._losing = number
-        self.up.send(data)
+        if not self._hangs:
+            self.up.send(data)
 
     def answered(self, data: bytes) -> None:
         """From the server."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 from threading import Event
 
 import pytest
 import redis
+from confluent_kafka.admin import NewTopic
+from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
 from blackbox.clock import Clock
 from blackbox.connect import kafka
+from blackbox.embedded import EmbeddedStack
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
@@ -22,6 +28,9 @@ from blackbox.pipeline import intake_stream
 from blackbox.pipeline.intake_stream import IntakeStream
 from blackbox.plan import Labels
 from blackbox.request import Shard
+from tests.chaos.faults.network import FETCH
+from tests.chaos.proxy import KafkaWire, Proxies, Proxy
+from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.world import World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
@@ -38,8 +47,9 @@ class Read:
         self.client = redis.Redis.from_url(world.redis.url)
         has_room = Event()
         has_room.set()
+        self.metrics = Metrics()
         self.stream = IntakeStream(
-            spark, self.settings, kafka(self.settings), Metrics(), uuid.uuid4().hex,
+            spark, self.settings, kafka(self.settings), self.metrics, uuid.uuid4().hex,
             has_room=has_room, tasks=lambda: 2, tell_full=print,
         )  # fmt: skip
 
@@ -65,14 +75,17 @@ class Read:
     def pending(self, shard: Shard) -> int:
         return self.inspector.standing(shard, Clock().earliest_ms()).pending
 
+    def have(self, shards: Iterable[Shard], count: int) -> bool:
+        return all(self.pending(shard) == count for shard in shards)
+
     def close(self) -> None:
         assert self.stream.stop(30)
         self.client.close()
         self.inspector.close()
 
 
-@pytest.fixture
-def read(world: World, spark: SparkSession) -> Iterator[Read]:
+@contextmanager
+def reading(world: World, spark: SparkSession) -> Iterator[Read]:
     read = Read(world, spark)
     read.begin(*read.shards)
     read.stream.assign(read.shards)
@@ -80,6 +93,12 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
     until("all are read", lambda: read.stream.reading() == set(read.shards), 60)
     yield read
     read.close()
+
+
+@pytest.fixture
+def read(world: World, spark: SparkSession) -> Iterator[Read]:
+    with reading(world, spark) as read:
+        yield read
 
 
 @pytest.mark.parametrize("at_once", [4000, 2])
@@ -92,9 +111,66 @@ def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
 
     read.ask(5)
 
-    until("the others are read", lambda: all(read.pending(shard) == 5 for shard in others))
+    until("the others are read", partial(read.have, others, 5))
     until("it is named", lambda: "the index is empty" in read.stream.why_not_read().get(lost, ""))
     assert read.stream.reading() == set(others)
     read.begin(lost)
     until("it is made up for", lambda: read.pending(lost) == 5, 60)
     until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
+
+
+class OneElsewhere(PlacedWorld):
+    """The last partition of its request topic is on the second broker."""
+
+    def request_topic(self) -> NewTopic:
+        made = super().request_topic()
+        places = [[1]] * (self.partitions - 1) + [[2]]
+        return NewTopic(made.topic, self.partitions, replica_assignment=places, config=made.config)
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    proxies = Proxies()
+    proxy = Proxy(proxies, 0, KafkaWire)
+    yield proxy
+    proxy.close()
+    proxies.close()
+
+
+@pytest.fixture
+def apart(proxy: Proxy, stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]:
+    def behind(port: int) -> int:
+        proxy.to_port = port
+        return proxy.port
+
+    brokers = TwoBrokers(tmp_path, behind)
+    brokers.start()
+    with OneElsewhere(brokers.first, stack.redis, tmp_path, "spark") as world:
+        yield world
+    brokers.stop()
+
+
+def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_they_do_not(
+    apart: World, proxy: Proxy, spark: SparkSession
+) -> None:
+    with reading(apart, spark) as read:
+        *others, hanging = read.shards
+        proxy.hang(FETCH)
+
+        read.ask(5)
+        until(
+            "it is named", lambda: "nothing read" in read.stream.why_not_read().get(hanging, ""), 30
+        )
+        until("the others are read", lambda: read.stream.reading() == set(others), 60)
+        until("they are taken in", partial(read.have, others, 5), 30)
+        for count in range(6, 16):  # while it is tried again and again
+            began = time.monotonic()
+            read.ask(1)
+            until("they are", partial(read.have, others, count))
+            assert time.monotonic() - began < 4
+        shown = generate_latest(read.metrics.registry).decode()
+        assert f'blackbox_shard_unread{{shard="{hanging}"}} 1.0' in shown
+
+        proxy.mend()
+        until("it is made up for", lambda: read.pending(hanging) == 15, 90)
+        until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)

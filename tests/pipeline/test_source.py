@@ -35,7 +35,6 @@ from blackbox.pipeline.source import (
     FORMAT,
     RANGES,
     StreamReader,
-    fair,
     kafka_source,
     packed,
     reachable,
@@ -437,7 +436,7 @@ def test_a_stream_starts_where_it_is_told(topic: Topic) -> None:
     assert topic.stream(3, 0, 7).initialOffset() == topic.at(3, 0, 7)
 
 
-def test_a_batch_is_limited_and_shared_in_proportion_to_what_waits(
+def test_a_batch_is_limited_and_has_all_of_those_where_little_waits(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(4)
@@ -447,16 +446,9 @@ def test_a_batch_is_limited_and_shared_in_proportion_to_what_waits(
 
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(300)
-    assert reader.latestOffset(topic.at(0, 0, 0, 0), limit) == topic.at(199, 99, 1, 0)
+    assert reader.latestOffset(topic.at(0, 0, 0, 0), limit) == topic.at(148, 148, 4, 0)
     assert reader.latestOffset(topic.at(0, 0, 0, 0), ALL) == topic.at(1000, 500, 4, 0)
     assert reader.latestOffset(topic.at(900, 400, 4, 0), limit) == topic.at(1000, 500, 4, 0)
-
-
-def test_every_partition_moves_however_small_the_limit() -> None:
-    start = {("t", 0): 0, ("t", 1): 0, ("t", 2): 7}
-    end = {("t", 0): 1_000_000, ("t", 1): 1, ("t", 2): 7}
-
-    assert fair(start, end, 1) == {("t", 0): 1, ("t", 1): 1, ("t", 2): 7}
 
 
 def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
@@ -466,6 +458,7 @@ def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
 
     assert sorted(r for task in tasks for r in task.ranges) == ranges
     assert [sum(r.end for r in task.ranges) for task in tasks] == [10, 10, 10]
+    assert [r.end for r in packed(ranges, 1)[0].ranges] == [1, 1, 1, 8, 9, 10]
     assert len(packed(ranges, 100)) == 6
     assert packed([], 3) == []
 

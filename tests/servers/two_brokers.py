@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +26,8 @@ WITH_RIGHTS = {
 class TwoBrokers:
     """One that has everything, and a second that has what trouble is made with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, behind: Callable[[int], int] = lambda port: port) -> None:
+        """`behind` makes the port at which clients find the second one."""
         cluster_id, controller = new_cluster_id(), free_port()
         voters = {"controller.quorum.voters": f"1@{HOST}:{controller}"}
         port, other_port = free_port(), free_port()
@@ -36,6 +38,7 @@ class TwoBrokers:
         )
         second = WITH_RIGHTS | voters | {"node.id": "2", "process.roles": "broker"}
         second["listeners"] = f"PLAINTEXT://{HOST}:{other_port}"
+        second["advertised.listeners"] = f"PLAINTEXT://{HOST}:{behind(other_port)}"
         self.second = EmbeddedKafka(
             folder / "second", port=other_port, settings=second, cluster_id=cluster_id
         )

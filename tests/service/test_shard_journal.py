@@ -14,8 +14,8 @@ from confluent_kafka.admin import NewTopic
 
 from blackbox.doubt import Doubt
 from blackbox.journal import access as access_module
-from blackbox.journal import partition_reader, ranges
 from blackbox.journal.access import KafkaAccess, produce
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
@@ -243,16 +243,15 @@ def test_aborted_records_are_passed_over_however_many_there_are(
     producer.abort_transaction(60)
     ask_in_transactions(world, "commit")
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
-    for module in (partition_reader, ranges):
-        monkeypatch.setattr(module, "SILENCE_S", 1.2)
     monkeypatch.setattr(access_module, "STATISTICS_MS", 100)
-    with closing(ShardJournal(shard, access)) as journal:
+    reader = PartitionReader(access, silence_s=1.2)
+    with closing(ShardJournal(shard, access, reader=reader)) as journal:
         end = journal.request_bounds().end
         began = time.monotonic()
         if reads == "a shard's journal":
             found = [record.value for batch in journal.requests(0, end) for record in batch.records]
         else:
-            chunks = read_ranges(access, [Range(*shard, 0, end)])
+            chunks = read_ranges(access, [Range(*shard, 0, end)], silence_s=1.2)
             found = [message.value() for chunk in chunks for message in chunk.messages]
 
     print(f"{reads}: {end:,} offsets in {time.monotonic() - began:.1f} s")

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo
 
-from blackbox.doubt import JournalLost
+from blackbox.doubt import JournalLost, JournalSilent
 from blackbox.journal import partition_reader
 from blackbox.journal.access import Fetched
 from blackbox.journal.partition_reader import PartitionReader
@@ -80,7 +80,7 @@ def test_what_lies_behind_the_end_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("positions", [(-1001,), (7,), (8, 8), (9, 8)])
 def test_a_client_that_does_not_go_on_is_silent(positions: tuple[int, ...]) -> None:
-    with pytest.raises(JournalLost, match="TB/3: nothing read for 15"):
+    with pytest.raises(JournalSilent, match="TB/3: nothing read from 7 on for 15"):
         read(Access(*positions), 7, 100)
 
 

@@ -17,13 +17,14 @@ import pyarrow as pa
 from blackbox import interpreter, logs
 from blackbox.clock import Clock
 from blackbox.connect import admission, check_log, formats
-from blackbox.doubt import Doubt, IndexFull, IndexLost, LabelsMoved
+from blackbox.doubt import Doubt, IndexFull, IndexLost, JournalSilent, LabelsMoved
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
 from blackbox.intake import Intake, Parsed, Taken, parse
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.records import leader_epochs, read_records
 from blackbox.journal.shard_journal import ShardJournal
@@ -36,6 +37,8 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.pipeline.intake")
 
 CLOCK_S = 1.0
+SILENCE_S = 2.5
+"""Half of what a batch, and with it the other shards, waits for one that Kafka gives nothing of."""
 
 
 class _Unread(NamedTuple):
@@ -43,7 +46,7 @@ class _Unread(NamedTuple):
 
     shard: Shard
     start: int
-    why: str
+    why: Doubt
 
 
 class Stored(NamedTuple):
@@ -51,7 +54,7 @@ class Stored(NamedTuple):
 
     `label` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
     `is_behind`: Kafka does not give them, or the index is not begun or belongs to something else, which is
-    no other shard's concern.
+    no other shard's concern; `is_silent`: it was waited for in vain, which the other shards of the batch did too.
     """
 
     shard: Shard
@@ -60,6 +63,7 @@ class Stored(NamedTuple):
     problem: str | None = None
     is_full: bool = False
     is_behind: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class _Intakes:
             if isinstance(found, _Unread):
                 so_far = done.setdefault(found.shard, _nothing_of(found.shard, found.start))
                 if so_far.problem is None:
-                    done[found.shard] = so_far._replace(problem=found.why, is_behind=True)
+                    done[found.shard] = _stopped_by(so_far, found.why)
             else:
                 shard, parsed = found
                 so_far = done.setdefault(shard, _nothing_of(shard, parsed.start))
@@ -142,9 +146,9 @@ class _Intakes:
         unread: list[_Unread] = []
 
         def lost(wanted: Range, why: Doubt) -> None:
-            unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, str(why)))
+            unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, why))
 
-        for chunk in read_ranges(self._access, ranges, lost):
+        for chunk in read_ranges(self._access, ranges, lost, SILENCE_S):
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(
@@ -173,11 +177,7 @@ class _Intakes:
             return so_far._replace(taken=_sum(so_far.taken, taken), label=label)
         except (Doubt, IndexFull) as reason:
             self._drop(shard)
-            return so_far._replace(
-                problem=str(reason),
-                is_full=isinstance(reason, IndexFull),
-                is_behind=isinstance(reason, Doubt) and not isinstance(reason, IndexLost),
-            )
+            return _stopped_by(so_far, reason)
 
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
@@ -199,7 +199,8 @@ class _Intakes:
             raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
         labels = kept.labels
         logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
-        with closing(ShardJournal(shard, self._access)) as journal:
+        reader = PartitionReader(self._access, silence_s=SILENCE_S)
+        with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
             for batch in journal.requests(labels.requests, start):
                 taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
         return taken
@@ -263,6 +264,15 @@ def _intakes(task: IntakeTask) -> _Intakes:
             _kept.close()
         _kept = _Intakes(task)
     return _kept
+
+
+def _stopped_by(so_far: Stored, reason: Doubt | IndexFull) -> Stored:
+    return so_far._replace(
+        problem=str(reason),
+        is_full=isinstance(reason, IndexFull),
+        is_behind=isinstance(reason, Doubt) and not isinstance(reason, IndexLost),
+        is_silent=isinstance(reason, JournalSilent),
+    )
 
 
 def _nothing_of(shard: Shard, start: int) -> Stored:

@@ -1,0 +1,113 @@
+"""How much one batch of the Spark engine's intake reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from blackbox.journal.ranges import Positions
+from blackbox.pipeline import batch_size
+from blackbox.pipeline.batch_size import LONG_S, SHORT_S, BatchSize, shared
+
+MOST = 500_000
+
+
+@dataclass
+class Batches:
+    """Batches one after the other, which take so long for each record of a partition."""
+
+    size: BatchSize
+    now_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def run(self, *cost_s: float, waiting: tuple[int, ...]) -> tuple[list[int], float]:
+        """How many of each were read, and for how long."""
+        start: Positions = {("TB", number): 0 for number in range(len(waiting))}
+        end = {at: waiting[at[1]] for at in start}
+        counts = list(self.size.plan(start, end, MOST).values())
+        took_s = sum(count * each for count, each in zip(counts, cost_s, strict=True))
+        self.now_s += took_s
+        self.size.is_done()
+        return counts, took_s
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    batches = Batches(BatchSize())
+    monkeypatch.setattr(batch_size, "time", batches)
+    return batches
+
+
+def test_a_batch_takes_some_seconds_when_as_much_waits_everywhere(batches: Batches) -> None:
+    cost_s, waiting = (1 / 50_000, 1 / 50_000), (10_000_000, 9_000_000)
+
+    took_s = [batches.run(*cost_s, waiting=waiting)[1] for _ in range(6)]
+
+    assert took_s[0] < LONG_S
+    assert took_s[-1] == pytest.approx(LONG_S, rel=0.01)
+
+
+def test_a_batch_takes_a_second_when_little_waits_in_one_and_much_in_another(
+    batches: Batches,
+) -> None:
+    for _ in range(6):
+        counts, took_s = batches.run(1 / 50_000, 1 / 50_000, waiting=(10_000_000, 100))
+
+    assert counts[1] == 100
+    assert took_s == pytest.approx(SHORT_S, rel=0.01)
+
+
+@pytest.mark.parametrize("cost_s", [1 / 1000, 1 / 500])
+def test_a_flood_of_large_records_holds_up_the_others_for_seconds_once(
+    batches: Batches, cost_s: float
+) -> None:
+    took_s = [batches.run(cost_s, 1 / 50_000, waiting=(1_000_000, 10))[1] for _ in range(4)]
+
+    assert took_s[0] <= 4.1
+    assert took_s[1:] == pytest.approx([SHORT_S] * 3, rel=0.1)
+
+
+def test_small_batches_and_empty_ones_say_nothing_of_how_much_a_batch_may_have(
+    batches: Batches,
+) -> None:
+    for _ in range(6):
+        batches.run(1 / 50_000, waiting=(10_000_000,))
+    for count in (0, 1, 10):
+        batches.run(1 / 50, waiting=(count,))
+
+    assert batches.run(1 / 50_000, waiting=(10_000_000,))[1] == pytest.approx(LONG_S, rel=0.01)
+
+
+def test_one_very_long_batch_leaves_a_small_one_that_grows_again(batches: Batches) -> None:
+    for _ in range(6):
+        batches.run(1 / 50_000, waiting=(10_000_000,))
+    batches.run(60.0, waiting=(1,))  # as while Redis was full
+
+    counts = [batches.run(1 / 50_000, waiting=(10_000_000,))[0][0] for _ in range(5)]
+
+    assert counts[0] == batch_size.LEAST_PER_S * LONG_S
+    assert counts[-1] == pytest.approx(50_000 * LONG_S, rel=0.01)
+
+
+def test_who_has_little_gets_all_of_it_and_the_others_equal_shares() -> None:
+    start = {("TB", 0): 100, ("TB", 1): 0, ("TB", 2): 5, ("TB", 3): 7}
+    end = {("TB", 0): 1_000_100, ("TB", 1): 2_000_000, ("TB", 2): 25, ("TB", 3): 7}
+
+    assert shared(start, end, 1020) == {
+        ("TB", 0): 600,
+        ("TB", 1): 500,
+        ("TB", 2): 25,
+        ("TB", 3): 7,
+    }
+    assert shared(start, end, 10_000_000) == end
+    assert shared({}, {}, 10) == {}
+
+
+def test_every_partition_moves_however_small_the_limit() -> None:
+    start = {("TB", 0): 0, ("TB", 1): 0, ("TB", 2): 7}
+    end = {("TB", 0): 1_000_000, ("TB", 1): 1, ("TB", 2): 7}
+
+    assert shared(start, end, 1) == {("TB", 0): 1, ("TB", 1): 1, ("TB", 2): 7}
