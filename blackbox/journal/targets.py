@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from threading import Lock
+from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
 from blackbox.doubt import JournalLost
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, is_not_allowed, outcome
+from blackbox.journal.access import KafkaAccess, doubt, is_not_allowed, outcome
 from blackbox.journal.topics import Topics, TopicSettings, beginning_of
 from blackbox.limits import Limits
 from blackbox.outgoing import Refusal
@@ -24,6 +24,11 @@ logger = logging.getLogger("blackbox.journal")
 KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
 LIMITS_KNOWN_FOR_S = 60.0
+STILL_GOOD_S = 10.0
+"""What was told is gone by for so long while it is asked anew."""
+SILENT_FOR_S = 2.0
+ASKED_S, ASKS = 2.0, 3
+"""A broker that hangs may be the one that is asked; a new client takes another, likely."""
 MOST_KNOWN = 10_000
 CLIENT_MOST_BYTES = 1_000_000
 """librdkafka's default of `message.max.bytes`: what a client that was not told otherwise sends."""
@@ -52,12 +57,8 @@ class Targets:
         Raises JournalLost when the brokers do not answer.
         """
         if anew:
-            self._refusals.expire(topics)
-        try:
-            return self._refusals.of(topics)
-        except JournalLost:
-            self._open()  # the client may have lost sight of all brokers
-            raise
+            self._refusals.ask_anew(topics)
+        return self._refusals.of(topics)
 
     def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
         """What those of the topics refuse that are stricter than this client.
@@ -75,12 +76,22 @@ class Targets:
         self._admin = self._access.admin()
         self._topics = Topics(self._admin)
 
-    def _ask_availability(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
+    def _ask_availability(self, topics: list[str]) -> list[tuple[str, float, Refusal | None]]:
+        for left in reversed(range(ASKS)):
+            try:
+                return list(self._ask_once(topics))
+            except JournalLost:
+                self._open()  # the client may also have lost sight of all brokers
+                if not left:
+                    raise
+        return []
+
+    def _ask_once(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
         admin = self._admin  # another shard may open a new one, and who is gone answers nobody
         asked = admin.describe_topics(
             TopicCollection(topics),
             include_authorized_operations=True,
-            request_timeout=REQUEST_TIMEOUT_S,
+            request_timeout=ASKED_S,
         )
         for topic in topics:
             refusal = _refusal(topic, asked[topic])
@@ -113,7 +124,8 @@ Known = TypeVar("Known")
 class Remembered(Generic[Known]):
     """What was told of each topic, as long as that holds, s; None is an answer as well.
 
-    While one thread asks anew, the others go by what was told before.
+    What held until a moment ago still does, and a thread of its own asks anew: a broker that does not answer holds up
+    only who has never been told, and not for long who was told long ago. Safe from any thread.
     """
 
     def __init__(
@@ -121,49 +133,69 @@ class Remembered(Generic[Known]):
     ) -> None:
         self._ask = ask
         self._asking = Lock()
+        self._refreshing = Lock()
+        self._changing = Lock()
         self._known: dict[str, tuple[float, Known | None]] = {}
 
     def of(self, topics: Iterable[str]) -> dict[str, Known]:
+        """Raises JournalLost when nobody answers about one that was never told of."""
         wanted = set(topics)
-        found = self._told_of(wanted)
-        must_ask = len(found) < len(wanted)
-        if (must_ask or self._stale(wanted)) and self._asking.acquire(blocking=must_ask):
-            try:
-                self._ask_for(self._stale(wanted))
-                found = self._told_of(wanted)
-            finally:
-                self._asking.release()
+        if self._ended(wanted, STILL_GOOD_S):
+            self._ask_and_wait(wanted)
+        elif self._ended(wanted) and self._refreshing.acquire(blocking=False):
+            Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
+        known = self._known
+        found = {topic: known[topic][1] for topic in wanted if topic in known}
         return {topic: told for topic, told in found.items() if told is not None}
 
-    def expire(self, topics: Iterable[str]) -> None:
-        """What was told of these holds no longer than until somebody asks; who asks now is not waited for."""
-        over = set(topics)
-        if self._asking.acquire(blocking=False):
-            try:
-                self._known = {
-                    topic: (0.0 if topic in over else until_s, told)
-                    for topic, (until_s, told) in self._known.items()
-                }
-            finally:
-                self._asking.release()
+    def ask_anew(self, topics: Iterable[str]) -> None:
+        """Whatever was told. Raises JournalLost when nobody answers; what was told holds then, also for others meanwhile."""
+        self._learn(list(set(topics)))
 
-    def _told_of(self, wanted: set[str]) -> dict[str, Known | None]:
-        known = self._known
-        return {topic: known[topic][1] for topic in wanted if topic in known}
-
-    def _stale(self, wanted: set[str]) -> list[str]:
+    def _ended(self, wanted: set[str], more_s: float = 0.0) -> list[str]:
+        """Those never told of, or for which it no longer holds for so long."""
         known, now = self._known, time.monotonic()
-        return [topic for topic in wanted if topic not in known or known[topic][0] < now]
+        return [topic for topic in wanted if topic not in known or known[topic][0] + more_s < now]
 
-    def _ask_for(self, stale: list[str]) -> None:
-        if not stale:
+    def _ask_and_wait(self, wanted: set[str]) -> None:
+        with self._asking:
+            ended = self._ended(wanted, STILL_GOOD_S)
+            try:
+                self._learn(ended)
+            except JournalLost:
+                if any(topic not in self._known for topic in ended):
+                    raise
+                self._put_off(ended)
+
+    def _refresh(self, wanted: set[str]) -> None:
+        ended = self._ended(wanted)
+        try:
+            self._learn(ended)
+        except JournalLost as silent:
+            logger.warning(
+                "%s; what was told of %s before holds", silent, ", ".join(sorted(ended)[:3])
+            )
+            self._put_off(ended)
+        finally:
+            self._refreshing.release()
+
+    def _learn(self, topics: list[str]) -> None:
+        if not topics:
             return
         now = time.monotonic()
-        told = {topic: (now + lasts_s, answer) for topic, lasts_s, answer in self._ask(stale)}
-        kept = self._known
-        if len(kept) > MOST_KNOWN:
-            kept = {topic: known for topic, known in kept.items() if known[0] >= now}
-        self._known = kept | told
+        told = {topic: (now + lasts_s, answer) for topic, lasts_s, answer in self._ask(topics)}
+        with self._changing:
+            kept = self._known
+            if len(kept) > MOST_KNOWN:
+                kept = {topic: known for topic, known in kept.items() if known[0] >= now}
+            self._known = kept | told
+
+    def _put_off(self, topics: list[str]) -> None:
+        """Nobody answers: who delivers there finds out, and the others need not wait for it."""
+        until_s = time.monotonic() + SILENT_FOR_S
+        with self._changing:
+            known = self._known
+            self._known = known | {one: (until_s, known[one][1]) for one in topics if one in known}
 
 
 def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:

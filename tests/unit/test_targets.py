@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, cast
 
@@ -12,8 +13,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from blackbox.doubt import JournalLost
+from blackbox.journal import targets as targets_module
 from blackbox.journal.access import KafkaAccess, outcome
 from blackbox.journal.targets import Remembered, Targets
+from tests.world import until
 
 AT_ONCE_S = -1.0
 """What was told holds no longer than this."""
@@ -35,56 +38,84 @@ def test_what_still_holds_is_not_asked_again() -> None:
     assert asked == [["orders"], ["gone"]]
 
 
-def test_what_has_expired_is_asked_again() -> None:
-    answers = iter([None, "gone"])
-    remembered = Remembered(lambda topics: [(topic, 60.0, next(answers)) for topic in topics])
-    assert remembered.of(["orders"]) == {}
-    remembered.expire(["orders"])
-    assert remembered.of(["orders"]) == {"orders": "gone"}
+@dataclass
+class Brokers:
+    """Answer when they may, each answer once, which holds for so long; False is no answer."""
+
+    answers: list[str | bool | None]
+    holds_s: float = 60.0
+    asked: int = 0
+    may_answer: Event = field(default_factory=Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
+    def ask(self, topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
+        self.asked += 1
+        assert self.may_answer.wait(PATIENCE_S)
+        answer = self.answers.pop(0)
+        if isinstance(answer, bool):
+            raise JournalLost("nobody answers")
+        yield from ((topic, self.holds_s, answer) for topic in topics)
 
 
 def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
-    answers = iter(["before", "after"])
-    is_asking, may_answer = Event(), Event()
-
-    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
-        answer = next(answers)
-        if answer == "after":
-            is_asking.set()
-            assert may_answer.wait(PATIENCE_S)
-        yield from ((topic, 60.0, answer) for topic in topics)
-
-    remembered = Remembered(ask)
+    brokers = Brokers(["before", "after"])
+    remembered = Remembered(brokers.ask)
     remembered.of(["orders"])
-    remembered.expire(["orders"])
+    brokers.may_answer.clear()
     with ThreadPoolExecutor(1) as other:
-        found = other.submit(remembered.of, ["orders"])
-        assert is_asking.wait(PATIENCE_S)
-        remembered.expire(["orders"])
+        asking = other.submit(remembered.ask_anew, ["orders"])
+        until("it asks", lambda: brokers.asked == 2)
         assert remembered.of(["orders"]) == {"orders": "before"}
-        may_answer.set()
-        assert found.result(PATIENCE_S) == {"orders": "after"}
+        brokers.may_answer.set()
+        asking.result(PATIENCE_S)
+    assert remembered.of(["orders"]) == {"orders": "after"}
 
 
-def test_while_one_thread_asks_the_others_go_by_what_was_told_before() -> None:
-    answers = iter(["before", "after"])
-    is_asking, may_answer = Event(), Event()
-
-    def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
-        answer = next(answers)
-        if answer == "after":
-            is_asking.set()
-            assert may_answer.wait(PATIENCE_S)
-        yield from ((topic, AT_ONCE_S, answer) for topic in topics)
-
-    remembered = Remembered(ask)
+def test_what_held_until_a_moment_ago_is_gone_by_while_it_is_asked_anew() -> None:
+    brokers = Brokers(["before", "after"], holds_s=AT_ONCE_S)
+    remembered = Remembered(brokers.ask)
     remembered.of(["orders"])
-    with ThreadPoolExecutor(1) as other:
-        found = other.submit(remembered.of, ["orders"])
-        assert is_asking.wait(PATIENCE_S)
+    brokers.may_answer.clear()
+
+    assert remembered.of(["orders"]) == {"orders": "before"}
+    assert remembered.of(["orders"]) == {"orders": "before"}
+
+    brokers.holds_s = 60.0
+    brokers.may_answer.set()
+    until("it is told", lambda: remembered.of(["orders"]) == {"orders": "after"})
+    assert brokers.asked == 2
+
+
+def test_what_was_told_long_ago_is_waited_for() -> None:
+    brokers = Brokers(["before", "after"], holds_s=-60.0)
+    remembered = Remembered(brokers.ask)
+
+    assert remembered.of(["orders"]) == {"orders": "before"}
+    assert remembered.of(["orders"]) == {"orders": "after"}
+
+
+@pytest.mark.parametrize("holds_s", [AT_ONCE_S, -60.0])
+def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_again(
+    holds_s: float,
+) -> None:
+    brokers = Brokers(["before", False], holds_s)
+    remembered = Remembered(brokers.ask)
+    remembered.of(["orders"])
+
+    for _ in range(100):
         assert remembered.of(["orders"]) == {"orders": "before"}
-        may_answer.set()
-        assert found.result(PATIENCE_S) == {"orders": "after"}
+    until("they were asked", lambda: brokers.asked == 2)
+    assert remembered.of(["orders"]) == {"orders": "before"}
+    assert brokers.asked == 2
+
+
+def test_of_what_nobody_ever_told_no_answer_is_a_doubt() -> None:
+    remembered = Remembered(Brokers([False, "known"]).ask)
+    with pytest.raises(JournalLost):
+        remembered.of(["orders"])
+    assert remembered.of(["orders"]) == {"orders": "known"}
 
 
 def test_what_nobody_told_yet_is_waited_for() -> None:
@@ -123,7 +154,8 @@ class Silent:
         return {"orders": Answer()}
 
 
-def test_who_asks_keeps_the_client_that_it_asked() -> None:
+def test_who_asks_keeps_the_client_that_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets_module, "ASKS", 1)
     targets = Targets(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
 
     def replace() -> None:
