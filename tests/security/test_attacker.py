@@ -32,7 +32,7 @@ ASKED, ASKED_S = (3000, 6.0) if AT_LENGTH else (1000, 3.0)
 FROM_S = 2.0
 MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
 MOST_BYTES = 100_000_000
-TOKEN, READ_TOKEN = "t0ken-of-the-operator", "t0ken-to-look"
+TOKEN, READ_TOKEN = "t0ken-of-the-operator", "t0ken-of-who-looks"
 
 
 class ShippedRedis(TlsRedis):

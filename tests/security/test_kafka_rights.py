@@ -193,7 +193,7 @@ def forget(town: Town) -> None:
 
 
 @pytest.mark.parametrize("letters", [False, True])
-def test_a_right_to_read_back_that_is_taken_away_keeps_a_shard_closed(
+def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_waits_in_doubt(
     town: Town, letters: bool
 ) -> None:
     town.create_all()
@@ -210,8 +210,14 @@ def test_a_right_to_read_back_that_is_taken_away_keeps_a_shard_closed(
         and town.own(right).name == (town.letters if letters else town.target)
     ]
     town.allow(without(taken, "run"))
-    service = town.start()
+    service = town.start().wait_ready()
     until("it says so", lambda: grants(town.own(taken))(service.log.read_text()))
+    until("it is in doubt", lambda: service.metric("blackbox_in_doubt") == 1)
+
+    town.allow(kafka_rights("run"))
+    until("it is no more", lambda: service.metric("blackbox_in_doubt") == 0)
+    service.stop()
+    assert len(town.kafka.read(town.letters if letters else town.target)) == 1
 
 
 def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None:
