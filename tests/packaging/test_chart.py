@@ -40,10 +40,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 REQUIRED = CHART / "ci" / "required-values.yaml"
 EVERY_OPTION = CHART / "ci" / "every-option-values.yaml"
 ON_KUBERNETES = CHART / "ci" / "kubernetes-values.yaml"
-EVERY_FILE = [REQUIRED, EVERY_OPTION, ON_KUBERNETES]
+ON_STANDALONE = CHART / "ci" / "standalone-values.yaml"
+EVERY_FILE = [REQUIRED, EVERY_OPTION, ON_KUBERNETES, ON_STANDALONE]
 PROCESS = ["--set", "config.engine=process"]
-UNDECIDED = ["--values", REQUIRED, "--set", "config.sparkMaster=spark://spark:7077"]
-STANDALONE = [*UNDECIDED, "--set-string", r"sparkProperties.spark\.authenticate=false"]
+UNDECIDED: list[str | Path] = [
+    "--values",
+    REQUIRED,
+    "--set",
+    "config.sparkMaster=spark://spark:7077",
+]
+STANDALONE: list[str | Path] = ["--values", ON_STANDALONE]
+AUTHENTICATED = ["--set-string", r"sparkProperties.spark\.authenticate=true"]
+OPEN = ["--set", "networkPolicy.enabled=false"]
+PEERS = ["--set", "networkPolicy.executors[0].ipBlock.cidr=10.0.0.0/8"]
 
 # Where a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
@@ -492,6 +501,126 @@ def test_the_operators_settings_of_spark_win(helm: Helm) -> None:
     assert settings["spark.executor.instances"] == "8"
 
 
+def tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]
+
+
+def ingress_of(documents: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the policy of the pods lets in."""
+    spec = documents["NetworkPolicy"]["spec"]
+    assert spec["podSelector"] == documents["Deployment"]["spec"]["selector"]
+    assert spec["policyTypes"] == ["Ingress"]
+    rules: list[dict[str, Any]] = spec["ingress"]
+    return rules
+
+
+def executors_labels(documents: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """The label of Spark's own, and those that it is asked for."""
+    prefix = "spark.kubernetes.executor.label."
+    settings = spark_of(documents).items()
+    asked = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}
+    return {"spark-role": "executor", **asked}
+
+
+@pytest.mark.parametrize("engine", [[], PROCESS, [*PROCESS, *STANDALONE]])
+def test_everybody_reaches_the_http_port_of_a_pod_and_no_other(
+    helm: Helm, engine: list[str | Path]
+) -> None:
+    documents = render(helm, "--values", REQUIRED, *engine)
+    assert ingress_of(documents) == [{"ports": tcp(8000)}]
+    assert "NetworkPolicy executors" not in documents
+
+
+@pytest.mark.parametrize(
+    ("address", "ports"),
+    [
+        (":9001", [8000, 9001]),
+        ("0.0.0.0:9001", [8000, 9001]),
+        (":0", [8000]),
+        ("127.0.0.1:9001", [8000]),
+        ("localhost:9001", [8000]),
+    ],
+)
+def test_a_second_port_is_open_as_the_first_if_it_can_be_reached_at_all(
+    helm: Helm, address: str, ports: list[int]
+) -> None:
+    documents = render(helm, "--values", REQUIRED, "--set", f"config.metricsAddr={address}")
+    assert ingress_of(documents) == [{"ports": tcp(*ports)}]
+
+
+def test_http_can_be_for_some_peers_alone(helm: Helm) -> None:
+    peers = yaml.safe_load(EVERY_OPTION.read_text())["networkPolicy"]["http"]
+    documents = render(helm, "--values", EVERY_OPTION)
+    assert ingress_of(documents) == [{"ports": tcp(9000, 9001), "from": peers}]
+
+
+@pytest.mark.parametrize("cluster", [["--values", ON_KUBERNETES], STANDALONE])
+def test_the_ports_of_the_driver_are_for_executors_alone(
+    helm: Helm, cluster: list[str | Path]
+) -> None:
+    documents = render(helm, *cluster)
+    http, driver = ingress_of(documents)
+    served = documents["Service driver"]["spec"]["ports"]
+    assert http == {"ports": tcp(8000)}
+    assert driver["ports"] == tcp(*(port["port"] for port in served))
+    assert driver["from"]
+
+
+def test_executors_are_told_by_labels_that_those_of_another_release_lack(helm: Helm) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES)
+    labels = executors_labels(documents)
+    assert labels == {
+        "spark-role": "executor",
+        "app.kubernetes.io/name": "blackbox-executor",
+        "app.kubernetes.io/instance": "blackbox",
+    }
+    _, driver = ingress_of(documents)
+    assert driver["from"] == [{"podSelector": {"matchLabels": labels}}]
+    wanted = documents["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert not wanted.items() <= labels.items()
+
+
+def test_executors_hear_their_driver_and_each_other_alone(helm: Helm) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES)
+    spec = documents["NetworkPolicy executors"]["spec"]
+    executors = {"matchLabels": executors_labels(documents)}
+    assert spec["podSelector"] == executors
+    assert spec["policyTypes"] == ["Ingress"]
+    driver = documents["Deployment"]["spec"]["selector"]
+    assert spec["ingress"] == [{"from": [{"podSelector": driver}, {"podSelector": executors}]}]
+
+
+def test_executors_without_settings_of_the_chart_are_told_by_the_label_of_spark(helm: Helm) -> None:
+    own_file = ["--set", "config.sparkMaster=k8s://x,config.sparkConfig=/x"]
+    documents = render(helm, "--values", REQUIRED, *own_file)
+    _, driver = ingress_of(documents)
+    assert driver["from"] == [{"podSelector": {"matchLabels": {"spark-role": "executor"}}}]
+    assert "NetworkPolicy executors" not in documents
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--values", ON_KUBERNETES, *PEERS],
+        [*UNDECIDED, *PEERS, *AUTHENTICATED],
+    ],
+)
+def test_an_operator_says_where_executors_are(helm: Helm, arguments: list[str | Path]) -> None:
+    _, driver = ingress_of(render(helm, *arguments))
+    assert driver["from"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+
+
+def test_a_driver_with_a_secret_is_open_to_executors_that_may_be_anywhere(helm: Helm) -> None:
+    _, driver = ingress_of(render(helm, *UNDECIDED, *AUTHENTICATED))
+    assert driver == {"ports": tcp(7078, 7079)}
+
+
+@pytest.mark.parametrize("values", EVERY_FILE)
+def test_network_policies_can_be_left_to_the_operator(helm: Helm, values: Path) -> None:
+    documents = render(helm, "--values", values, *OPEN, *AUTHENTICATED)
+    assert not [kind for kind in documents if kind.startswith("NetworkPolicy")]
+
+
 def test_memory_is_asked_for_as_the_engine_needs_it(helm: Helm) -> None:
     def memory(*arguments: str) -> str:
         [container] = pod_of(render(helm, "--values", REQUIRED, *arguments))["containers"]
@@ -619,6 +748,9 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "sparkDriver.port=80"], "minimum"),
         ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
         (UNDECIDED, "give sparkProperties spark.authenticate"),
+        (["--set", "networkPolicy.egress=true"], "'egress' not allowed"),
+        (["--set", "networkPolicy.http[0].cidr=10.0.0.0/8"], "'cidr' not allowed"),
+        (["--set-json", "networkPolicy.executors=[{}]"], "minProperties"),
         (
             ["--set", "config.sparkMaster=k8s://x,serviceAccount.create=false"],
             "serviceAccount.name",

@@ -26,6 +26,12 @@
 {{- printf "%s-driver" (include "blackbox.fullname" . | trunc 56 | trimSuffix "-") -}}
 {{- end -}}
 
+{{/* Of the chart's executors, so that network policies can tell them from those of other releases. */}}
+{{- define "blackbox.executorLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-executor" (include "blackbox.name" . | trunc 54 | trimSuffix "-") }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
 {{- define "blackbox.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
@@ -63,6 +69,9 @@
 ) -}}
 {{- end -}}
 {{- if include "blackbox.isKubernetes" . -}}
+{{- range $name, $value := include "blackbox.executorLabels" . | fromYaml -}}
+{{- $_ := set $all (printf "spark.kubernetes.executor.label.%s" $name) $value -}}
+{{- end -}}
 {{- $all = mergeOverwrite $all (dict
   "spark.kubernetes.namespace" .Release.Namespace
   "spark.kubernetes.container.image" (include "blackbox.image" .)
