@@ -51,6 +51,7 @@ UNDECIDED: list[str | Path] = [
 ]
 STANDALONE: list[str | Path] = ["--values", ON_STANDALONE]
 AUTHENTICATED = ["--set-string", r"sparkProperties.spark\.authenticate=true"]
+UNAUTHENTICATED = ["--set-string", r"sparkProperties.spark\.authenticate=false"]
 OPEN = ["--set", "networkPolicy.enabled=false"]
 PEERS = ["--set", "networkPolicy.executors[0].ipBlock.cidr=10.0.0.0/8"]
 
@@ -602,6 +603,7 @@ def test_executors_without_settings_of_the_chart_are_told_by_the_label_of_spark(
     "arguments",
     [
         ["--values", ON_KUBERNETES, *PEERS],
+        [*UNDECIDED, *PEERS],
         [*UNDECIDED, *PEERS, *AUTHENTICATED],
     ],
 )
@@ -613,6 +615,12 @@ def test_an_operator_says_where_executors_are(helm: Helm, arguments: list[str | 
 def test_a_driver_with_a_secret_is_open_to_executors_that_may_be_anywhere(helm: Helm) -> None:
     _, driver = ingress_of(render(helm, *UNDECIDED, *AUTHENTICATED))
     assert driver == {"ports": tcp(7078, 7079)}
+
+
+def test_executors_on_kubernetes_need_no_secret_behind_network_policies(helm: Helm) -> None:
+    documents = render(helm, "--values", ON_KUBERNETES, *UNAUTHENTICATED)
+    assert spark_of(documents)["spark.authenticate"] == "false"
+    assert {"NetworkPolicy", "NetworkPolicy executors"} < documents.keys()
 
 
 @pytest.mark.parametrize("values", EVERY_FILE)
@@ -747,7 +755,23 @@ def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value
         (["--set", "sparkProperties.cores=1"], "has cores; give"),
         (["--set", "sparkDriver.port=80"], "minimum"),
         ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
-        (UNDECIDED, "give sparkProperties spark.authenticate"),
+        (UNDECIDED, "spark.authenticate is not set and networkPolicy.executors is empty"),
+        (UNDECIDED, "config.sparkMaster is spark://spark:7077"),
+        (
+            UNDECIDED,
+            'give spark.authenticate: "true" where the cluster has a secret, or let network',
+        ),
+        ([*UNDECIDED, *UNAUTHENTICATED], 'is "false" and networkPolicy.executors is empty'),
+        ([*UNDECIDED, *PEERS, *OPEN], "is not set and networkPolicy.enabled is false"),
+        ([*STANDALONE, *OPEN], 'is "false" and networkPolicy.enabled is false'),
+        (
+            ["--set", "config.sparkMaster=k8s://x", *UNAUTHENTICATED, *OPEN],
+            'is "false" and networkPolicy.enabled is false',
+        ),
+        (
+            ["--set", "config.sparkMaster=k8s://x", *UNAUTHENTICATED, *PEERS, *OPEN],
+            'give spark.authenticate: "true" or let networkPolicy.enabled be true',
+        ),
         (["--set", "networkPolicy.egress=true"], "'egress' not allowed"),
         (["--set", "networkPolicy.http[0].cidr=10.0.0.0/8"], "'cidr' not allowed"),
         (["--set-json", "networkPolicy.executors=[{}]"], "minProperties"),

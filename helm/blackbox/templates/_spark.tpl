@@ -32,6 +32,12 @@ app.kubernetes.io/name: {{ printf "%s-executor" (include "blackbox.name" . | tru
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{/* Empty where strangers need no secret to talk to the driver. What config.sparkConfig says is not known. */}}
+{{- define "blackbox.isAuthenticated" -}}
+{{- $default := not (empty (include "blackbox.isKubernetes" .)) -}}
+{{- if eq (dig "spark.authenticate" $default .Values.sparkProperties | toString | lower) "true" -}}true{{- end -}}
+{{- end -}}
+
 {{- define "blackbox.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
@@ -49,8 +55,15 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and (include "blackbox.isCluster" .) (gt (int .Values.replicas) 1) -}}
 {{- fail (printf "replicas is %d with config.sparkMaster %s: executors would not know which driver is theirs; keep one replica, and raise spark.executor.instances in sparkProperties" (int .Values.replicas) .Values.config.sparkMaster) -}}
 {{- end -}}
-{{- if and (include "blackbox.hasSparkFile" .) (include "blackbox.isCluster" .) (not (include "blackbox.isKubernetes" .)) (not (hasKey .Values.sparkProperties "spark.authenticate")) -}}
-{{- fail "config.sparkMaster is spark://…, and the driver then listens on all addresses of its pod; give sparkProperties spark.authenticate: \"true\" where the cluster has a secret, or \"false\" where a network policy lets nobody but its executors reach the driver" -}}
+{{- $isGuarded := and .Values.networkPolicy.enabled (or (include "blackbox.isKubernetes" .) .Values.networkPolicy.executors) -}}
+{{- if and (include "blackbox.hasSparkFile" .) (include "blackbox.isCluster" .) (not (include "blackbox.isAuthenticated" .)) (not $isGuarded) -}}
+{{- $authenticate := hasKey .Values.sparkProperties "spark.authenticate" | ternary (get .Values.sparkProperties "spark.authenticate" | toString | quote) "not set" -}}
+{{- $policy := .Values.networkPolicy.enabled | ternary "networkPolicy.executors is empty" "networkPolicy.enabled is false" -}}
+{{- $remedy := "where the cluster has a secret, or let networkPolicy.enabled be true and tell in networkPolicy.executors where its executors are" -}}
+{{- if include "blackbox.isKubernetes" . -}}
+{{- $remedy = "or let networkPolicy.enabled be true" -}}
+{{- end -}}
+{{- fail (printf "config.sparkMaster is %s, sparkProperties spark.authenticate is %s and %s, so whoever reaches the driver can have it run code; give spark.authenticate: \"true\" %s" .Values.config.sparkMaster $authenticate $policy $remedy) -}}
 {{- end -}}
 {{- if and (include "blackbox.isKubernetes" .) (eq (include "blackbox.serviceAccountName" .) "default") -}}
 {{- fail "config.sparkMaster is k8s://…, so the pod may create pods, which the service account \"default\" should not; let serviceAccount.create be true, or give serviceAccount.name" -}}
