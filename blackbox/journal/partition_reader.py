@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from blackbox.doubt import JournalLost, JournalSilent
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, outcome, read_right
 from blackbox.journal.topics import topic_ids
 from blackbox.plan import Binding, Bounds
+from blackbox.request import Shard
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
@@ -219,6 +220,21 @@ class PartitionReader:
         except KafkaException as error:
             needs = read_right(error.args[0], topic, self.access.group_id)
             raise doubt(error, what, needs) from error
+
+
+def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) -> set[Shard]:
+    """Those of which Kafka says anything at all from these offsets on: a record, that there is none, or why not."""
+    consumer, fetched = access.fetching_consumer(**{"enable.partition.eof": True})
+    waiting = set(starts)
+    deadline = time.monotonic() + within_s
+    with closing(consumer):
+        consumer.assign([TopicPartition(*shard, start) for shard, start in starts.items()])
+        while waiting and time.monotonic() < deadline:
+            told = consumer.poll(0.1)
+            if told is not None and told.topic() is not None:
+                waiting.discard(Shard(told.topic() or "", told.partition() or 0))
+        aborted = {shard for shard in waiting if fetched.next_offset(*shard) > starts[shard]}
+    return starts.keys() - (waiting - aborted)
 
 
 def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from threading import Lock
 from typing import NamedTuple
 
-from confluent_kafka import TopicPartition
-
 from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import given_of
 from blackbox.request import Shard
 
 logger = logging.getLogger("blackbox.pipeline.intake")
@@ -70,24 +68,10 @@ class LeftOut:
             for shard, left in list(self._left.items())
             if left.is_out and left.until_s <= now and shard in starts
         }
-        given = self._given(due) if due else set()
+        given = given_of(self._access, due, TRY_S) if due else set()
         with self._lock:
             for shard in due.keys() & self._left.keys():
                 left, is_out = self._left[shard], shard not in given
                 self._left[shard] = left._replace(until_s=now + left.pause_s, is_out=is_out)
         for shard in given:
             logger.info("%s can be read again", shard)
-
-    def _given(self, starts: Mapping[Shard, int]) -> set[Shard]:
-        """Those of which Kafka says anything at all: a record, that there is none, or why not."""
-        consumer, fetched = self._access.fetching_consumer(**{"enable.partition.eof": True})
-        waiting = set(starts)
-        deadline = time.monotonic() + TRY_S
-        with closing(consumer):
-            consumer.assign([TopicPartition(*shard, start) for shard, start in starts.items()])
-            while waiting and time.monotonic() < deadline:
-                message = consumer.poll(0.1)
-                if message is not None and message.topic() is not None:
-                    waiting.discard(Shard(message.topic() or "", message.partition() or 0))
-            passed = {s for s in waiting if fetched.next_offset(*s) > starts[s]}  # aborted records
-        return starts.keys() - (waiting - passed)
