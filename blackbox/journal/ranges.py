@@ -24,7 +24,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import TopicMetadata
 
-from blackbox.doubt import Doubt, JournalLost
+from blackbox.doubt import Doubt, JournalLost, JournalSilent
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -49,6 +49,7 @@ Positions = dict[Partition, int]
 OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
 SILENT_S = 1.0
+ANOTHER_SILENCE_S = 0.3
 PATIENCE_S = 5.0
 LEFT_ALONE_S = 2.0
 """How long a partition that did not answer, or is refused, is not asked for again."""
@@ -121,7 +122,7 @@ class Ends:
     ) -> tuple[Positions, dict[Partition, Doubt]]:
         """The same of those that answer, and why the others do not; those are asked again after 2 s.
 
-        Raises JournalLost when the brokers do not tell who leads them, after 30 s.
+        Raises JournalLost when no broker tells who leads them, after 30 s.
         """
         now = time.monotonic()
         wanted = list(partitions)
@@ -132,10 +133,7 @@ class Ends:
             return self._offsets(asked, OFFSET_END, 0), lost
         except JournalLost:
             pass
-        try:
-            found, silent = self._by_leader(asked)
-        except JournalLost:
-            return self._offsets(wanted, OFFSET_END, OUTAGE_S), {}
+        found, silent = self._by_leader_of_whoever_answers(asked)
         until_s = time.monotonic() + LEFT_ALONE_S
         self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
         return found, lost | silent
@@ -200,6 +198,22 @@ class Ends:
                 self._asking = None
             time.sleep(OUTAGE_LOOK_S)
 
+    def _by_leader_of_whoever_answers(
+        self, partitions: Sequence[Partition]
+    ) -> tuple[Positions, dict[Partition, Doubt]]:
+        """The broker that is asked for the leaders may be the one that hangs; a new client takes another, likely."""
+        deadline = time.monotonic() + OUTAGE_S
+        while True:
+            try:
+                return self._by_leader(partitions)
+            except JournalLost:
+                if time.monotonic() > deadline:
+                    raise
+            if self._asking is not None:
+                self._asking.close()
+                self._asking = None
+            time.sleep(OUTAGE_LOOK_S)
+
     def _by_leader(
         self, partitions: Sequence[Partition]
     ) -> tuple[Positions, dict[Partition, Doubt]]:
@@ -223,7 +237,7 @@ class Ends:
 
     def _topic(self, topic: str) -> TopicMetadata:
         try:
-            found = self._ask().list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+            found = self._ask().list_topics(topic, timeout=SILENT_S)
         except KafkaException as error:
             raise doubt(error, f"cannot ask for {topic}") from error
         told: TopicMetadata = found.topics[topic]
@@ -282,7 +296,8 @@ def read_ranges(
     """The committed records of each range, one range after the other, each in order.
 
     Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka gives
-    nothing for twice `silence_s`; if there is `lost`, it is told, and what is left of that range is left out.
+    nothing for twice `silence_s`; if there is `lost`, it is told, and what is left of that range is left out. Then the others
+    are waited for less: many that are silent together take little longer than one.
     """
     left = list(ranges)
     while left:
@@ -293,6 +308,8 @@ def read_ranges(
             if lost is None:
                 raise
             lost(left.pop(0), reason)
+            if isinstance(reason, JournalSilent):
+                silence_s = min(silence_s, ANOTHER_SILENCE_S)
 
 
 def _read_in_turn(

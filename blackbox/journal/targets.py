@@ -25,7 +25,7 @@ KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
 LIMITS_KNOWN_FOR_S = 60.0
 STILL_GOOD_S = 10.0
-"""What was told is gone by for so long while it is asked anew."""
+"""That nothing stands in the way is gone by for so long while it is asked anew."""
 SILENT_FOR_S = 2.0
 ASKED_S, ASKS = 2.0, 3
 """A broker that hangs may be the one that is asked; a new client takes another, likely."""
@@ -124,8 +124,8 @@ Known = TypeVar("Known")
 class Remembered(Generic[Known]):
     """What was told of each topic, as long as that holds, s; None is an answer as well.
 
-    What held until a moment ago still does, and a thread of its own asks anew: a broker that does not answer holds up
-    only who has never been told, and not for long who was told long ago. Safe from any thread.
+    Where nothing stood in the way until a moment ago, that still holds, and a thread of its own asks anew: a broker that
+    does not answer holds up only who was told something else, or nothing for long. Safe from any thread.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Remembered(Generic[Known]):
     def of(self, topics: Iterable[str]) -> dict[str, Known]:
         """Raises JournalLost when nobody answers about one that was never told of."""
         wanted = set(topics)
-        if self._ended(wanted, STILL_GOOD_S):
+        if self._unknown(wanted):
             self._ask_and_wait(wanted)
         elif self._ended(wanted) and self._refreshing.acquire(blocking=False):
             Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
@@ -152,14 +152,25 @@ class Remembered(Generic[Known]):
         """Whatever was told. Raises JournalLost when nobody answers; what was told holds then, also for others meanwhile."""
         self._learn(list(set(topics)))
 
-    def _ended(self, wanted: set[str], more_s: float = 0.0) -> list[str]:
-        """Those never told of, or for which it no longer holds for so long."""
+    def _ended(self, wanted: set[str]) -> list[str]:
+        """Those for which what was told does not hold any more."""
         known, now = self._known, time.monotonic()
-        return [topic for topic in wanted if topic not in known or known[topic][0] + more_s < now]
+        return [topic for topic in wanted if topic not in known or known[topic][0] < now]
+
+    def _unknown(self, wanted: set[str]) -> list[str]:
+        """Of these, those that nobody may go by any longer."""
+        known, now = self._known, time.monotonic()
+        return [
+            topic
+            for topic in self._ended(wanted)
+            if topic not in known
+            or known[topic][1] is not None
+            or known[topic][0] + STILL_GOOD_S < now
+        ]
 
     def _ask_and_wait(self, wanted: set[str]) -> None:
         with self._asking:
-            ended = self._ended(wanted, STILL_GOOD_S)
+            ended = self._unknown(wanted)
             try:
                 self._learn(ended)
             except JournalLost:

@@ -16,7 +16,7 @@ EVEN = 4
 
 FIRST_PER_S = 2_000
 """Offsets, before any batch has told better; of records of 100 kB a machine takes in about as many."""
-LEAST_PER_S = 500
+LEAST_PER_S = 50
 GROWTH = 4
 
 

@@ -1021,4 +1021,57 @@ BUGS = (
         (),
         ("tests/service/test_torn_transaction.py",),
     ),
+    Bug(
+        "silence-holds-up-each-batch",
+        "Spark: a partition of which Kafka gives nothing stays in the query",
+        (
+            Change(
+                "pipeline/intake_stream.py",
+                "            elif stored.is_silent:\n",
+                "            elif stored.is_silent and stored.is_full:\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_intake_stream.py",),
+    ),
+    Bug(
+        "much-takes-from-little",
+        "Spark: a batch is shared out in proportion to what waits, so that a backlog holds up who has little",
+        (
+            Change(
+                "pipeline/batch_size.py",
+                "    return {at: start[at] + min(count, share) for at, count in counts.items()}\n",
+                "    whole = max(1, sum(counts.values()))\n"
+                "    return {at: start[at] + min(count, max(1, most * count // whole)) for at, count in counts.items()}\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py",),
+    ),
+    Bug(
+        "size-for-length",
+        "Spark: a batch has as many records whatever they are, and takes minutes when they are large",
+        (
+            Change(
+                "pipeline/batch_size.py",
+                "            self._per_s = max(LEAST_PER_S, per_s)\n",
+                "            self._per_s = max(self._per_s, per_s)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py",),
+    ),
+    Bug(
+        "metadata-holds-up-all",
+        "who delivers waits while targets are asked for that were known a moment ago",
+        (
+            Change(
+                "journal/targets.py",
+                "            or known[topic][0] + STILL_GOOD_S < now\n",
+                "            or True\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_targets.py",),
+    ),
 )

@@ -13,6 +13,7 @@ from threading import Event
 
 import pytest
 import redis
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
@@ -23,6 +24,8 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Range, read_ranges
 from blackbox.metrics import Metrics
 from blackbox.pipeline import intake_stream
 from blackbox.pipeline.intake_stream import IntakeStream
@@ -101,21 +104,21 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
         yield read
 
 
-@pytest.mark.parametrize("at_once", [4000, 2])
+@pytest.mark.parametrize(("at_once", "count"), [(4000, 5), (2, 5), (4000, 4100)])
 def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
-    read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int
+    read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
 ) -> None:
     monkeypatch.setattr(intake_stream, "TRIED_RECORDS", at_once)
     lost, *others = read.shards
     read.lose(lost)
 
-    read.ask(5)
+    read.ask(count)
 
-    until("the others are read", partial(read.have, others, 5))
+    until("the others are read", partial(read.have, others, count))
     until("it is named", lambda: "the index is empty" in read.stream.why_not_read().get(lost, ""))
     assert read.stream.reading() == set(others)
     read.begin(lost)
-    until("it is made up for", lambda: read.pending(lost) == 5, 60)
+    until("it is made up for", lambda: read.pending(lost) == count, 60)
     until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
 
 
@@ -174,3 +177,28 @@ def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_t
         proxy.mend()
         until("it is made up for", lambda: read.pending(hanging) == 15, 90)
         until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
+
+
+def test_many_partitions_that_are_silent_together_take_little_longer_than_one(
+    apart: World, proxy: Proxy
+) -> None:
+    topic = f"{apart.name}.far"
+    apart.create(NewTopic(topic, 8, replica_assignment=[[2]] * 8))
+    producer = Producer({"bootstrap.servers": apart.kafka.bootstrap_servers})
+    for partition in range(8):
+        producer.produce(topic, "x", partition=partition)
+    assert producer.flush(10) == 0
+    proxy.hang(FETCH)
+    lost = list[int]()
+    began = time.monotonic()
+
+    read = read_ranges(
+        KafkaAccess(apart.kafka.bootstrap_servers, apart.name),
+        [Range(topic, partition, 0, 1) for partition in range(8)],
+        lambda wanted, why: lost.append(wanted.partition),
+        silence_s=1.0,
+    )
+
+    assert list(read) == []
+    assert lost == list(range(8))
+    assert time.monotonic() - began < 12

@@ -451,6 +451,23 @@ def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -
     assert place.held().keys() > expected
 
 
+def test_a_batch_does_not_make_up_for_much_while_all_others_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_MISSING", 9)
+    lost, fine = place.shards[:2]
+    place.begin(lost, fine)
+    for shard in (lost, fine):
+        place.write(*(place.request() for _ in range(11)), shard=shard)
+
+    done = place.run(at(lost, 10, 11), at(fine, 0, 11))
+
+    assert done[lost].is_behind
+    assert f"{lost}: 0 to 9 are missing in its index" in (done[lost].problem or "")
+    assert (done[fine].problem, place.pending(fine)) == (None, 11)
+    assert place.run(at(lost, 9, 11))[lost].label == 11
+
+
 @pytest.mark.parametrize("end", [8, 9])
 def test_a_range_beyond_the_label_heals_whatever_lies_between(place: Place, end: int) -> None:
     place.begin(place.shard)

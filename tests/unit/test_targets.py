@@ -73,41 +73,46 @@ def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
     assert remembered.of(["orders"]) == {"orders": "after"}
 
 
-def test_what_held_until_a_moment_ago_is_gone_by_while_it_is_asked_anew() -> None:
-    brokers = Brokers(["before", "after"], holds_s=AT_ONCE_S)
+def test_what_was_in_order_until_a_moment_ago_is_gone_by_while_it_is_asked_anew() -> None:
+    brokers = Brokers([None, "gone"], holds_s=AT_ONCE_S)
     remembered = Remembered(brokers.ask)
     remembered.of(["orders"])
     brokers.may_answer.clear()
 
-    assert remembered.of(["orders"]) == {"orders": "before"}
-    assert remembered.of(["orders"]) == {"orders": "before"}
+    assert remembered.of(["orders"]) == {}
+    assert remembered.of(["orders"]) == {}
 
     brokers.holds_s = 60.0
     brokers.may_answer.set()
-    until("it is told", lambda: remembered.of(["orders"]) == {"orders": "after"})
+    until("it is told", lambda: remembered.of(["orders"]) == {"orders": "gone"})
     assert brokers.asked == 2
 
 
-def test_what_was_told_long_ago_is_waited_for() -> None:
-    brokers = Brokers(["before", "after"], holds_s=-60.0)
-    remembered = Remembered(brokers.ask)
-
-    assert remembered.of(["orders"]) == {"orders": "before"}
-    assert remembered.of(["orders"]) == {"orders": "after"}
-
-
-@pytest.mark.parametrize("holds_s", [AT_ONCE_S, -60.0])
-def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_again(
-    holds_s: float,
+@pytest.mark.parametrize(("before", "holds_s"), [(None, -60.0), ("gone", AT_ONCE_S)])
+def test_a_refusal_that_has_expired_and_what_was_told_long_ago_are_waited_for(
+    before: str | None, holds_s: float
 ) -> None:
-    brokers = Brokers(["before", False], holds_s)
+    brokers = Brokers([before, "after"], holds_s)
     remembered = Remembered(brokers.ask)
     remembered.of(["orders"])
 
+    assert remembered.of(["orders"]) == {"orders": "after"}
+
+
+@pytest.mark.parametrize(
+    ("before", "holds_s"), [(None, AT_ONCE_S), (None, -60.0), ("gone", AT_ONCE_S)]
+)
+def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_again(
+    before: str | None, holds_s: float
+) -> None:
+    brokers = Brokers([before, False], holds_s)
+    remembered = Remembered(brokers.ask)
+    told = remembered.of(["orders"])
+
     for _ in range(100):
-        assert remembered.of(["orders"]) == {"orders": "before"}
+        assert remembered.of(["orders"]) == told
     until("they were asked", lambda: brokers.asked == 2)
-    assert remembered.of(["orders"]) == {"orders": "before"}
+    assert remembered.of(["orders"]) == told
     assert brokers.asked == 2
 
 

@@ -37,6 +37,9 @@ from blackbox.settings import Settings
 logger = logging.getLogger("blackbox.pipeline.intake")
 
 CLOCK_S = 1.0
+MOST_MISSING = 4000
+"""Offsets that a batch makes up for, with all others waiting; of more, the next query makes batches."""
+
 SILENCE_S = 2.5
 """Half of what a batch, and with it the other shards, waits for one that Kafka gives nothing of."""
 
@@ -198,6 +201,8 @@ class _Intakes:
         if kept is None:
             raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
         labels = kept.labels
+        if start - labels.requests > MOST_MISSING:
+            raise LabelsMoved(f"{shard}: {labels.requests} to {start - 1} are missing in its index")
         logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
         reader = PartitionReader(self._access, silence_s=SILENCE_S)
         with closing(ShardJournal(shard, self._access, reader=reader)) as journal:

@@ -1,0 +1,60 @@
+"""How far partitions can be read, when some brokers do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from blackbox.doubt import Doubt, JournalLost
+from blackbox.journal import ranges
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Ends, Partition, Positions
+
+GOOD, BAD = ("good", 0), ("bad", 0)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """Whose brokers do not answer for all partitions at once."""
+
+    def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Positions:
+        assert patience_s == 0, "a broker that hangs would hold up all partitions"
+        raise JournalLost("no answer")
+
+    monkeypatch.setattr(ranges, "OUTAGE_LOOK_S", 0.0)
+    ends = Ends(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
+    monkeypatch.setattr(ends, "_offsets", offsets)
+    return ends
+
+
+def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+
+    def by_leader(partitions: Sequence[Partition]) -> tuple[Positions, dict[Partition, Doubt]]:
+        asked.append(ends._ask())
+        if len(asked) < 3:
+            raise JournalLost("no answer")
+        return {GOOD: 7}, {BAD: JournalLost("it hangs")}
+
+    monkeypatch.setattr(ends, "_by_leader", by_leader)
+
+    found, silent = ends.last_of_each([GOOD, BAD])
+
+    assert found == {GOOD: 7}
+    assert set(silent) == {BAD}
+    assert len(set(map(id, asked))) == 3, "each time another client, which may find another broker"
+
+
+def test_when_no_broker_answers_for_a_while_that_is_told(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_leader(partitions: Sequence[Partition]) -> tuple[Positions, dict[Partition, Doubt]]:
+        raise JournalLost("no answer")
+
+    monkeypatch.setattr(ends, "_by_leader", by_leader)
+    monkeypatch.setattr(ranges, "OUTAGE_S", 0.0)
+    with pytest.raises(JournalLost, match="no answer"):
+        ends.last_of_each([GOOD, BAD])
