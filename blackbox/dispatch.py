@@ -10,6 +10,7 @@ from itertools import islice
 
 from blackbox.doubt import Doubt, IndexFull, JournalLost, Refused, TooEarly
 from blackbox.entry import Entry
+from blackbox.limits import NO_LIMITS, Limits, Parts
 from blackbox.outgoing import Refusal, dead_letters, deliveries
 from blackbox.parking import time_at
 from blackbox.plan import Due, PutOff
@@ -22,6 +23,10 @@ from blackbox.sorting import RECORD_GONE, Sorted, Sorting, as_dead, as_record, i
 logger = logging.getLogger("blackbox.dispatch")
 
 TELL_AFTER_MS = 5_000
+PART_LATER_MS = 50
+"""What a strict topic takes in a later transaction: others go before it."""
+UNFIT_LATER_MS = 60_000
+"""Until a dead letter is tried again that its topic takes in no form."""
 MOST_PAUSE_MS = 10_000
 """Between two looks at what is in doubt."""
 
@@ -50,6 +55,7 @@ class Dispatch:
 
     `sorting` decides what becomes of each request, `counted` are the requests of callers whose
     pending ones are counted. When Kafka's clock is not known well enough, the next receipt tells it.
+    `done` is what the last tick did, also if it ended with a doubt.
     """
 
     index: Index
@@ -58,6 +64,7 @@ class Dispatch:
     batch_limit: int = 1000
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     is_clock_outdated: Callable[[], bool] = lambda: False
+    done: Dispatched = field(default_factory=Dispatched)
     _known: int = 0
     _told: int = 0
     _told_ms: int = 0
@@ -86,6 +93,7 @@ class Dispatch:
         What cannot be delivered now is put off, out of the head of the queue. Raises a Doubt when
         an outcome is unknown or the labels are not the ones last seen: recover.
         """
+        self.done = Dispatched()
         self._known = self.index.labels.requests
         if self.index.removed != self._removed:
             self._ahead = None  # something in it may have been cancelled or replaced since
@@ -94,6 +102,7 @@ class Dispatch:
         if self._doubtful and now_ms >= self._doubtful_again_ms:
             self._look_at_doubtful(now_ms)
             did, batch = self._read(now_ms)
+        self.done = did
         later = self.sorting.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
@@ -193,22 +202,27 @@ class Dispatch:
         originals = self._originals(batch.dead)
         places: Places = {}
         letters: Places = {}
-        ready, dead = batch.ready, dict(batch.dead)
+        ready, dead = dict(batch.ready), dict(batch.dead)
+        topics = {entry.target for entry in ready.values()}
+        limits = self.sorting.targets.limits(topics | {self.sorting.dead_letter_topic})
+        parts = Parts(limits)
         self.writer.begin()  # 2
         try:
-            for message in deliveries(self.shard, ready):
-                refusal = self.writer.send(message, places)
-                if refusal is not None:
-                    dead[message.offset] = as_dead(ready[message.offset], refusal)
+            later_ms = self._send_messages(ready, dead, places, parts)
             refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
-            self._send_dead_letters(dead, originals | self._originals(refused_now), letters)
+            originals |= self._originals(refused_now)
+            fits = limits.get(self.sorting.dead_letter_topic, NO_LIMITS)
+            later_ms |= self._send_dead_letters(dead, originals, letters, fits, parts)
+            for offset, wait_ms in later_ms.items():
+                ready.pop(offset, None)
+                batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset)
             written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
             failed = self.writer.flush(lambda: self._hopeless(ready, dead, places))
             self._check_endings(ready | dead, written)
         except Refused as refused:
-            self._put_off(ready | dead, refused.suspects, did, now_ms)
+            self._put_off(ready | dead, refused.suspects, did, now_ms, parts.apart)
             raise
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
@@ -230,7 +244,7 @@ class Dispatch:
         _count_put_off(did, batch.deferred)
         if failed:
             self._ahead = None  # what is put off may have to go before it
-            self._put_off(sent, failed, did, now_ms)
+            self._put_off(sent, failed, did, now_ms, parts.apart)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
         """The batch stays where it is; by now its clock is known."""
@@ -274,11 +288,35 @@ class Dispatch:
             o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
         )
 
+    def _send_messages(
+        self, ready: Mapping[int, Entry], dead: dict[int, Entry], places: Places, parts: Parts
+    ) -> dict[int, int]:
+        """What the client refuses becomes dead; returns what is for a later transaction, in so many ms."""
+        later_ms: dict[int, int] = {}
+        for message in deliveries(self.shard, ready):
+            place = parts.place(message)
+            if place == "later":
+                later_ms[message.offset] = PART_LATER_MS
+                continue
+            if place == "next":
+                self.writer.flush(lambda: self._hopeless(ready, dead, places))
+            refusal = self.writer.send(message, places)
+            if refusal is not None:
+                dead[message.offset] = as_dead(ready[message.offset], refusal)
+        return later_ms
+
     def _send_dead_letters(
-        self, dead: Mapping[int, Entry], originals: Mapping[int, Record], letters: Places
-    ) -> None:
+        self,
+        dead: dict[int, Entry],
+        originals: Mapping[int, Record],
+        letters: Places,
+        limits: Limits,
+        parts: Parts,
+    ) -> dict[int, int]:
+        """Returns what is for a later transaction, in so many ms."""
         topic = self.sorting.dead_letter_topic
-        limits = self.sorting.targets.limits([topic] if dead else []).get(topic)
+        later_ms: dict[int, int] = {}
+        unfit: list[str] = []
         for offset, entry in dead.items():
             original, detail = originals.get(offset), entry.detail or ""
             if original is None and entry.left_bytes:
@@ -291,10 +329,25 @@ class Dispatch:
                 detail,
             )
             smaller = list(islice(forms, entry.shortened, None))
-            if limits is not None:
-                smaller = [form for form in smaller if limits.refusal(form) is None] or smaller[-1:]
+            why = [limits.refusal(form) for form in smaller]
+            if why[-1] is not None:
+                unfit.append(why[-1][1])
+                later_ms[offset] = UNFIT_LATER_MS
+                continue
+            smaller = [form for form, told in zip(smaller, why, strict=True) if told is None]
+            place = parts.place(smaller[0])
+            if place == "later":
+                later_ms[offset] = PART_LATER_MS
+                continue
+            if place == "next":
+                self.writer.flush()
             if all(self.writer.send(form, letters) is not None for form in smaller):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
+        if unfit:
+            self.sorting.say_that_letters_wait(len(unfit), unfit[0])
+        for offset in later_ms:
+            del dead[offset]
+        return later_ms
 
     def _send_endings(
         self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
@@ -352,8 +405,9 @@ class Dispatch:
         suspects: Mapping[int, Refusal],
         did: Dispatched,
         now_ms: int,
+        apart: Collection[int],
     ) -> None:
-        changes = self.sorting.put_off(sent, suspects, self.index.parked(), now_ms)
+        changes = self.sorting.put_off(sent, suspects, self.index.parked(), now_ms, apart)
         self._defer(changes, did, now_ms)
 
     def _defer(self, changes: Mapping[int, PutOff], did: Dispatched, now_ms: int) -> None:

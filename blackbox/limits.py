@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.request import Reason
+
+MOST_PARTS = 20
+"""In one transaction, each with a wait for the brokers, which other messages of the shard wait for."""
 
 BATCH_BYTES = 61
 """The head of a record batch, in Kafka's message format 2."""
 
 
 class Limits(NamedTuple):
-    """A topic's own. `most_bytes` is what a batch of one record may have, None: any."""
+    """A topic's own. `most_bytes` is what a record batch may have, None: any; `one_by_one`: it took no batch lately."""
 
     needs_key: bool
     most_bytes: int | None
+    one_by_one: bool = False
 
     def refusal(self, message: Outgoing) -> Refusal | None:
         """Why the brokers would refuse this message, if they would."""
@@ -30,6 +36,46 @@ class Limits(NamedTuple):
                 f"{message.topic}: {size} bytes with its headers, more than max.message.bytes={self.most_bytes}",
             )
         return None
+
+
+NO_LIMITS = Limits(needs_key=False, most_bytes=None)
+
+
+class Parts:
+    """Cuts what one transaction sends to strict topics into parts: a broker takes or refuses a record batch as a whole."""
+
+    def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._strict = {
+            topic: limit
+            for topic, limit in limits.items()
+            if limit.most_bytes is not None or limit.one_by_one
+        }
+        self._held: dict[str, int] = {}
+        self._full: set[str] = set()
+        self.apart: set[int] = set()
+        """The offsets of what goes in a record batch of its own."""
+        self._count = 0
+
+    def place(self, message: Outgoing) -> Literal["here", "next", "later"]:
+        """Whether it goes with what was sent before, once that is with the brokers, or in a later transaction."""
+        topic = message.topic
+        limit = self._strict.get(topic)
+        if limit is None:
+            return "here"
+        if topic in self._full:
+            return "later"
+        if limit.one_by_one:
+            self.apart.add(message.offset)
+        held, size = self._held.get(topic), batch_bytes(message)
+        if held is None or (not limit.one_by_one and held + size <= (limit.most_bytes or math.inf)):
+            self._held[topic] = (held or 0) + size
+            return "here"
+        if self._count == MOST_PARTS:
+            self._full.add(topic)
+            return "later"
+        self._count += 1
+        self._held = {topic: size}
+        return "next"
 
 
 def batch_bytes(message: Outgoing) -> int:

@@ -283,14 +283,21 @@ class Owner:
                 self._wait(hold.clock, did, began)
 
     def _tick(self, hold: Hold) -> Dispatched:
-        did = hold.dispatch.tick(hold.clock.earliest_ms())
+        try:
+            did = hold.dispatch.tick(hold.clock.earliest_ms())
+        except Refused:
+            self._tell(hold, hold.dispatch.done)
+            raise
+        self._tell(hold, did)
+        return did
+
+    def _tell(self, hold: Hold, did: Dispatched) -> None:
         now_ms = hold.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()
         self.metrics.dispatched(self.shard, did, now_ms)
         self.metrics.positions(self.shard, hold.index.labels)
         self._compare_clocks(hold.clock)
-        return did
 
     def _compare_clocks(self, clock: ShardClock) -> None:
         behind_ms = clock.behind_ms()

@@ -10,6 +10,9 @@ from zlib import crc32
 BAND_MS = 1 << 43
 """Of the scores of `due`: those below are times, up to the year 2248. Each band is as wide."""
 
+LETTERS = ""
+"""In the place of a target: what waits for the topic of dead letters, whatever that is called."""
+
 BANDS = 1021
 """Scores are doubles, which hold whole numbers up to 1024 bands."""
 

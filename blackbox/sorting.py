@@ -16,7 +16,7 @@ from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import FORMS, Refusal, deliveries
-from blackbox.parking import band_of, parked_at
+from blackbox.parking import LETTERS, band_of, parked_at
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Journal
 from blackbox.receipt import Claim
@@ -52,7 +52,8 @@ class Targets(Protocol):
     def unavailable(
         self, topics: Iterable[str], *, anew: bool = False
     ) -> Mapping[str, Refusal]: ...
-    def limits(self, topics: Iterable[str]) -> Mapping[str, Limits]: ...
+    def limits(self, topics: Collection[str]) -> Mapping[str, Limits]: ...
+    def take_no_batch(self, topics: Iterable[str]) -> None: ...
     def ids(self, topics: Iterable[str]) -> Mapping[str, str]: ...
 
 
@@ -169,13 +170,16 @@ class Sorting:
 
     def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
         """For which targets what is parked is to come out: they may take messages, or never will."""
-        asked_for = set(parked).difference(paused)
+        topics = {to: to or self.dead_letter_topic for to in set(parked).difference(paused)}
         try:
-            refusals = self.targets.unavailable(asked_for) if asked_for else {}
+            refusals = self.targets.unavailable(set(topics.values())) if topics else {}
         except JournalLost:
             return set()
-        waiting = {to for to, (reason, _) in refusals.items() if reason == Reason.UNREACHABLE}
-        return asked_for - waiting
+        return {
+            to
+            for to, topic in topics.items()
+            if topic not in refusals or not _may_park(to, refusals[topic])
+        }
 
     def _set_unavailable_aside(self, batch: Sorted, now_ms: int, due: Due) -> None:
         paused = due.paused
@@ -208,14 +212,14 @@ class Sorting:
             entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
         )
         if waiting and self.dead_letter_topic in unavailable:
-            self._say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+            self.say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
     def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
         """What comes due anew for a target with a backlog: it goes out in the order of due times."""
         for part in (batch.ready, batch.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
                 is_new = offset not in due.released and not entry.expires_ms
-                if is_new and entry.target in due.backlogs:
+                if is_new and _waits_for(entry) in due.backlogs:
                     del part[offset]
                     _park(batch, offset, entry, QUEUED)
 
@@ -292,29 +296,38 @@ class Sorting:
         suspects: Mapping[int, Refusal],
         parked: Mapping[int, str],
         now_ms: int,
+        apart: Collection[int] = (),
     ) -> dict[int, PutOff]:
-        """What the broker refused, out of the way: parked, later, alone, or as a dead letter."""
-        aside = Sorted()
+        """What the broker refused, out of the way: parked, later, alone, or as a dead letter.
+
+        `apart` was sent in record batches of its own, so that it is refused for itself.
+        """
+        aside, crowded = Sorted(), set[str]()
         away = self._away(
             {batch[o].target for o, why in suspects.items() if why[0] == Reason.UNREACHABLE}
         )
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
-            entry, is_alone = batch[offset], batch[offset].alone or len(suspects) == 1
+            entry = batch[offset]
+            is_alone = entry.alone or len(suspects) == 1 or offset in apart
             told = away.get(entry.target)
             if told is not None and _parks(aside, offset, entry, told, parked):
                 continue
-            if not is_alone and refusal[0] not in OF_A_TOPIC:
+            if not is_alone and refusal[0] == Reason.TOO_LARGE:  # all of them together, maybe
+                crowded.add(self._destination(entry))
+                aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
+            elif not is_alone and refusal[0] not in OF_A_TOPIC:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
             elif refusal[0] in MAY_COME_BACK and not self._is_given_up(entry, refusal):
                 self._retry_or_end(aside, offset, entry, refusal, now_ms)
             else:
                 aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
+        self.targets.take_no_batch(crowded)
         letters = [
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]
         if letters:
-            self._say_that_letters_wait(len(letters), letters[0][1])
+            self.say_that_letters_wait(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def _away(self, targets: Collection[str]) -> Mapping[str, Refusal]:
@@ -329,7 +342,7 @@ class Sorting:
         has_tried = letter.attempts >= self.retries
         return letter.reason is not None and refusal[0] not in OF_A_TOPIC and has_tried
 
-    def _say_that_letters_wait(self, count: int, why: str) -> None:
+    def say_that_letters_wait(self, count: int, why: str) -> None:
         logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
 
     def _as_letter(
@@ -359,19 +372,30 @@ def _parks(
     batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
 ) -> bool:
     """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""
-    if refusal[0] != Reason.UNREACHABLE or entry.reason is not None or entry.expires_ms:
+    to = _waits_for(entry)
+    if not _may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
         return False
-    band = band_of(entry.target)
-    if batch.parked.setdefault(band, parked.get(band, entry.target)) != entry.target:
+    if batch.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
         return False
     _park(batch, offset, entry, refusal[1])
     return True
 
 
+def _may_park(to: str, refusal: Refusal) -> bool:
+    """A dead letter waits for its topic whatever that lacks; a message becomes a dead letter, unless its target is away."""
+    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)
+
+
 def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
-    if entry.waits == 0 or entry.detail != why:
+    if entry.reason is not None:  # a letter's detail is for its reader
+        entry = entry._replace(waits=max(1, entry.waits))
+    elif entry.waits == 0 or entry.detail != why:
         entry = entry._replace(waits=entry.waits + 1, detail=why)
-    batch.deferred[offset] = parked_at(band_of(entry.target), entry.due_ms), entry
+    batch.deferred[offset] = parked_at(band_of(_waits_for(entry)), entry.due_ms), entry
+
+
+def _waits_for(entry: Entry) -> str:
+    return entry.target if entry.reason is None else LETTERS
 
 
 def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:

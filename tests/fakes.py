@@ -5,7 +5,7 @@ The index has no double here: it is the real one, on a Redis inside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import fakeredis
@@ -15,11 +15,11 @@ from blackbox.doubt import JournalLost, Refused
 from blackbox.ended import Ended
 from blackbox.formats import Format
 from blackbox.formats.terms import RefusedError
-from blackbox.limits import Limits
+from blackbox.limits import NO_LIMITS, Limits
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.plan import Batch, Binding, Bounds
 from blackbox.receipt import Checked, Claim, Places, Receipt, decode, encode
-from blackbox.request import Cancel, Invalid, Record, Request
+from blackbox.request import Cancel, Invalid, Reason, Record, Request
 
 
 def fake_connections(server: fakeredis.FakeServer) -> redis.ConnectionPool:
@@ -146,6 +146,7 @@ class FakeWriter:
     refused, refuses -- by topic, by record: why the client refuses it at once
     failing, fails   -- by topic, by record: what the brokers answer: `flush` raises or returns it
     before           -- step name -> what is raised instead of doing the step
+    most_together    -- by topic: how many records its brokers take in one batch, which is refused as a whole
     meanwhile        -- what happens while `flush` waits for brokers that do not answer
     """
 
@@ -161,7 +162,10 @@ class FakeWriter:
     not_before_ms: int = 0
     before: dict[str, Exception] = field(default_factory=dict)
     meanwhile: Callable[[], None] | None = None
+    most_together: dict[str, int] = field(default_factory=dict)
     _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
+    _flushed: list[Outgoing] = field(default_factory=list)
+    _failed: dict[int, Refusal] = field(default_factory=dict)
     _ends: dict[str, int] = field(default_factory=dict)
 
     def open(self) -> None:
@@ -169,7 +173,7 @@ class FakeWriter:
 
     def begin(self) -> None:
         self._step("begin")
-        self._queued = []
+        self._queued, self._flushed, self._failed = [], [], {}
 
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
         self._step(f"send {outgoing.topic}@{outgoing.offset}")
@@ -185,7 +189,7 @@ class FakeWriter:
             if suspects := hopeless():
                 self.abort()
                 raise Refused(suspects)
-        answers = {o.offset: self.failing.get(o.topic) or self.fails(o) for o, _ in self._queued}
+        answers = {o.offset: self._answer(o) for o, _ in self._queued}
         failed = {offset: refusal for offset, refusal in answers.items() if refusal is not None}
         if failed and self.exactly_once:
             raise Refused(failed)
@@ -195,18 +199,26 @@ class FakeWriter:
                 there = self._ends.get(at, 0)
                 self._ends[at] = there + 1
                 places.setdefault(at, []).append((outgoing.offset, there))
-        self._queued = [(o, p) for o, p in self._queued if o.offset not in failed]
-        return failed
+        self._flushed += [o for o, _ in self._queued if o.offset not in failed]
+        self._queued = []
+        self._failed |= failed
+        return self._failed
+
+    def _answer(self, outgoing: Outgoing) -> Refusal | None:
+        together = sum(one.topic == outgoing.topic for one, _ in self._queued)
+        if together > self.most_together.get(outgoing.topic, together):
+            return Reason.TOO_LARGE, "the batch"
+        return self.failing.get(outgoing.topic) or self.fails(outgoing)
 
     def abort(self) -> None:
         self._step("abort")
-        self._queued = []
+        self._queued, self._flushed = [], []
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._step("commit")
         self.not_before_ms = not_before_ms
-        self.committed += [outgoing for outgoing, _ in self._queued]
-        self._queued = []
+        self.committed += [*self._flushed, *(outgoing for outgoing, _ in self._queued)]
+        self._queued, self._flushed = [], []
         self.receipts.append(receipt)
         return self.journal.append(receipt) + 1
 
@@ -233,5 +245,9 @@ class FakeTargets:
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         return {topic: f"id-{topic}" for topic in topics}
 
-    def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
+    def limits(self, topics: Collection[str]) -> dict[str, Limits]:
         return {topic: self.strict[topic] for topic in topics if topic in self.strict}
+
+    def take_no_batch(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self.strict[topic] = self.strict.get(topic, NO_LIMITS)._replace(one_by_one=True)

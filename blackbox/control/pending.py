@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from blackbox.index.inspector import Inspector, Pending
-from blackbox.parking import BAND_MS, band_of, parked_at
+from blackbox.parking import BAND_MS, LETTERS, band_of, parked_at
 from blackbox.request import MAX_OFFSET, Shard, is_topic_name
 
 AT_ONCE = 100
@@ -123,7 +123,7 @@ def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[t
     to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
     yield from_ms, to_ms
     if wanted.target is not None:
-        bands: Iterable[int] = [band_of(wanted.target)]
+        bands: Iterable[int] = sorted({band_of(wanted.target), band_of(LETTERS)})
     else:
         bands = inspector.bands(shard)
     for band in bands if to_ms >= 0 else ():

@@ -36,7 +36,7 @@ from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
-from blackbox.parking import BAND_MS, BANDS, band_at, parked_at
+from blackbox.parking import BAND_MS, BANDS, LETTERS, band_at, parked_at
 from blackbox.plan import (
     Binding,
     Due,
@@ -65,6 +65,8 @@ HEAD_BYTES = 65_536
 
 PARKED_FOR_S = 30 * 86_400
 """How long the payload of what is parked stays in Redis; it is read again from Kafka after that."""
+LETTER_FOR_S = 10 * 365 * 86_400
+"""The same of a dead letter, which only this says it is: what is read again is let in."""
 LEAVING_LOOK_S = 0.01
 LEAVING_WITHIN_S = 2.0
 """Other shards of the process are not read meanwhile."""
@@ -740,7 +742,7 @@ class ShardIndex:
             for name, head in zip(names, heads, strict=True):
                 entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
                 if entry is not None:
-                    return entry.target
+                    return _waits_for(entry)
             scores = self._scores(self._keys.due, [int(name, 16) for name in names])
             self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
@@ -939,7 +941,9 @@ class ShardIndex:
 
     def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
         commands = [
-            self._set(offset, entries.encode(entry), at_ms, now_ms)
+            self._set(
+                offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
+            )
             for offset, (at_ms, entry) in changes.items()
             if entry is not None
         ]
@@ -947,10 +951,8 @@ class ShardIndex:
         for at_ms, entry in changes.values():
             if band := band_at(at_ms):
                 assert entry is not None, "what is parked names its target"
-                if self._parked is not None:
-                    self._parked[band] = (
-                        entry.target
-                    )  # else it is found by looking, not before a MULTI
+                if self._parked is not None:  # else it is found by looking, not before a MULTI
+                    self._parked[band] = _waits_for(entry)
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
@@ -996,9 +998,11 @@ class ShardIndex:
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         return [(name, payload) for name, payload in stored if name not in ended]
 
-    def _set(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+    def _set(
+        self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, is_letter: bool = False
+    ) -> bytes:
         if due_ms >= BAND_MS:
-            left_s = PARKED_FOR_S
+            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S
         else:
             left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
         expires_s = b"%d" % (left_s + self.grace_s)
@@ -1158,6 +1162,10 @@ def claims_of(stored: bytes | None) -> dict[int, Claim]:
 
 def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
     return {offset: claim for offset, claim in claims.items() if offset not in offsets}
+
+
+def _waits_for(entry: Entry) -> str:
+    return entry.target if entry.reason is None else LETTERS
 
 
 def _span(band: int) -> tuple[int, str]:

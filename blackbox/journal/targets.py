@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ from confluent_kafka.admin import AclOperation, TopicDescription
 from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess, doubt, is_not_allowed, outcome
 from blackbox.journal.topics import Topics, TopicSettings, beginning_of
-from blackbox.limits import Limits
+from blackbox.limits import NO_LIMITS, Limits
 from blackbox.outgoing import Refusal
 from blackbox.request import Reason
 
@@ -24,6 +24,8 @@ logger = logging.getLogger("blackbox.journal")
 KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
 LIMITS_KNOWN_FOR_S = 60.0
+CROWDED_FOR_S = 600.0
+"""How long a topic gets its records one by one that refused several at once."""
 STILL_GOOD_S = 10.0
 """That nothing stands in the way is gone by for so long while it is asked anew."""
 SILENT_FOR_S = 2.0
@@ -47,6 +49,7 @@ class Targets:
             for name in ("compression.type", "compression.codec")
         )
         self._ids: dict[str, str] = {}
+        self._crowded: dict[str, float] = {}
         self._refusals = Remembered(self._ask_availability)
         self._limits = Remembered(self._ask_limits)
 
@@ -60,13 +63,23 @@ class Targets:
             self._refusals.ask_anew(topics)
         return self._refusals.of(topics)
 
-    def limits(self, topics: Iterable[str]) -> dict[str, Limits]:
+    def limits(self, topics: Collection[str]) -> dict[str, Limits]:
         """What those of the topics refuse that are stricter than this client.
 
         Nothing of topics whose configuration the brokers do not tell (DescribeConfigs): what they
         refuse is found when they do.
         """
-        return self._limits.of(topics)
+        found = self._limits.of(topics)
+        now = time.monotonic()
+        for topic in topics:
+            if self._crowded.get(topic, now) > now:
+                found[topic] = found.get(topic, NO_LIMITS)._replace(one_by_one=True)
+        return found
+
+    def take_no_batch(self, topics: Iterable[str]) -> None:
+        """These took none lately; whose limits are not known, or changed a moment ago."""
+        until_s = time.monotonic() + CROWDED_FOR_S
+        self._crowded |= dict.fromkeys(topics, until_s)
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         """How the ids of these topics begin, as `unavailable` was told last; without those it did not ask for."""

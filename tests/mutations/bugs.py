@@ -752,8 +752,8 @@ BUGS = (
         (
             Change(
                 "journal/ranges.py",
-                "            found, silent = self._by_leader(asked)\n",
-                '            raise JournalLost("a partition does not answer")\n',
+                "        found, silent = self._by_leader_of_whoever_answers(asked)\n",
+                '        raise JournalLost("a partition does not answer")\n',
             ),
         ),
         (),

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from blackbox import entry as entries
+from blackbox import parking
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused, TooEarly
 from blackbox.endings import Endings
@@ -20,8 +22,9 @@ from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
 from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
-from blackbox.limits import Limits
-from blackbox.outgoing import Outgoing, Refusal
+from blackbox.limits import MOST_PARTS, NO_LIMITS, Limits, batch_bytes
+from blackbox.outgoing import Outgoing, Refusal, deliveries
+from blackbox.parking import band_at, band_of
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
 from blackbox.receipt import Claim
 from blackbox.request import Cancel, Invalid, Reason, Record, request_id
@@ -517,13 +520,12 @@ def test_dead_letters_stay_pending_while_their_topic_cannot_take_them(
 
     assert writer.sent_to("orders") == [1]
     assert (did.dead, did.retried) == ({}, 1)
-    now_ms = NOW_MS
-    for wait_s in (1, 2, 4, 8, 16, 32, 60, 60):
-        assert held(client).due == [(now_ms + 1000 * wait_s, 0)]
-        now_ms += 1000 * wait_s
-        dispatch.tick(now_ms)
+    [(score, offset)] = held(client).due
+    assert (band_at(score), offset) == (band_of(parking.LETTERS), 0)
+    for second in range(10):
+        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is touched no more"
     targets.refusals.clear()
-    dispatch.tick(now_ms + LONGEST_RETRY_MS)
+    dispatch.tick(NOW_MS + 10_000)
     assert told(letter(writer, 0)) == ("not-json", "no JSON")
 
 
@@ -923,16 +925,44 @@ def test_a_parked_request_whose_payload_is_gone_is_read_again(
     assert [o.value for o in writer.committed] == [b"read again", b"read again"]
 
 
-def test_a_letter_that_waits_on_is_written_again_every_quarter_of_an_hour_only(
+def test_letters_that_wait_come_out_after_a_restart_and_their_payloads_outlive_any_wait(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any
+) -> None:
+    pend(invalid(), to("bills"))
+    targets.refusals = {LETTERS: UNKNOWN, "bills": (Reason.UNREACHABLE, "no leader")}
+    dispatch = make()
+    dispatch.tick(NOW_MS)
+    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400, "read again, it would be let in"
+
+    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    dispatch.index.load()
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+    assert writer.committed == []
+    del targets.refusals[LETTERS]
+    dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+
+    assert [o.topic for o in writer.committed] == [LETTERS]
+
+
+def test_a_letter_that_shares_its_place_is_written_again_every_quarter_of_an_hour_only(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
+    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of(parking.LETTERS))
+    pend(to(other))
+    targets.refusals = {
+        LETTERS: (Reason.UNREACHABLE, "no leader"),
+        other: (Reason.UNREACHABLE, "no leader"),
+    }
+    dispatch.tick(NOW_MS)
+    parked = held(client).due
     pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago", waits=6))
-    targets.refusals[LETTERS] = (Reason.UNREACHABLE, "no leader")
     written = list[int]()
     for minute in range(120):
         dispatch.tick(NOW_MS + minute * LONGEST_RETRY_MS)
-        assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 0)]
-        written.append(stored_entry(client, 0).waits)
+        assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 1), *parked]
+        written.append(stored_entry(client, 1).waits)
 
     assert len(set(written)) == 9, "before, and eight times in two hours"
 
@@ -1086,7 +1116,7 @@ def test_several_suspects_are_tried_alone_and_the_rest_goes_out_without_them(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to(), to("strict"), to("strict"))
-    writer.failing["strict"] = TOO_LARGE
+    writer.failing["strict"] = Reason.REFUSED, "no record of mine"
 
     with pytest.raises(Refused):
         dispatch.tick(NOW_MS)
@@ -1098,6 +1128,123 @@ def test_several_suspects_are_tried_alone_and_the_rest_goes_out_without_them(
     dispatch.tick(NOW_MS + 1000)
     assert writer.sent_to("strict") == [1, 2]
     assert [list(receipt.removals()) for receipt in writer.receipts[-2:]] == [[1], [2]]
+
+
+def test_what_a_topic_takes_but_not_in_one_batch_goes_in_parts_of_one_transaction(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    """A broker compares max.message.bytes with a whole record batch."""
+    pend(*(to("strict") for _ in range(10)), to())
+    one = batch_bytes(next(deliveries(SHARD, {0: to("strict")})))
+    targets.strict["strict"] = Limits(needs_key=False, most_bytes=3 * one)
+    writer.most_together["strict"] = 3
+
+    did = dispatch.tick(NOW_MS)
+
+    assert (len(did.due_ms), len(writer.receipts)) == (11, 1)
+    assert writer.sent_to("strict") == list(range(10))
+    assert writer.calls.count("flush") == 4
+
+
+def test_a_topic_that_refuses_a_batch_gets_one_record_after_the_other(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    """Its limits are not known, or changed a moment ago."""
+    pend(to(), *(to("strict") for _ in range(5)))
+    writer.most_together["strict"] = 1
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+    did = dispatch.tick(NOW_MS + 1000)
+
+    assert (len(did.due_ms), len(writer.receipts)) == (5, 2)
+    assert writer.sent_to("strict") == [1, 2, 3, 4, 5]
+    assert did.dead == {}
+
+
+def test_of_many_parts_some_wait_and_others_of_the_shard_do_not(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(*(to("strict") for _ in range(MOST_PARTS + 11)), to())
+    targets.strict["strict"] = NO_LIMITS._replace(one_by_one=True)
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [MOST_PARTS + 11]
+    assert writer.sent_to("strict") == list(range(MOST_PARTS + 1))
+    assert (len(did.due_ms), did.retried) == (MOST_PARTS + 2, 10)
+    dispatch.tick(NOW_MS + 1000)
+    assert writer.sent_to("strict") == list(range(MOST_PARTS + 11))
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_of_what_goes_one_by_one_only_what_is_too_large_becomes_a_dead_letter(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, exactly_once: bool
+) -> None:
+    writer.exactly_once = exactly_once
+    pend(
+        *(to("strict") for _ in range(3)), to("strict")._replace(message=b"x" * 5000), to("strict")
+    )
+    writer.most_together["strict"] = 1
+    writer.fails = lambda o: (
+        TOO_LARGE if o.topic == "strict" and len(o.value or b"") > 1000 else None
+    )
+    now_ms = NOW_MS
+    while len(writer.sent_to("strict")) < 4 or not writer.sent_to(LETTERS):
+        now_ms += 1000
+        with suppress(Refused):
+            dispatch.tick(now_ms)
+        assert now_ms < NOW_MS + 20_000, "the shard is stuck"
+
+    assert sorted(writer.sent_to("strict")) == [0, 1, 2, 4]
+    assert writer.sent_to(LETTERS) == [3]
+
+
+def test_dead_letters_too_go_in_parts_that_their_topic_takes(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(*(invalid() for _ in range(9)))
+    targets.strict[LETTERS] = NO_LIMITS._replace(one_by_one=True)
+    writer.most_together[LETTERS] = 1
+
+    did = dispatch.tick(NOW_MS)
+
+    assert writer.sent_to(LETTERS) == list(range(9))
+    assert did.dead == {"not-json": 9}
+
+
+def test_a_dead_letter_that_fits_its_topic_in_no_form_is_sent_in_none_and_tried_a_minute_later(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    pend(invalid(), invalid(), to(), to("huge"))
+    targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=100)
+    writer.refused["huge"] = TOO_LARGE
+
+    did = dispatch.tick(NOW_MS)
+
+    assert [o.topic for o in writer.committed] == ["orders"]
+    assert (did.due_ms, did.retried) == ([NOW_MS], 3)
+    assert held(client).due == [(NOW_MS + 60_000, offset) for offset in (0, 1, 3)]
+    assert stored_entry(client, 3).reason == Reason.TOO_LARGE
+    [line] = [record.message for record in caplog.records if "stay pending" in record.message]
+    assert line.startswith("TB-3: 3 dead letters stay pending: dead-letters: ")
+    targets.strict.clear()
+    dispatch.tick(NOW_MS + 60_000)
+    assert writer.sent_to(LETTERS) == [0, 1, 3]
+
+
+def test_what_a_tick_did_before_something_was_refused_is_not_forgotten(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(), to("strict")._replace(alone=True))
+    writer.failing["strict"] = TOO_LARGE
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+
+    assert (dispatch.done.due_ms, dispatch.done.pending) == ([NOW_MS], 2)
 
 
 def test_a_suspect_refused_alone_becomes_a_dead_letter(
@@ -1293,7 +1440,7 @@ def test_large_records_wait_like_others_while_the_dead_letter_topic_is_missing(
 
     dispatch.tick(NOW_MS)
 
-    assert [at for at, _ in held(client).due] == [NOW_MS + 1000] * 3
+    assert {band_at(score) for score, _ in held(client).due} == {band_of(parking.LETTERS)}
 
 
 def test_a_request_that_was_read_again_with_a_later_due_time_holds_up_nobody(
@@ -1416,7 +1563,7 @@ def test_a_dead_letter_keeps_its_reason_while_the_broker_cannot_take_it(
 
 
 def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
-    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     writer.exactly_once = False
     writer.failing = {"slow": (Reason.UNREACHABLE, "timed out"), "strict": TOO_LARGE}
@@ -1428,7 +1575,7 @@ def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
     assert sorted(writer.receipts[0].removals()) == [0, 3]
     assert (did.due_ms, did.retried) == ([NOW_MS, NOW_MS], 2)
     assert sorted(held(client).offsets()) == [1, 2]
-    assert stored_entry(client, 2).alone
+    assert targets.strict["strict"].one_by_one
 
 
 # doubts
