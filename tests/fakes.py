@@ -5,7 +5,7 @@ The index has no double here: it is the real one, on a Redis inside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import fakeredis
@@ -164,7 +164,7 @@ class FakeWriter:
     meanwhile: Callable[[], None] | None = None
     most_together: dict[str, int] = field(default_factory=dict)
     _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
-    _flushed: list[Outgoing] = field(default_factory=list)
+    _flushed: int = 0
     _failed: dict[int, Refusal] = field(default_factory=dict)
     _ends: dict[str, int] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ class FakeWriter:
 
     def begin(self) -> None:
         self._step("begin")
-        self._queued, self._flushed, self._failed = [], [], {}
+        self._queued, self._flushed, self._failed = [], 0, {}
 
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
         self._step(f"send {outgoing.topic}@{outgoing.offset}")
@@ -189,36 +189,39 @@ class FakeWriter:
             if suspects := hopeless():
                 self.abort()
                 raise Refused(suspects)
-        answers = {o.offset: self._answer(o) for o, _ in self._queued}
+        waiting = self._queued[self._flushed :]
+        answers = {o.offset: self._answer(o, waiting) for o, _ in waiting}
         failed = {offset: refusal for offset, refusal in answers.items() if refusal is not None}
         if failed and self.exactly_once:
             raise Refused(failed)
-        for outgoing, places in self._queued:
-            if outgoing.offset not in failed:
-                at = f"{outgoing.topic}/{max(0, outgoing.partition)}"
-                there = self._ends.get(at, 0)
-                self._ends[at] = there + 1
-                places.setdefault(at, []).append((outgoing.offset, there))
-        self._flushed += [o for o, _ in self._queued if o.offset not in failed]
-        self._queued = []
+        taken = [(o, places) for o, places in waiting if o.offset not in failed]
+        for outgoing, places in taken:
+            at = f"{outgoing.topic}/{max(0, outgoing.partition)}"
+            there = self._ends.get(at, 0)
+            self._ends[at] = there + 1
+            places.setdefault(at, []).append((outgoing.offset, there))
+        self._queued[self._flushed :] = taken
+        self._flushed = len(self._queued)
         self._failed |= failed
         return self._failed
 
-    def _answer(self, outgoing: Outgoing) -> Refusal | None:
-        together = sum(one.topic == outgoing.topic for one, _ in self._queued)
+    def _answer(
+        self, outgoing: Outgoing, batch: Sequence[tuple[Outgoing, Places]]
+    ) -> Refusal | None:
+        together = sum(one.topic == outgoing.topic for one, _ in batch)
         if together > self.most_together.get(outgoing.topic, together):
             return Reason.TOO_LARGE, "the batch"
         return self.failing.get(outgoing.topic) or self.fails(outgoing)
 
     def abort(self) -> None:
         self._step("abort")
-        self._queued, self._flushed = [], []
+        self._queued, self._flushed = [], 0
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._step("commit")
         self.not_before_ms = not_before_ms
-        self.committed += [*self._flushed, *(outgoing for outgoing, _ in self._queued)]
-        self._queued, self._flushed = [], []
+        self.committed += [outgoing for outgoing, _ in self._queued]
+        self._queued, self._flushed = [], 0
         self.receipts.append(receipt)
         return self.journal.append(receipt) + 1
 

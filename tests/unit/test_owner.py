@@ -33,6 +33,7 @@ class Part:
     labels: Labels = field(default_factory=lambda: Labels(0, 0))
     first_due_ms: int | None = None
     next_due_ms: list[int | None] = field(default_factory=list)
+    done: Dispatched = field(default_factory=Dispatched)
 
     def open(self) -> Recovered:
         return Recovered(0, 0, 0)
