@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedStack
 from blackbox.embedded.ports import HOST, free_port
@@ -193,3 +195,23 @@ def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: 
     assert json.loads(told)["idle"] >= 1000
     assert max(held) - before < MOST_BYTES
     assert seen[len(seen) // 2] <= max(MOST * calm, MOST_MS)
+
+
+@pytest.mark.parametrize(("kept", "is_taken"), [("producer", True), ("uncompressed", False)])
+def test_a_topic_that_is_kept_uncompressed_takes_no_batch_that_is_small_only_on_disk(
+    stack: EmbeddedStack, kept: str, is_taken: bool
+) -> None:
+    servers = {"bootstrap.servers": stack.kafka.bootstrap_servers}
+    topic = f"bomb.{uuid.uuid4().hex[:8]}"
+    new = NewTopic(topic, 1, config={"compression.type": kept})
+    AdminClient(servers).create_topics([new])[topic].result(30)
+    whole = {"linger.ms": 60_000, "batch.size": 64 << 20, "message.max.bytes": 64 << 20}
+    producer = Producer(servers | whole | {"compression.type": "zstd"})
+    errors = list[KafkaError | None]()
+    for _ in range(100):
+        producer.produce(topic, b"x" * 100_000, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(30)
+
+    assert len(errors) == 100
+    codes = {error.code() for error in errors if error is not None}
+    assert codes == (set() if is_taken else {KafkaError.MSG_SIZE_TOO_LARGE})
