@@ -201,12 +201,13 @@ def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: 
 def test_a_topic_that_is_kept_uncompressed_takes_no_batch_that_is_small_only_on_disk(
     stack: EmbeddedStack, kept: str, is_taken: bool
 ) -> None:
-    servers = {"bootstrap.servers": stack.kafka.bootstrap_servers}
+    servers: dict[str, Any] = {"bootstrap.servers": stack.kafka.bootstrap_servers}
     topic = f"bomb.{uuid.uuid4().hex[:8]}"
     new = NewTopic(topic, 1, config={"compression.type": kept})
-    AdminClient(servers).create_topics([new])[topic].result(30)
+    admin = AdminClient(servers)
+    admin.create_topics([new])[topic].result(30)
     whole = {"linger.ms": 60_000, "batch.size": 64 << 20, "message.max.bytes": 64 << 20}
-    producer = Producer(servers | whole | {"compression.type": "zstd"})
+    producer = Producer({**servers, **whole, "compression.type": "zstd"})
     errors = list[KafkaError | None]()
     for _ in range(100):
         producer.produce(topic, b"x" * 100_000, on_delivery=lambda error, _: errors.append(error))
