@@ -1074,4 +1074,56 @@ BUGS = (
         (),
         ("tests/unit/test_targets.py",),
     ),
+    Bug(
+        "one-batch-for-a-strict-topic",
+        "messages that each fit their topic are sent in one batch that does not",
+        (
+            Change(
+                "limits.py",
+                '        return "next"\n',
+                '        return "here"\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "parts-without-end",
+        "one strict topic has the others of its shard wait for a thousand flushes",
+        (
+            Change(
+                "limits.py",
+                "        if self._count == MOST_PARTS:\n",
+                "        if self._count == -1:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "letters-tried-for-ever",
+        "dead letters whose topic is missing are looked at again and again",
+        (
+            Change(
+                "sorting.py",
+                "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
+                "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "letters-forgotten",
+        "after a month without its topic a dead letter is read again from Kafka, and let in",
+        (
+            Change(
+                "index/shard_index.py",
+                "            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S\n",
+                "            left_s = PARKED_FOR_S\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
 )
