@@ -216,6 +216,11 @@ class Dispatch:
             for offset, wait_ms in later_ms.items():
                 ready.pop(offset, None)
                 batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset)
+            if not ready and not dead:
+                self.writer.abort()
+                self.index.depart((), self._removed)
+                self._defer(batch.deferred, did, now_ms)
+                return
             written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)

@@ -1235,6 +1235,25 @@ def test_a_dead_letter_that_fits_its_topic_in_no_form_is_sent_in_none_and_tried_
     assert writer.sent_to(LETTERS) == [0, 1, 3]
 
 
+def test_where_no_dead_letter_fits_there_is_no_transaction_and_nothing_seems_to_leave(
+    dispatch: Dispatch,
+    pend: Pend,
+    writer: FakeWriter,
+    targets: FakeTargets,
+    client: Any,
+    connections: Any,
+) -> None:
+    pend(invalid(), invalid()._replace(alone=True))
+    targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=100)
+
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+
+    assert (writer.receipts, "commit" in writer.calls) == ([], False)
+    assert held(client).due == [(NOW_MS + 60_000, 0), (NOW_MS + 60_000, 1)]
+    assert not Inspector(connections).is_leaving(SHARD, 0)
+
+
 def test_what_a_tick_did_before_something_was_refused_is_not_forgotten(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
