@@ -206,16 +206,20 @@ class Dispatch:
         topics = {entry.target for entry in ready.values()}
         limits = self.sorting.targets.limits(topics | {self.sorting.dead_letter_topic})
         parts = Parts(limits)
+
+        def flush() -> Mapping[int, Refusal]:
+            return self.writer.flush(lambda: self._hopeless(ready, dead, places))
+
         self.writer.begin()  # 2
         try:
-            later_ms = self._send_messages(ready, dead, places, parts)
+            later = self._send_messages(ready, dead, places, parts, flush)
             refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
             originals |= self._originals(refused_now)
             fits = limits.get(self.sorting.dead_letter_topic, NO_LIMITS)
-            later_ms |= self._send_dead_letters(dead, originals, letters, fits, parts)
-            for offset, wait_ms in later_ms.items():
+            later |= self._send_dead_letters(dead, originals, letters, fits, parts, flush)
+            for offset, (wait_ms, entry) in later.items():
                 ready.pop(offset, None)
-                batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset)
+                batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset, entry)
             if not ready and not dead:
                 self.writer.abort()
                 self.index.depart((), self._removed)
@@ -224,7 +228,7 @@ class Dispatch:
             written = self._send_endings(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
-            failed = self.writer.flush(lambda: self._hopeless(ready, dead, places))
+            failed = flush()
             self._check_endings(ready | dead, written)
         except Refused as refused:
             self._put_off(ready | dead, refused.suspects, did, now_ms, parts.apart)
@@ -294,21 +298,26 @@ class Dispatch:
         )
 
     def _send_messages(
-        self, ready: Mapping[int, Entry], dead: dict[int, Entry], places: Places, parts: Parts
-    ) -> dict[int, int]:
+        self,
+        ready: Mapping[int, Entry],
+        dead: dict[int, Entry],
+        places: Places,
+        parts: Parts,
+        flush: Callable[[], object],
+    ) -> dict[int, PutOff]:
         """What the client refuses becomes dead; returns what is for a later transaction, in so many ms."""
-        later_ms: dict[int, int] = {}
+        later: dict[int, PutOff] = {}
         for message in deliveries(self.shard, ready):
             place = parts.place(message)
             if place == "later":
-                later_ms[message.offset] = PART_LATER_MS
+                later[message.offset] = PART_LATER_MS + len(later), None  # in this order
                 continue
             if place == "next":
-                self.writer.flush(lambda: self._hopeless(ready, dead, places))
+                flush()
             refusal = self.writer.send(message, places)
             if refusal is not None:
                 dead[message.offset] = as_dead(ready[message.offset], refusal)
-        return later_ms
+        return later
 
     def _send_dead_letters(
         self,
@@ -317,10 +326,11 @@ class Dispatch:
         letters: Places,
         limits: Limits,
         parts: Parts,
-    ) -> dict[int, int]:
+        flush: Callable[[], object],
+    ) -> dict[int, PutOff]:
         """Returns what is for a later transaction, in so many ms."""
         topic = self.sorting.dead_letter_topic
-        later_ms: dict[int, int] = {}
+        later: dict[int, PutOff] = {}
         unfit: list[str] = []
         for offset, entry in dead.items():
             original, detail = originals.get(offset), entry.detail or ""
@@ -335,24 +345,28 @@ class Dispatch:
             )
             smaller = list(islice(forms, entry.shortened, None))
             why = [limits.refusal(form) for form in smaller]
-            if why[-1] is not None:
-                unfit.append(why[-1][1])
-                later_ms[offset] = UNFIT_LATER_MS
+            fitting = [form for form, told in zip(smaller, why, strict=True) if told is None]
+            if not fitting:
+                unfit += [told[1] for told in why[-1:] if told is not None]
+                later[offset] = (
+                    UNFIT_LATER_MS,
+                    entry,
+                )  # written again: its payload must outlive the wait
                 continue
-            smaller = [form for form, told in zip(smaller, why, strict=True) if told is None]
+            smaller = fitting
             place = parts.place(smaller[0])
             if place == "later":
-                later_ms[offset] = PART_LATER_MS
+                later[offset] = PART_LATER_MS + len(later), None
                 continue
             if place == "next":
-                self.writer.flush()
+                flush()
             if all(self.writer.send(form, letters) is not None for form in smaller):
                 raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
         if unfit:
             self.sorting.say_that_letters_wait(len(unfit), unfit[0])
-        for offset in later_ms:
+        for offset in later:
             del dead[offset]
-        return later_ms
+        return later
 
     def _send_endings(
         self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from blackbox.outgoing import Outgoing, Refusal
 from blackbox.request import Reason
 
-MOST_PARTS = 20
-"""In one transaction, each with a wait for the brokers, which other messages of the shard wait for."""
+MOST_PARTS, PARTS_S = 20, 3.0
+"""In one transaction, each with a wait for the brokers: others of the shard wait as well, and the transaction ends by itself."""
 
 BATCH_BYTES = 61
 """The head of a record batch, in Kafka's message format 2."""
@@ -55,6 +56,7 @@ class Parts:
         self.apart: set[int] = set()
         """The offsets of what goes in a record batch of its own."""
         self._count = 0
+        self._until_s = time.monotonic() + PARTS_S
 
     def place(self, message: Outgoing) -> Literal["here", "next", "later"]:
         """Whether it goes with what was sent before, once that is with the brokers, or in a later transaction."""
@@ -70,7 +72,7 @@ class Parts:
         if held is None or (not limit.one_by_one and held + size <= (limit.most_bytes or math.inf)):
             self._held[topic] = (held or 0) + size
             return "here"
-        if self._count == MOST_PARTS:
+        if self._count == MOST_PARTS or time.monotonic() > self._until_s:
             self._full.add(topic)
             return "later"
         self._count += 1

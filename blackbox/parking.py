@@ -23,8 +23,8 @@ def band_of(target: str) -> int:
 
 
 def parked_at(band: int, due_ms: int) -> int:
-    """The score of an entry in this band."""
-    return band * BAND_MS + due_ms
+    """The score of an entry in this band; due times before 1970 are all one."""
+    return band * BAND_MS + max(0, due_ms)
 
 
 def band_at(score_ms: int) -> int:

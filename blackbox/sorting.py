@@ -170,7 +170,8 @@ class Sorting:
 
     def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
         """For which targets what is parked is to come out: they may take messages, or never will."""
-        topics = {to: to or self.dead_letter_topic for to in set(parked).difference(paused)}
+        all_topics = {to: to or self.dead_letter_topic for to in parked}
+        topics = {to: topic for to, topic in all_topics.items() if topic not in paused}
         try:
             refusals = self.targets.unavailable(set(topics.values())) if topics else {}
         except JournalLost:
@@ -303,16 +304,19 @@ class Sorting:
         `apart` was sent in record batches of its own, so that it is refused for itself.
         """
         aside, crowded = Sorted(), set[str]()
-        away = self._away(
-            {batch[o].target for o, why in suspects.items() if why[0] == Reason.UNREACHABLE}
-        )
+        gone = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
+        away = self._away({self._destination(batch[o]) for o in gone})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
-            is_alone = entry.alone or len(suspects) == 1 or offset in apart
-            told = away.get(entry.target)
+            # what is written with its end goes in one batch with others', and may be what was refused
+            has_ending = self.endings is not None and bool(self.endings.topics(entry))
+            is_apart = offset in apart and not has_ending
+            is_alone = entry.alone or len(suspects) == 1 or is_apart
+            told = away.get(self._destination(entry))
             if told is not None and _parks(aside, offset, entry, told, parked):
                 continue
-            if not is_alone and refusal[0] == Reason.TOO_LARGE:  # all of them together, maybe
+            is_crowded = refusal[0] == Reason.TOO_LARGE and not has_ending
+            if is_crowded and not is_alone:  # all of them together may be too large
                 crowded.add(self._destination(entry))
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in OF_A_TOPIC:

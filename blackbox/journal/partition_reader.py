@@ -39,9 +39,9 @@ class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
     `ahead` is how many records are fetched before they are asked for: many to read on and on, few
-    for a look here and there. Nothing read for `silence_s`, twice in a row, is JournalSilent. Holds
-    its clients while it is in use, and reads one stretch at a time; not safe for use from two threads
-    at once.
+    for a look here and there. Nothing read for `silence_s`, by a client and then by another, is
+    JournalSilent. Holds its clients while it is in use, and reads one stretch at a time; not safe for
+    use from two threads at once.
     """
 
     access: KafkaAccess

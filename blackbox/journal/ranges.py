@@ -49,7 +49,7 @@ Positions = dict[Partition, int]
 OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
 SILENT_S = 1.0
-ANOTHER_SILENCE_S = 0.3
+ANOTHER_SILENCE_S = 0.5
 PATIENCE_S = 5.0
 LEFT_ALONE_S = 2.0
 """How long a partition that did not answer, or is refused, is not asked for again."""

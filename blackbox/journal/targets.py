@@ -118,7 +118,8 @@ class Targets:
         except JournalLost as silent:
             logger.warning("what target topics refuse is not known: %s", silent)
             self._open()
-            told = {}
+            yield from ((topic, KNOWN_FOR_S, self._limits.last(topic)) for topic in topics)
+            return
         for topic in topics:
             settings = told.get(topic)
             found = self._limits_of(settings) if isinstance(settings, TopicSettings) else None
@@ -156,10 +157,14 @@ class Remembered(Generic[Known]):
         if self._unknown(wanted):
             self._ask_and_wait(wanted)
         elif self._ended(wanted) and self._refreshing.acquire(blocking=False):
-            Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
+            self._start_refresh(wanted)
         known = self._known
         found = {topic: known[topic][1] for topic in wanted if topic in known}
         return {topic: told for topic, told in found.items() if told is not None}
+
+    def last(self, topic: str) -> Known | None:
+        """What was told last, whether it holds or not."""
+        return self._known[topic][1] if topic in self._known else None
 
     def ask_anew(self, topics: Iterable[str]) -> None:
         """Whatever was told. Raises JournalLost when nobody answers; what was told holds then, also for others meanwhile."""
@@ -190,6 +195,12 @@ class Remembered(Generic[Known]):
                 if any(topic not in self._known for topic in ended):
                     raise
                 self._put_off(ended)
+
+    def _start_refresh(self, wanted: set[str]) -> None:
+        try:
+            Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
+        except RuntimeError:  # no thread is left: another time
+            self._refreshing.release()
 
     def _refresh(self, wanted: set[str]) -> None:
         ended = self._ended(wanted)

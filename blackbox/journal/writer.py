@@ -187,8 +187,9 @@ class Writer:
         return left
 
     def abort(self) -> None:
-        """Take back what was sent since `begin`."""
-        self._transactions.abort()
+        """Take back what was sent since `begin`; without `exactly_once` nothing can be."""
+        if self._exactly_once:
+            self._transactions.abort()
 
     def end(self) -> None:
         """Commit without a receipt, as none could tell of what was sent; tries as often as `commit`."""

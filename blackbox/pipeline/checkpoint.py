@@ -17,12 +17,24 @@ class Checkpoint:
 
     def __init__(self) -> None:
         _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = _locked(self.folder)
+        self.folder, self._lock = _new()
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _new() -> tuple[Path, int]:
+    """Whoever sweeps may come between the folder and its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = _locked(folder)
+        except OSError:
+            continue
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
 
 
 def _sweep() -> None:

@@ -134,12 +134,12 @@ class IntakeStream:
         wanted = self._wanted
         self._left_out.keep(wanted)
         starts = self._starts(wanted)
+        self._behind = {}
+        self._tell_unread(wanted)
         if not starts:
             self._changed.wait(LOOK_S)
             return
         missing = wanted - starts.keys()
-        self._behind = {}
-        self._tell_unread(wanted)
         until_s = time.monotonic() + MISSING_S
         query = self._start_query(starts)
         try:
@@ -230,6 +230,13 @@ class IntakeStream:
         offsets = spelled({(topic, p): start for (topic, p), start in starts.items()})
         self._is_ending = False
         self._checkpoint = Checkpoint()
+        try:
+            return self._start_at(offsets)
+        except BaseException:
+            self._checkpoint.close()
+            raise
+
+    def _start_at(self, offsets: Mapping[str, Mapping[str, int]]) -> StreamingQuery:
         context = self._session.sparkContext
         context.setLocalProperty("spark.scheduler.pool", "intake")
         records = (

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count as numbers
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from blackbox import entry as entries
-from blackbox import parking
+from blackbox import limits, parking
 from blackbox.dispatch import Dispatch, Dispatched
 from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused, TooEarly
 from blackbox.endings import Endings
@@ -22,7 +23,7 @@ from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
 from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
-from blackbox.limits import MOST_PARTS, NO_LIMITS, Limits, batch_bytes
+from blackbox.limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.outgoing import Outgoing, Refusal, deliveries
 from blackbox.parking import band_at, band_of
 from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
@@ -1254,6 +1255,69 @@ def test_where_no_dead_letter_fits_there_is_no_transaction_and_nothing_seems_to_
     assert not Inspector(connections).is_leaving(SHARD, 0)
 
 
+def test_a_letter_that_does_not_fit_is_kept_while_it_waits(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
+) -> None:
+    """Its payload alone says that it is one: read again from Kafka, it would be let in."""
+    pend(invalid())
+    targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=100)
+    for minute in range(3):
+        client.expire(f"{PREFIX}msg:{0:016x}", 61)
+        dispatch.tick(NOW_MS + minute * LONGEST_RETRY_MS)
+        assert client.ttl(f"{PREFIX}msg:{0:016x}") >= GRACE_S
+
+
+def test_a_letter_whose_larger_forms_fit_only_is_sent(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(invalid())
+    targets.strict[LETTERS] = Limits(needs_key=True, most_bytes=None)
+    dispatch.tick(NOW_MS)
+    assert letter(writer, 0).value == b"{"
+
+
+def test_letters_stay_aside_while_their_topic_is_paused(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
+) -> None:
+    pend(*(invalid() for _ in range(3)))
+    shared = Shared(connections)
+    shared.pause(LETTERS, NOW_MS, [SHARD])
+    assert dispatch.tick(NOW_MS).retried == 3
+    for _ in range(3):
+        assert dispatch.tick(NOW_MS).retried == 0
+    shared.resume(LETTERS, [SHARD])
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+    assert writer.sent_to(LETTERS) == [0, 1, 2]
+
+
+def test_a_letter_of_a_record_without_a_timestamp_waits_and_comes_out(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
+) -> None:
+    pend(invalid()._replace(due_ms=-1))
+    targets.refusals[LETTERS] = UNKNOWN
+    dispatch.tick(NOW_MS)
+    [(score, _)] = held(client).due
+    assert band_at(score) == band_of(parking.LETTERS)
+    targets.refusals.clear()
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to(LETTERS) == [0]
+
+
+def test_parts_end_before_the_transaction_times_out(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    seconds = iter(numbers())
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    pend(*(to("strict") for _ in range(10)))
+    targets.strict["strict"] = NO_LIMITS._replace(one_by_one=True)
+
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("strict") == list(range(int(PARTS_S) + 1))
+
+
 def test_what_a_tick_did_before_something_was_refused_is_not_forgotten(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
@@ -1829,6 +1893,24 @@ def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
     assert f'"at":{NOW_MS + 60_000}'.encode() in (again.value or b"")
     [receipt] = writer.receipts
     assert list(receipt.delivered) == ["orders/0", "bills/0"]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_when_what_recurs_does_not_fit_one_batch_of_its_topic_each_goes_alone(
+    make: Make, pend: Pend, writer: FakeWriter, exactly_once: bool
+) -> None:
+    writer.exactly_once = exactly_once
+    pend(*(to(caller_id=f"a{n}", recurs="every 60000") for n in range(12)))
+    writer.most_together["TB"] = 5
+    dispatch = make(endings=Endings(SHARD, COUNTDOWN, Log()))
+    now_ms = NOW_MS
+    while len(set(writer.sent_to("orders"))) < 12:
+        with suppress(Refused):
+            dispatch.tick(now_ms)
+        now_ms += 1000
+        assert now_ms < NOW_MS + 20_000, "the shard is stuck"
+
+    assert writer.sent_to(LETTERS) == []
 
 
 def test_a_long_backlog_is_read_before_the_transaction_begins(

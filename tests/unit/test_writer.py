@@ -30,6 +30,11 @@ def test_a_record_that_is_too_large_is_a_suspect(writer: Writer) -> None:
     assert writer.flush()[7][0] == Reason.TOO_LARGE
 
 
+def test_at_least_once_nothing_is_taken_back_and_that_is_no_doubt(writer: Writer) -> None:
+    writer.begin()
+    writer.abort()
+
+
 def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too(
     writer: Writer,
 ) -> None:
