@@ -1093,7 +1093,7 @@ BUGS = (
         (
             Change(
                 "limits.py",
-                "        if self._count == MOST_PARTS:\n",
+                "        if self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
                 "        if self._count == -1:\n",
             ),
         ),
