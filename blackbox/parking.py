@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from blackbox.entry import Entry
+
 BAND_MS = 1 << 43
 """Of the scores of `due`: those below are times, up to the year 2248. Each band is as wide."""
 
@@ -15,6 +17,11 @@ LETTERS = ""
 
 BANDS = 1021
 """Scores are doubles, which hold whole numbers up to 1024 bands."""
+
+
+def waits_for(entry: Entry) -> str:
+    """The target that an entry is parked for, or LETTERS."""
+    return entry.target if entry.reason is None else LETTERS
 
 
 def band_of(target: str) -> int:

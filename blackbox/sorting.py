@@ -16,7 +16,7 @@ from blackbox.entry import Entry
 from blackbox.intake import refused_entry
 from blackbox.limits import Limits
 from blackbox.outgoing import FORMS, Refusal, deliveries
-from blackbox.parking import LETTERS, band_of, parked_at
+from blackbox.parking import LETTERS, band_of, parked_at, waits_for
 from blackbox.plan import Due, PutOff
 from blackbox.ports import Journal
 from blackbox.receipt import Claim
@@ -220,7 +220,7 @@ class Sorting:
         for part in (batch.ready, batch.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
                 is_new = offset not in due.released and not entry.expires_ms
-                if is_new and _waits_for(entry) in due.backlogs:
+                if is_new and waits_for(entry) in due.backlogs:
                     del part[offset]
                     _park(batch, offset, entry, QUEUED)
 
@@ -376,7 +376,7 @@ def _parks(
     batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
 ) -> bool:
     """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""
-    to = _waits_for(entry)
+    to = waits_for(entry)
     if not _may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
         return False
     if batch.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
@@ -395,11 +395,7 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
         entry = entry._replace(waits=max(1, entry.waits))
     elif entry.waits == 0 or entry.detail != why:
         entry = entry._replace(waits=entry.waits + 1, detail=why)
-    batch.deferred[offset] = parked_at(band_of(_waits_for(entry)), entry.due_ms), entry
-
-
-def _waits_for(entry: Entry) -> str:
-    return entry.target if entry.reason is None else LETTERS
+    batch.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
 
 
 def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:

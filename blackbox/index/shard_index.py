@@ -36,7 +36,7 @@ from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
-from blackbox.parking import BAND_MS, BANDS, LETTERS, band_at, parked_at
+from blackbox.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
 from blackbox.plan import (
     Binding,
     Due,
@@ -742,7 +742,7 @@ class ShardIndex:
             for name, head in zip(names, heads, strict=True):
                 entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
                 if entry is not None:
-                    return _waits_for(entry)
+                    return waits_for(entry)
             scores = self._scores(self._keys.due, [int(name, 16) for name in names])
             self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
@@ -952,7 +952,7 @@ class ShardIndex:
             if band := band_at(at_ms):
                 assert entry is not None, "what is parked names its target"
                 if self._parked is not None:  # else it is found by looking, not before a MULTI
-                    self._parked[band] = _waits_for(entry)
+                    self._parked[band] = waits_for(entry)
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
@@ -1162,10 +1162,6 @@ def claims_of(stored: bytes | None) -> dict[int, Claim]:
 
 def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
     return {offset: claim for offset, claim in claims.items() if offset not in offsets}
-
-
-def _waits_for(entry: Entry) -> str:
-    return entry.target if entry.reason is None else LETTERS
 
 
 def _span(band: int) -> tuple[int, str]:
