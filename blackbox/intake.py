@@ -329,7 +329,8 @@ def _is_next(asked: Request, record: Record) -> bool:
 
 def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
     detail = (
-        f"the request {id} that it was to replace is not pending: it was delivered, or has ended"
+        f"the request {id} that it was to replace is not pending: it was delivered, has ended, or was "
+        "written again under another id, as far requests are; look it up"
     )
     letter = Invalid(Reason.TOO_LATE, detail)
     too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.redis import find_redis
+from tests.alone import Alone
 from tests.promises import NO_TOOL, Promises
 from tests.world import World
 
@@ -33,6 +34,8 @@ LOG_TOLD = 4000
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
         config.pluginmanager.register(Promises())
+    assert config.cache is not None
+    config.pluginmanager.register(Alone(config.cache.mkdir("alone")))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -341,6 +341,7 @@ def scene(
 
 
 @both_engines_at_length
+@pytest.mark.alone
 @pytest.mark.parametrize("trouble", ROWS, ids=lambda trouble: trouble.what.replace(" ", "-"))
 def test_of_what_breaks_everybody_else_sees_next_to_nothing(scene: Scene, trouble: Trouble) -> None:
     p99_ms(scene, lambda _: None)  # warm

@@ -239,6 +239,7 @@ def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
     )
 
 
+@pytest.mark.alone
 def test_a_noisy_caller_does_not_delay_a_quiet_one(world: World) -> None:
     noise = f"{world.name}.noise"
     world.create(NewTopic(noise, 4))

@@ -1,4 +1,4 @@
-"""On time: figures that hold on a busy two-core machine, and more than hold elsewhere."""
+"""On time: figures that hold on a machine of two cores that does nothing else."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ IDLE_PERCENT = {"process": 5, "spark": 20}
 
 
 @both_engines
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine: str) -> None:
     world.start_service().wait_ready()
@@ -39,6 +40,7 @@ def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine
 
 
 @both_engines_at_length
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
     world: World, engine: str
