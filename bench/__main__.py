@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import ground, naive, raw, verbs
-from blackbox import interpreter
 from blackbox.embedded import EmbeddedStack
+from blackbox.support import interpreter
 
 BATCH = 1000
 NAIVE_SHARE = 40

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 
 MESSAGE_BYTES = 200
 TARGET = "out"

@@ -27,7 +27,7 @@ from bench.engines import Field
 from bench.ground import HEADERS, MESSAGE_BYTES
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
-from blackbox.receipt import Receipt, encode
+from blackbox.records.receipt import Receipt, encode
 
 PARTITIONS = 4
 ROUND, PENDING, CANCELLED = 50, 5, 49

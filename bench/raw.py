@@ -8,11 +8,11 @@ from typing import Any
 from confluent_kafka import TopicPartition
 
 from bench.ground import HEADERS, MESSAGE_BYTES, TARGET, Ground, Stopwatch
-from blackbox.entry import Entry, encode
 from blackbox.index.connection import Session, pack, pool
 from blackbox.index.keys import Keys
 from blackbox.journal.access import KafkaAccess
-from blackbox.request import member
+from blackbox.records.entry import Entry, encode
+from blackbox.records.request import member
 
 READ = 2000
 BODY = b"." * MESSAGE_BYTES

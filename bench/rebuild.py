@@ -32,7 +32,7 @@ from bench.engines import ALIKE_AT_ONCE, ENGINES, PATIENCE_S, WARM_UP, Field, wa
 from bench.report import Progress, markdown, say
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
-from blackbox.receipt import Mark, Receipt, encode
+from blackbox.records.receipt import Mark, Receipt, encode
 
 NAMED = 1_000
 """Requests in a receipt."""

@@ -6,17 +6,17 @@ import time
 from itertools import islice
 
 from bench.ground import Ground, Stopwatch
-from blackbox.dispatch import Dispatch
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.intake import Intake, parse
+from blackbox.core.plan import Labels
+from blackbox.core.triage import Sorting
 from blackbox.formats import make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, parse
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.targets import Targets
 from blackbox.journal.writer import Writer
-from blackbox.plan import Labels
-from blackbox.sorting import Sorting
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:

@@ -27,8 +27,8 @@ from bench.engines import ENGINES, PATIENCE_S, Field, cpu_s, lateness_ms, wait
 from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say
-from blackbox.caretaker import FIRST_S, WALKED_SHARE
 from blackbox.embedded import EmbeddedStack
+from blackbox.engine.caretaker import FIRST_S, WALKED_SHARE
 
 FAR_S = 200 * 86_400
 FAR_BYTES = 50

@@ -16,17 +16,17 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
-from blackbox import interpreter
+from blackbox.admin.control import Control
 from blackbox.api.access import CLOSED, Access
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
 from blackbox.api.serve import HttpServer
-from blackbox.check import Finding, findings
-from blackbox.control.control import Control
-from blackbox.doubt import Doubt
-from blackbox.metrics import Metrics
-from blackbox.service import Service
-from blackbox.settings import Half, Settings
+from blackbox.config.check import Finding, findings
+from blackbox.config.settings import Half, Settings
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.process import Service
+from blackbox.records.errors import Doubt
+from blackbox.support import interpreter
 
 logger = logging.getLogger("blackbox.run")
 
@@ -60,7 +60,7 @@ def make_engine(
     """The engine that the settings ask for; Spark is imported only for its own."""
     if settings.engine == "process":
         return Service(settings, metrics)
-    from blackbox.pipeline.engine import SparkEngine
+    from blackbox.engine.spark.driver import SparkEngine
 
     return SparkEngine(settings, metrics, only=only, failed=failed)
 

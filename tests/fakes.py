@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import fakeredis
 import redis
 
-from blackbox.doubt import JournalLost, Refused
-from blackbox.ended import Ended
+from blackbox.core.ended import Ended
+from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.formats import Format
 from blackbox.formats.terms import RefusedError
-from blackbox.limits import NO_LIMITS, Limits
-from blackbox.outgoing import Outgoing, Refusal
-from blackbox.plan import Batch, Binding, Bounds
-from blackbox.receipt import Checked, Claim, Places, Receipt, decode, encode
-from blackbox.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.records.errors import JournalLost, Refused
+from blackbox.records.outgoing import Outgoing, Refusal
+from blackbox.records.receipt import Checked, Claim, Places, Receipt, decode, encode
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
+from blackbox.records.topic_limits import NO_LIMITS, Limits
 
 
 def fake_connections(server: fakeredis.FakeServer) -> redis.ConnectionPool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from blackbox.connect import kafka
-from blackbox.doubt import Fenced
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
+from blackbox.engine.promoter import Promoter
 from blackbox.journal.topics import Topics
-from blackbox.promoter import Promoter
-from blackbox.request import Shard
-from blackbox.settings import load
+from blackbox.records.errors import Fenced
+from blackbox.records.request import Shard
 
 
 def main(now_ms: int) -> None:

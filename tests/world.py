@@ -34,8 +34,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from blackbox.config.settings import Settings, load
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
-from blackbox.settings import Settings, load
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
 both_engines_at_length = both_engines if AT_LENGTH else pytest.mark.usefixtures("engine")
 """The same for what the engines share so far that it is run on Spark at length only."""
 
-DAEMON = "blackbox.pipeline.daemon"
+DAEMON = "blackbox.engine.spark.daemon"
 SESSION_S = 1.5
 READY_S = 90.0
 PARTITIONS = 4

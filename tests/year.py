@@ -17,14 +17,18 @@ import redis
 from confluent_kafka import OFFSET_END, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
-from blackbox.connect import formats, kafka
-from blackbox.dispatch import Dispatch
-from blackbox.doubt import Doubt
-from blackbox.endings import Endings
+from blackbox.config.wiring import formats, kafka
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import Endings
+from blackbox.core.intake import Intake
+from blackbox.core.low_water import LowWater
+from blackbox.core.promotion import Promoted
+from blackbox.core.recovery import Recovered, Recovery
+from blackbox.core.triage import Sorting
+from blackbox.engine.promoter import Promoter
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
@@ -32,12 +36,8 @@ from blackbox.journal.targets import Targets
 from blackbox.journal.topics import OwnTopics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.low_water import LowWater
-from blackbox.promoter import Promoter
-from blackbox.promotion import Promoted
-from blackbox.recovery import Recovered, Recovery
-from blackbox.request import Headers, Shard
-from blackbox.sorting import Sorting
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Headers, Shard
 from tests.world import World, each_of, read_all, until
 
 HORIZON_S = 3600

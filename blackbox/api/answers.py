@@ -7,11 +7,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from blackbox.control.control import Cancelled, Rescheduled
-from blackbox.control.pending import LAST_MS, Found
-from blackbox.fate import Fate
+from blackbox.admin.control import Cancelled, Rescheduled
+from blackbox.admin.pending import LAST_MS, Found
+from blackbox.core.status import Fate
 from blackbox.journal.letterbox import Letter
-from blackbox.request import request_id
+from blackbox.records.request import request_id
 
 
 class Failure(BaseModel):

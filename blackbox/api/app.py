@@ -14,17 +14,17 @@ from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from blackbox.admin.control import Control
 from blackbox.api import letters, pages, requests, schedules, targets
 from blackbox.api.access import Access
 from blackbox.api.door import Door, refused
 from blackbox.api.health import Health
 from blackbox.api.pages import READS
 from blackbox.client import NotSent
-from blackbox.control.control import Control
-from blackbox.doubt import Doubt, IndexFull
-from blackbox.metrics import Metrics
-from blackbox.request import Shard
-from blackbox.settings import Settings
+from blackbox.config.settings import Settings
+from blackbox.engine.metrics import Metrics
+from blackbox.records.errors import Doubt, IndexFull
+from blackbox.records.request import Shard
 
 NOT_STORED = {"Cache-Control": "no-store"}
 FAULTS_TOLD = 10

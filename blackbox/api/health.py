@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 
 
 class Health(Protocol):

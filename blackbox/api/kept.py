@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from blackbox.doubt import Doubt
+from blackbox.records.errors import Doubt
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from blackbox.admin.control import Control
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, json_body
-from blackbox.control.control import Control
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES
 
 MOST_BYTES = 1 << 20

@@ -14,6 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
+from blackbox.admin.control import Cancelled, Control, Refused, Rescheduled
+from blackbox.admin.pending import LAST_MS, Place, Wanted
 from blackbox.api.access import Access
 from blackbox.api.answers import (
     CancelState,
@@ -30,8 +32,6 @@ from blackbox.api.answers import (
 )
 from blackbox.api.door import small_body
 from blackbox.api.kept import Kept
-from blackbox.control.control import Cancelled, Control, Refused, Rescheduled
-from blackbox.control.pending import LAST_MS, Place, Wanted
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000

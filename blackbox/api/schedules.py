@@ -13,14 +13,14 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
+from blackbox.admin.control import Control
+from blackbox.admin.pending import Found
 from blackbox.api.access import Access
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
-from blackbox.control.control import Control
-from blackbox.control.pending import Found
-from blackbox.entry import Entry
-from blackbox.settings import Settings
+from blackbox.config.settings import Settings
+from blackbox.records.entry import Entry
 
 SCHEDULES_AT_ONCE = 100
 """With their messages, of a megabyte or more each."""

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from blackbox.api.connections import BACKLOG, Connection, accepted_at_once, tell_seldom
-from blackbox.settings import SettingsError
+from blackbox.config.settings import SettingsError
 
 START_S = 10.0
 FINISH_S = 1

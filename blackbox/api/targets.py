@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from pydantic import AfterValidator
 
+from blackbox.admin.control import Control
 from blackbox.api.access import Access
 from blackbox.api.answers import PausedTarget, PausedTargets
 from blackbox.api.requests import FAILURES
-from blackbox.control.control import Control
-from blackbox.request import is_topic_name
+from blackbox.records.request import is_topic_name
 
 
 def _topic(name: str) -> str:

@@ -14,10 +14,10 @@ from rich.text import Text
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED, BadUsage, ended, nothing_there
 from blackbox.cli.terminal import as_json, printable, quietly, table
-from blackbox.settings import Settings
+from blackbox.config.settings import Settings
 
 if TYPE_CHECKING:
-    from blackbox.pipeline.audit.audit import Verdict
+    from blackbox.jobs.audit.audit import Verdict
 
 SHOWN = 50
 
@@ -71,8 +71,8 @@ def _audited(
 ) -> Verdict:
     problem = None
     with spark(settings, "auditing") as session:
-        from blackbox.pipeline.audit.audit import audited
-        from blackbox.pipeline.ledger.ledger import Ledger, explained
+        from blackbox.jobs.audit.audit import audited
+        from blackbox.jobs.ledger.ledger import Ledger, explained
 
         try:
             with explained():
@@ -80,7 +80,7 @@ def _audited(
                 with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
                     verdict = found.verdict
                     if html is not None and verdict.shards:
-                        from blackbox.pipeline.audit.report import page
+                        from blackbox.jobs.audit.report import page
 
                         html.write_text(page(verdict), encoding="utf-8")
                     if parquet is not None and verdict.shards:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blackbox.cli.failures import FAILED, ended
-from blackbox.doubt import Doubt
-from blackbox.pipeline import missing_packages
-from blackbox.settings import Settings
+from blackbox.config.settings import Settings
+from blackbox.records.errors import Doubt
+from blackbox.spark import missing_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def need_spark() -> None:
 @contextmanager
 def started(settings: Settings) -> Iterator[SparkSession]:
     """A Spark session, ended with the context."""
-    from blackbox.pipeline.session import start_session
+    from blackbox.spark.session import start_session
 
     session = start_session(settings.spark_master, settings.spark_settings())
     try:

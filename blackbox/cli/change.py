@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from blackbox.admin.control import Cancelled, Control, Rescheduled
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
-from blackbox.control.control import Cancelled, Control, Rescheduled
 
 Id = Annotated[
     str, typer.Argument(help="The id that `send` printed, or the one it was sent with (--id).")

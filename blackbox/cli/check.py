@@ -15,7 +15,7 @@ from blackbox.cli.terminal import print_whole, quietly, table
 
 def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Look at Kafka's and Redis' configuration; ends with 1 if `run` would refuse to start."""
-    from blackbox.check import findings
+    from blackbox.config.check import findings
 
     settings = quietly()
     found = findings(settings)

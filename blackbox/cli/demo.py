@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli import signals
 from blackbox.cli.failures import FAILED, INTERRUPTED, BadUsage
+from blackbox.support import logs
 
 
 def demo(

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import typer
 
-from blackbox import logs
 from blackbox.client import NotSent
-from blackbox.doubt import Doubt, IndexFull, IndexLost, NotAllowed
+from blackbox.config.settings import Settings, SettingsError
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.index.address import read
-from blackbox.pipeline.failures import LedgerError
-from blackbox.settings import Settings, SettingsError
+from blackbox.records.errors import Doubt, IndexFull, IndexLost, NotAllowed
+from blackbox.spark.failures import LedgerError
+from blackbox.support import logs
 
 FAILED = 1
 BAD_USAGE = 2

@@ -9,15 +9,15 @@ import orjson
 import typer
 from rich.console import Console
 
-from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import quietly, table
-from blackbox.connect import kafka
-from blackbox.settings import Settings
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import kafka
+from blackbox.support import logs
 
 if TYPE_CHECKING:
-    from blackbox.pipeline.ledger.extend import Done
+    from blackbox.jobs.ledger.extend import Done
 
 
 def ledger(
@@ -52,7 +52,7 @@ def ledger(
 def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> None:
     access = kafka(settings, logs.QUIET)
     with spark(settings, "reading the journals") as session:
-        from blackbox.pipeline.ledger.extend import extend
+        from blackbox.jobs.ledger.extend import extend
 
         done = extend(session, settings, access, place, accept_gap=accept_gap)
     if json:
@@ -63,7 +63,7 @@ def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> Non
 
 def _verify(settings: Settings, place: str, json: bool) -> None:
     with spark(settings, "reading the ledger") as session:
-        from blackbox.pipeline.ledger.ledger import Ledger
+        from blackbox.jobs.ledger.ledger import Ledger
 
         verdict = Ledger.verify(session, place)
     if json:
@@ -107,7 +107,7 @@ def _as_json(done: Done) -> dict[str, Any]:
 
 
 def _print_tables(done: Done) -> None:
-    from blackbox.pipeline.journals import Journal
+    from blackbox.spark.journals import Journal
 
     tables = table()
     for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):

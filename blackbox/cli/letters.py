@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from blackbox.admin.control import Control
+from blackbox.admin.dead_letters import PutAway
 from blackbox.api.answers import LetterState
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import as_json, printable, quietly
-from blackbox.control.control import Control
-from blackbox.control.letters import PutAway
 from blackbox.journal.letterbox import Letter
 
 Places = Annotated[

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from blackbox import logs
 from blackbox.cli.batch import Bar, need_spark, started, tasks_of
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.cli.terminal import as_json, chosen_topic, print_whole, printable, quietly, table
-from blackbox.connect import kafka
-from blackbox.doubt import Doubt
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import kafka
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import largest_record
 from blackbox.journal.topics import Topics, TopicSettings
-from blackbox.settings import Settings
+from blackbox.records.errors import Doubt
+from blackbox.support import logs
 
 if TYPE_CHECKING:
-    from blackbox.pipeline.load import BadRow, File, Load, Verdict
+    from blackbox.jobs.load.load import BadRow, File, Load, Verdict
 
 
 class Loaded(NamedTuple):
@@ -65,7 +65,7 @@ def load(
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
     access = kafka(settings, logs.QUIET)
     need_spark()
-    from blackbox.pipeline.load import Load, NotLoaded, UnusableFile, find_files, read_files
+    from blackbox.jobs.load.load import Load, NotLoaded, UnusableFile, find_files, read_files
 
     try:
         found = find_files(file, kind)

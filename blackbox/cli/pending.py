@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from blackbox.admin.control import Control
+from blackbox.admin.pending import Wanted
 from blackbox.api.answers import RequestState
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import as_json, print_whole, printable, quietly, table
-from blackbox.control.control import Control
-from blackbox.control.pending import Wanted
 
 PAGE = 100
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from blackbox import logs
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED
 from blackbox.cli.terminal import print_whole, quietly, table
-from blackbox.connect import kafka
+from blackbox.config.wiring import kafka
+from blackbox.support import logs
 
 if TYPE_CHECKING:
-    from blackbox.pipeline.tasks.promote import Outcome
+    from blackbox.jobs.promote.tasks import Outcome
 
 COUNTS = ("cold", "near", "renewed", "lost", "refused")
 
@@ -28,7 +28,7 @@ def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     settings = quietly()
     access = kafka(settings, logs.QUIET)
     with spark(settings, "promoting") as session:
-        from blackbox.pipeline.promote import promote as promoted
+        from blackbox.jobs.promote.promote import promote as promoted
 
         outcomes = promoted(session, settings, access)
     if json:

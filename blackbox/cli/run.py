@@ -9,17 +9,17 @@ from typing import Annotated
 
 import typer
 
-from blackbox import logs
 from blackbox.cli import signals
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.config.settings import Half, Settings, load
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.java import find_java
-from blackbox.pipeline import missing_packages
-from blackbox.pipeline.failures import in_one_line
-from blackbox.settings import Half, Settings, load
+from blackbox.spark import missing_packages
+from blackbox.spark.failures import in_one_line
+from blackbox.support import logs
 
 SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
-OF_SPARK = ("py4j.", "pyspark.", "blackbox.pipeline.")
+OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.")
 
 
 def run(

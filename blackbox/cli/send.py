@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from blackbox import logs
+from blackbox.admin.control import WRITTEN
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.terminal import chosen_topic, typed_instant
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
-from blackbox.connect import kafka
-from blackbox.control.control import WRITTEN
+from blackbox.config.settings import Settings, load
+from blackbox.config.wiring import kafka
 from blackbox.formats import make_format
-from blackbox.request import Invalid, Record
-from blackbox.settings import Settings, load
+from blackbox.records.request import Invalid, Record
+from blackbox.support import logs
 
 
 def send(

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
+from blackbox.admin.lookup import Registry
 from blackbox.cli.failures import FAILED, BadUsage, ended
 from blackbox.cli.terminal import as_json, quietly
-from blackbox.control.fate import Registry
-from blackbox.fate import Fate
-from blackbox.logs import printable
-from blackbox.request import MAX_OFFSET, Shard, locate, placed
+from blackbox.core.status import Fate
+from blackbox.records.request import MAX_OFFSET, Shard, locate, placed
+from blackbox.support.logs import printable
 
 NOT_TOLD = ("unknown", "over", "undetermined")
 _MEMBER = re.compile(r"[0-9a-f]{16}")

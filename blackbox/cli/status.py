@@ -10,19 +10,19 @@ from typing import Annotated
 import orjson
 import typer
 
-from blackbox import logs
 from blackbox.cli.failures import nothing_there
 from blackbox.cli.show import instant
 from blackbox.cli.terminal import print_whole, quietly, table
-from blackbox.clock import Clock
-from blackbox.connect import kafka, shared
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import kafka, shared
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
-from blackbox.request import Shard
-from blackbox.settings import Settings
+from blackbox.records.clock import Clock
+from blackbox.records.request import Shard
+from blackbox.support import logs
 
 
 @dataclass(frozen=True, slots=True)

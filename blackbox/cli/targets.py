@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from blackbox.admin.control import Control
 from blackbox.cli.failures import FAILED, BadUsage, ended
 from blackbox.cli.terminal import quietly
-from blackbox.control.control import Control
-from blackbox.request import is_topic_name
+from blackbox.records.request import is_topic_name
 
 Topic = Annotated[str, typer.Argument(help="The target topic.")]
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from blackbox import logs
+from blackbox.admin.control import WRITTEN
 from blackbox.cli.failures import BadUsage
-from blackbox.control.control import WRITTEN
-from blackbox.settings import Settings, load
+from blackbox.config.settings import Settings, load
+from blackbox.support import logs
 
 SHOWN_CHARS = 400
 LONGEST_LINE = 10_000

@@ -10,13 +10,13 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.cancel import HEADER as CANCEL_HEADER
 from blackbox.client.moving import Moved
 from blackbox.client.request import cancel_value
-from blackbox.doubt import Doubt, NotAllowed
 from blackbox.journal.access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
-from blackbox.request import Shard, locate, request_id
+from blackbox.records.cancel import HEADER as CANCEL_HEADER
+from blackbox.records.errors import Doubt, NotAllowed
+from blackbox.records.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0

@@ -13,8 +13,8 @@ from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
 from blackbox.client.looking import Looker, State
 from blackbox.client.moving import Moved
 from blackbox.client.request import request_value
-from blackbox.fate import LOOK_UP_S
-from blackbox.request import Shard, request_id
+from blackbox.core.status import LOOK_UP_S
+from blackbox.records.request import Shard, request_id
 
 POLL_S = 0.002
 

@@ -12,8 +12,7 @@ from threading import Lock
 from typing import Literal, cast
 
 from blackbox.client.moving import Moved, moved
-from blackbox.doubt import Doubt, NotAllowed
-from blackbox.fate import (
+from blackbox.core.status import (
     DEAD,
     LOOK_UP_S,
     NO_REQUEST,
@@ -28,7 +27,8 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
-from blackbox.request import Shard, locate, request_id
+from blackbox.records.errors import Doubt, NotAllowed
+from blackbox.records.request import Shard, locate, request_id
 
 FETCHED_AHEAD = 1_000
 LONGEST_COUNTDOWN_S = 315_360_000

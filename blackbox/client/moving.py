@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import orjson
 
-from blackbox.cancel import REPLACES, as_request, replaces
 from blackbox.client.request import instant
-from blackbox.cold import as_asked, carried
 from blackbox.formats import Format
-from blackbox.recurrence import without_mark
-from blackbox.request import Headers, Record, Request, Shard, request_id
+from blackbox.records.cancel import REPLACES, as_request, replaces
+from blackbox.records.carried import as_asked, carried
+from blackbox.records.recurrence import without_mark
+from blackbox.records.request import Headers, Record, Request, Shard, request_id
 
 
 class Moved(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TypedDict, cast
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from blackbox.formats.scheduler import EPOCH, TARGET_KEY, TARGET_TOPIC
-from blackbox.request import Headers, Shard
+from blackbox.records.request import Headers, Shard
 
 ATTEMPT = "retry-attempt"
 ORIGINAL_TIMESTAMP = "retry-original-timestamp"

@@ -18,7 +18,7 @@ from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
 from blackbox.demo.verdict import Tally, Verdict, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
-from blackbox.pipeline import missing_packages
+from blackbox.spark import missing_packages
 
 REQUEST_TOPIC = "TB"
 DEAD_LETTER_TOPIC = "blackbox.dead-letters"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blackbox.request import Reason
+from blackbox.records.request import Reason
 
 SHARE_OF_SPECIAL = 1000
 BEHIND = 0.75

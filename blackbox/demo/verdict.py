@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.demo.script import TARGETS, Fate, Line
-from blackbox.request import Headers, Shard, request_id
+from blackbox.records.request import Headers, Shard, request_id
 
 OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
 WARM_MS = 3000

@@ -27,8 +27,8 @@ from blackbox.formats.terms import (
     start_ms,
     too_far,
 )
-from blackbox.recurrence import cron, every, next_ms, without_mark
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+from blackbox.records.recurrence import cron, every, next_ms, without_mark
+from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
 MAX_RECURRING_BYTES = 128 << 10

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
 from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
-from blackbox.request import Reason, Record, Request
+from blackbox.records.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
-from blackbox.request import Cancel, Headers, Reason, Record, Request
+from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"

@@ -8,7 +8,15 @@ from functools import lru_cache
 
 import orjson
 
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, is_topic_name
+from blackbox.records.request import (
+    Cancel,
+    Headers,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+    is_topic_name,
+)
 
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255

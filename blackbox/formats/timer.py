@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
 from blackbox.formats.terms import Format, RefusedError, caller_id_of, caller_of
-from blackbox.request import Cancel, Reason, Record, Request
+from blackbox.records.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2
 ANSWER_TYPE = "xray.events.TimerExpired"

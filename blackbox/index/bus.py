@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import redis
 
-from blackbox.doubt import IndexLost
 from blackbox.index.connection import Clients, pool
+from blackbox.records.errors import IndexLost
 
 CHANNEL = "blackbox:bus:"
 PAUSE_S = 1.0

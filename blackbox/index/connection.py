@@ -18,10 +18,10 @@ from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from blackbox.doubt import IndexFull, IndexLost
 from blackbox.index.address import BadAddress, read
 from blackbox.index.cluster import Cluster
 from blackbox.index.sentinel import Primary
+from blackbox.records.errors import IndexFull, IndexLost
 
 KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
 """Its first argument is a key."""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import redis
 
-from blackbox.doubt import IndexLost
-from blackbox.index.bits import Bits
+from blackbox.core.bits import Bits
+from blackbox.core.parking import BAND_MS
 from blackbox.index.connection import Session, pack, pool, servers
 from blackbox.index.keys import SENTINEL, Keys
-from blackbox.parking import BAND_MS
-from blackbox.request import Shard
+from blackbox.records.errors import IndexLost
+from blackbox.records.request import Shard
 
 PAGE = 1000
 KEYS_A_CALL = 4000

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from blackbox import entry as entries
-from blackbox.entry import Entry
-from blackbox.index.bits import SEGMENT, Bits
+from blackbox.core.bits import SEGMENT, Bits
+from blackbox.core.parking import BAND_MS, band_at, parked_at, time_at
+from blackbox.core.plan import Labels
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import as_entry, claims_of, labels_of, leaving
-from blackbox.parking import BAND_MS, band_at, parked_at, time_at
-from blackbox.plan import Labels
-from blackbox.request import Shard, member
+from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
+from blackbox.records.request import Shard, member
 
 
 class Standing(NamedTuple):

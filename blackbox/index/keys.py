@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 
 PREFIX = "blackbox:"
 SENTINEL = b"~"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import redis
 
-from blackbox.doubt import IndexLost
 from blackbox.index.connection import Clients, pool
+from blackbox.records.errors import IndexLost
 
 T = TypeVar("T")
 

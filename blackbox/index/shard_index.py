@@ -27,17 +27,10 @@ from typing import Any
 
 import orjson
 
-from blackbox import entry as entries
-from blackbox.doubt import Doubt, ForeignIndex, IndexFull, LabelsMoved
-from blackbox.ended import Ended
-from blackbox.entry import Entry
-from blackbox.index.bits import SEGMENT, Bits
-from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
-from blackbox.index.walk import Walk
-from blackbox.index.when_full import in_one_script
-from blackbox.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
-from blackbox.plan import (
+from blackbox.core.bits import SEGMENT, Bits
+from blackbox.core.ended import Ended
+from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
+from blackbox.core.plan import (
     Binding,
     Due,
     Gap,
@@ -50,8 +43,15 @@ from blackbox.plan import (
     Touched,
     View,
 )
-from blackbox.receipt import Claim, Mark
-from blackbox.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
+from blackbox.index.connection import Connections, Session, pack
+from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
+from blackbox.index.walk import Walk
+from blackbox.index.when_full import in_one_script
+from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, ForeignIndex, IndexFull, LabelsMoved
+from blackbox.records.receipt import Claim, Mark
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
 FORMAT = b"5"
 OLDER = (b"1", b"2", b"3", b"4")

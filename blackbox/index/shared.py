@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from blackbox.core.plan import Second
 from blackbox.index.connection import Clients, Connections
 from blackbox.index.keys import PREFIX, Keys
-from blackbox.plan import Second
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
 KEPT = 600

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import orjson
 
-from blackbox.doubt import Doubt
-from blackbox.index.bits import Bits
+from blackbox.core.bits import Bits
+from blackbox.core.plan import Labels
 from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import SENTINEL, Keys, zmscore
-from blackbox.plan import Labels
-from blackbox.request import Shard
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
 
 SLICE = 1000
 """Requests a call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""

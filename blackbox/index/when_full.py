@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 import hiredis
 
+from blackbox.core.plan import Labels
 from blackbox.index.connection import pack
 from blackbox.index.keys import Keys
-from blackbox.plan import Labels
 
 # KEYS: state, due, receipts
 # ARGV: the labels `requests` and `receipts` as seen; then commands, each as its length and parts

@@ -12,7 +12,7 @@ import orjson
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from blackbox.doubt import Doubt, Fenced, JournalLost, NotAllowed
+from blackbox.records.errors import Doubt, Fenced, JournalLost, NotAllowed
 
 logger = logging.getLogger("blackbox.kafka")
 

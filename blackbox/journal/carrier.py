@@ -7,11 +7,11 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess, doubt, explained, produce
 from blackbox.journal.transactions import Transactions
 from blackbox.journal.writer import reason_of
-from blackbox.request import Headers, Record, Shard
+from blackbox.records.errors import JournalLost
+from blackbox.records.request import Headers, Record, Shard
 
 
 @dataclass(eq=False, repr=False)

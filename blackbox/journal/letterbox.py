@@ -15,15 +15,15 @@ from typing import Literal, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from blackbox.doubt import JournalLost
 from blackbox.formats.terms import caller_of
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.partition_reader import FETCHED_AHEAD
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
-from blackbox.outgoing import LETTER_HEADERS
-from blackbox.request import Headers, Record, Shard, placed
+from blackbox.records.errors import JournalLost
+from blackbox.records.outgoing import LETTER_HEADERS
+from blackbox.records.request import Headers, Record, Shard, placed
 
 HEADER = "blackbox-letter"
 TAIL = 10_000

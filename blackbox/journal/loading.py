@@ -17,10 +17,10 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained, outcome
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.request import Headers
+from blackbox.records.errors import Doubt, JournalLost
+from blackbox.records.request import Headers
 
 ASK_S = 0.2
 

@@ -11,9 +11,9 @@ from threading import Event, Lock, Thread
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal.access import KafkaAccess, explained, logger
-from blackbox.request import Shard
+from blackbox.records.errors import Doubt, JournalLost
+from blackbox.records.request import Shard
 
 POLL_S = 0.05
 CONFIRM_S = 5.0

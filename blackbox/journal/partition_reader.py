@@ -19,11 +19,11 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.doubt import JournalLost, JournalSilent
+from blackbox.core.plan import Binding, Bounds
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, outcome, read_right
 from blackbox.journal.topics import topic_ids
-from blackbox.plan import Binding, Bounds
-from blackbox.request import Shard
+from blackbox.records.errors import JournalLost, JournalSilent
+from blackbox.records.request import Shard
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000

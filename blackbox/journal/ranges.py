@@ -24,7 +24,6 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import TopicMetadata
 
-from blackbox.doubt import Doubt, JournalLost, JournalSilent
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -40,6 +39,7 @@ from blackbox.journal.partition_reader import (
     offset_of,
     sorted_out,
 )
+from blackbox.records.errors import Doubt, JournalLost, JournalSilent
 
 logger = logging.getLogger("blackbox.journal")
 

@@ -8,11 +8,11 @@ from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from blackbox.doubt import Doubt
+from blackbox.core.plan import Batch
 from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
 from blackbox.journal.records import leader_epochs, read_records
-from blackbox.plan import Batch
-from blackbox.request import Shard
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 
 from confluent_kafka import Message
 
-from blackbox.doubt import Doubt
 from blackbox.journal.partition_reader import offset_of
 from blackbox.journal.records import read_headers
 from blackbox.journal.topics import RECEIPTS_SUFFIX
-from blackbox.receipt import NotAReceipt, Receipt, decode
-from blackbox.request import Shard
+from blackbox.records.errors import Doubt
+from blackbox.records.receipt import NotAReceipt, Receipt, decode
+from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 

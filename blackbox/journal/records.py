@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
-from blackbox.plan import UNKNOWN_EPOCH
-from blackbox.request import Headers, Record
+from blackbox.core.plan import UNKNOWN_EPOCH
+from blackbox.records.request import Headers, Record
 
 
 def read_records(messages: Sequence[Message]) -> list[Record]:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from blackbox.journal.access import KafkaAccess, doubt
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.transactions import Transactions
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 
 PARTITION = 0
 VALUE = b"1"

@@ -9,9 +9,8 @@ from contextlib import closing
 
 from confluent_kafka import Message
 
-from blackbox import cancel, cold
-from blackbox.doubt import JournalLost
-from blackbox.ended import Ended
+from blackbox.core.ended import Ended
+from blackbox.core.plan import Batch, Binding, Bounds, stretches
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import (
     FETCHED_AHEAD,
@@ -23,15 +22,16 @@ from blackbox.journal.partition_reader import (
 from blackbox.journal.receipts import read_receipts
 from blackbox.journal.records import leader_epochs, read_headers, read_records
 from blackbox.journal.topics import receipts_topic
-from blackbox.plan import Batch, Binding, Bounds, stretches
-from blackbox.receipt import Checked, Claim, Receipt
-from blackbox.recurrence import AGAIN
-from blackbox.request import Record, Shard
+from blackbox.records import cancel, carried
+from blackbox.records.errors import JournalLost
+from blackbox.records.receipt import Checked, Claim, Receipt
+from blackbox.records.recurrence import AGAIN
+from blackbox.records.request import Record, Shard
 
 LOOK_S = 1.0
 """For one look at all places, where brokers do not answer."""
 
-NAME_ANOTHER = {cold.HEADER, cancel.HEADER, cancel.REPLACES}
+NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
 """The last header of a record that may end another request."""
 
 

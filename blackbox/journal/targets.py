@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
-from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess, doubt, is_not_allowed, outcome
 from blackbox.journal.topics import Topics, TopicSettings, beginning_of
-from blackbox.limits import NO_LIMITS, Limits
-from blackbox.outgoing import Refusal
-from blackbox.request import Reason
+from blackbox.records.errors import JournalLost
+from blackbox.records.outgoing import Refusal
+from blackbox.records.request import Reason
+from blackbox.records.topic_limits import NO_LIMITS, Limits
 
 logger = logging.getLogger("blackbox.journal")
 

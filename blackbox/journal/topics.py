@@ -26,7 +26,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.doubt import JournalLost, NotAllowed
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -35,7 +34,8 @@ from blackbox.journal.access import (
     is_not_allowed,
     outcome,
 )
-from blackbox.request import Shard
+from blackbox.records.errors import JournalLost, NotAllowed
+from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from blackbox.doubt import Doubt
 from blackbox.journal.access import KafkaAccess, doubt, produce
+from blackbox.records.errors import Doubt
 
 OPEN_ATTEMPTS = 5
 OPEN_ATTEMPT_S = 6.0

@@ -6,7 +6,6 @@ import logging
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from blackbox.doubt import JournalLost
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -16,10 +15,11 @@ from blackbox.journal.access import (
 )
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import FOR_EVER, Topics, TopicSettings, receipts_topic
-from blackbox.receipt import Mark
-from blackbox.request import Shard
+from blackbox.records.errors import JournalLost
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
 
-logger = logging.getLogger("blackbox.low_water")
+logger = logging.getLogger("blackbox.core.low_water")
 
 
 class Trimmer:

@@ -8,13 +8,13 @@ from functools import partial
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
-from blackbox.doubt import Doubt, JournalLost, Refused, TooEarly
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.outgoing import Outgoing, Refusal
-from blackbox.receipt import Places, Receipt, encode
-from blackbox.request import Reason, Shard
+from blackbox.records.errors import Doubt, JournalLost, Refused, TooEarly
+from blackbox.records.outgoing import Outgoing, Refusal
+from blackbox.records.receipt import Places, Receipt, encode
+from blackbox.records.request import Reason, Shard
 
 REASONS = {
     KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from blackbox.clock import Clock
-from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.shard_journal import ShardJournal
-from blackbox.marks import (
+from blackbox.core.marks import (
     Moved,
     Recreated,
     Shortened,
@@ -19,10 +16,13 @@ from blackbox.marks import (
     openings,
     rebound_by,
 )
-from blackbox.plan import Binding, Bounds, Kept, Labels
-from blackbox.receipt import Receipt
-from blackbox.recovery import CLOCKS_APART_MS
-from blackbox.request import Shard
+from blackbox.core.plan import Binding, Bounds, Kept, Labels
+from blackbox.core.recovery import CLOCKS_APART_MS
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.records.clock import Clock
+from blackbox.records.receipt import Receipt
+from blackbox.records.request import Shard
 
 FITS = "it fits already"
 NO_INDEX = "it has no index, and needs no decision"

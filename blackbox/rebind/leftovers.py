@@ -12,17 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from blackbox.clock import Clock
-from blackbox.doubt import Doubt, JournalLost, LabelsMoved, NotAllowed, Refused
-from blackbox.ended import Ended
-from blackbox.entry import Entry
+from blackbox.core.ended import Ended
+from blackbox.core.triage import RECORD_GONE, as_record, is_record, payload_lost
 from blackbox.index.shard_index import ShardIndex, as_entry
 from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
-from blackbox.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
-from blackbox.receipt import Places, Receipt
-from blackbox.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
-from blackbox.sorting import RECORD_GONE, as_record, is_record, payload_lost
+from blackbox.records.clock import Clock
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, JournalLost, LabelsMoved, NotAllowed, Refused
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
+from blackbox.records.receipt import Places, Receipt
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
 
 AT_ONCE = 1000
 

@@ -17,27 +17,27 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from blackbox.barrier import PATIENCE_S, commit_barrier
-from blackbox.clock import Clock
-from blackbox.connect import formats, kafka
-from blackbox.doubt import Doubt, Fenced, JournalLost, LabelsMoved, NotAllowed
-from blackbox.ended import Ended
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats, kafka
+from blackbox.core.barrier import PATIENCE_S, commit_barrier
+from blackbox.core.ended import Ended
+from blackbox.core.intake import parse, touched_by
+from blackbox.core.outcomes import Outcomes
+from blackbox.core.plan import Bounds, Tail
+from blackbox.core.settling import CHUNK, settle
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import parse, touched_by
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.outcomes import Outcomes
-from blackbox.plan import Bounds, Tail
 from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
 from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
-from blackbox.receipt import Mark, Receipt, settled
-from blackbox.request import Cancel, Shard, offset_in
-from blackbox.settings import Settings
-from blackbox.settling import CHUNK, settle
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, Fenced, JournalLost, LabelsMoved, NotAllowed
+from blackbox.records.receipt import Mark, Receipt, settled
+from blackbox.records.request import Cancel, Shard, offset_in
 
 LARGEST_BYTES = "1000000000"
 LONGEST_MS = "900000"

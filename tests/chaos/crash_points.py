@@ -9,18 +9,19 @@ from functools import wraps
 from threading import Lock
 from typing import Any, NamedTuple
 
-from blackbox import intake, recovery, service
-from blackbox.dispatch import Dispatch
+from blackbox.core import intake, recovery
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.intake import Intake
+from blackbox.core.low_water import LowWater
+from blackbox.core.plan import Batch
+from blackbox.core.recovery import Recovery
+from blackbox.engine import process
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
 from blackbox.journal.carrier import Carrier
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.low_water import LowWater
-from blackbox.plan import Batch
-from blackbox.receipt import Receipt
-from blackbox.recovery import Recovery
+from blackbox.records.receipt import Receipt
 
 CRASHED = 86
 
@@ -58,7 +59,7 @@ def _has_gone_out(writer: Writer, receipt: Receipt, places: object) -> object:
 
 
 STEPS = {
-    "I1": Step(service, "parse", lambda parsed, *_: bool(parsed.changes)),
+    "I1": Step(process, "parse", lambda parsed, *_: bool(parsed.changes)),
     "I2": Step(intake, "resolve", lambda plan, changes, _: bool(changes)),
     "I3": Step(ShardIndex, "store", lambda plan, *_: bool(plan.puts or plan.removals)),
     "D1": Step(Dispatch, "_read", lambda read, *_: bool(read[1].ready or read[1].dead)),

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from blackbox.doubt import IndexLost
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.inspector import Inspector
 from blackbox.journal.topics import receipts_topic
-from blackbox.receipt import Receipt, decode, settled
-from blackbox.request import Shard
+from blackbox.records.errors import IndexLost
+from blackbox.records.receipt import Receipt, decode, settled
+from blackbox.records.request import Shard
 from tests.chaos.books import Account, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire

@@ -8,14 +8,14 @@ from typing import Any
 
 import redis
 
-from blackbox import entry as entries
-from blackbox.entry import Entry
-from blackbox.index.bits import SEGMENT
+from blackbox.core.bits import SEGMENT
+from blackbox.core.intake import touched_by
+from blackbox.core.plan import Change, Kept, Labels, Plan, resolve
 from blackbox.index.keys import NOBODYS
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import touched_by
-from blackbox.plan import Change, Kept, Labels, Plan, resolve
-from blackbox.request import Shard
+from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
+from blackbox.records.request import Shard
 
 SHARD = Shard("TB", 3)
 PREFIX = f"blackbox:{{{SHARD}}}:"

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from blackbox.doubt import LabelsMoved
+from blackbox.core.plan import Labels
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.walk import WalkVoid
-from blackbox.plan import Labels
+from blackbox.records.errors import LabelsMoved
 from tests.contract.held import NOW_MS, entry, store
 
 Opener = Callable[[], ShardIndex]

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from blackbox.doubt import IndexLost
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.index import bus as bus_module
 from blackbox.index.bus import Bus, Listener
+from blackbox.records.errors import IndexLost
 from tests.world import until
 
 WAIT_S = 0.1

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from blackbox.doubt import IndexLost
+from blackbox.core.plan import Kept, Labels
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
@@ -22,8 +22,8 @@ from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.index.server import RedisServer, Server
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Kept, Labels
-from blackbox.request import Shard
+from blackbox.records.errors import IndexLost
+from blackbox.records.request import Shard
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, loaded, store
 from tests.servers.cluster import ClusterServers
 from tests.world import until

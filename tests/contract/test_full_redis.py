@@ -8,13 +8,13 @@ from contextlib import closing
 import pytest
 import redis
 
-from blackbox import entry as entries
-from blackbox.doubt import IndexFull, LabelsMoved
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedRedis
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Labels
+from blackbox.records import entry as entries
+from blackbox.records.errors import IndexFull, LabelsMoved
 from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, entry, held, store
 

@@ -22,13 +22,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from blackbox.doubt import LabelsMoved
-from blackbox.entry import Entry
-from blackbox.index.bits import SEGMENT
+from blackbox.core.bits import SEGMENT
+from blackbox.core.intake import refused_entry
+from blackbox.core.plan import Change, Labels
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import refused_entry
-from blackbox.plan import Change, Labels
-from blackbox.request import Cancel, Invalid, Reason, offset_in, request_id
+from blackbox.records.entry import Entry
+from blackbox.records.errors import LabelsMoved
+from blackbox.records.request import Cancel, Invalid, Reason, offset_in, request_id
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
 from tests.fakes import record

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.control.pending import Wanted, page
-from blackbox.doubt import ForeignIndex, IndexLost
+from blackbox.admin.pending import Wanted, page
+from blackbox.core.parking import parked_at
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.index.inspector import Inspector, Pending, Standing
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
-from blackbox.parking import parked_at
-from blackbox.plan import Labels
-from blackbox.request import Shard, member
+from blackbox.records.errors import ForeignIndex, IndexLost
+from blackbox.records.request import Shard, member
 from tests.contract.conftest import Backend, Opener, start_redis
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.doubt import IndexLost
+from blackbox.core.plan import Labels
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import Session, pack, pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Labels
+from blackbox.records.errors import IndexLost
 from tests.contract.held import GRACE_S, SHARD
 from tests.servers.sentinel import SentinelServers, client_of
 from tests.world import until

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox import entry as entries
-from blackbox.doubt import Doubt, ForeignIndex, IndexLost, LabelsMoved
-from blackbox.entry import Entry
-from blackbox.index import shard_index
-from blackbox.index.bits import SEGMENT
-from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
-from blackbox.parking import BAND_MS, band_of, parked_at
-from blackbox.plan import (
+from blackbox.core.bits import SEGMENT
+from blackbox.core.parking import BAND_MS, band_of, parked_at
+from blackbox.core.plan import (
     Binding,
     Carried,
     Change,
@@ -30,8 +25,13 @@ from blackbox.plan import (
     View,
     resolve,
 )
-from blackbox.receipt import Mark
-from blackbox.request import Cancel, Shard, member, request_id
+from blackbox.index import shard_index
+from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
+from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, ForeignIndex, IndexLost, LabelsMoved
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
     GRACE_S,

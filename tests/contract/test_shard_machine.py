@@ -26,18 +26,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from blackbox.cancel import REPLACES
-from blackbox.dispatch import Dispatch
-from blackbox.doubt import Doubt, Fenced, JournalLost
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.low_water import LowWater
+from blackbox.core.plan import Batch
+from blackbox.core.recovery import Recovery
+from blackbox.core.triage import LONGEST_RETRY_MS, Sorting
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Opening, Taken
-from blackbox.low_water import LowWater
-from blackbox.outgoing import Outgoing
-from blackbox.plan import Batch
-from blackbox.receipt import Mark, Receipt, decode, settled
-from blackbox.recovery import Recovery
-from blackbox.request import Cancel, Invalid, Reason, Request, request_id
-from blackbox.sorting import LONGEST_RETRY_MS, Sorting
+from blackbox.records.cancel import REPLACES
+from blackbox.records.errors import Doubt, Fenced, JournalLost
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.receipt import Mark, Receipt, decode, settled
+from blackbox.records.request import Cancel, Invalid, Reason, Request, request_id
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from blackbox.doubt import IndexLost
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Labels
+from blackbox.records.errors import IndexLost
 from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, SHARD
 from tests.security.certificates import openssl

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.doubt import IndexLost
-from blackbox.ended import Ended
+from blackbox.core.bits import SEGMENT
+from blackbox.core.ended import Ended
+from blackbox.core.plan import Binding, Change, Cold, Labels
 from blackbox.index import walk as walks
-from blackbox.index.bits import SEGMENT
 from blackbox.index.connection import Session
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.walk import Walk, WalkVoid
-from blackbox.plan import Binding, Change, Cold, Labels
-from blackbox.receipt import Mark
-from blackbox.request import member
+from blackbox.records.errors import IndexLost
+from blackbox.records.receipt import Mark
+from blackbox.records.request import member
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import NOW_MS, PREFIX, entry, store
 

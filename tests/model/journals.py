@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from blackbox import receipt as product
-from blackbox.entry import Entry
-from blackbox.plan import Carried, Change, Cold, Labels, Named, Replacement, View, resolve
-from blackbox.request import Cancel, Request
+from blackbox.core.plan import Carried, Change, Cold, Labels, Named, Replacement, View, resolve
+from blackbox.records import receipt as product
+from blackbox.records.entry import Entry
+from blackbox.records.request import Cancel, Request
 from tests.model.state import (
     NOBODY,
     NOWHERE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blackbox.plan import Labels
+from blackbox.core.plan import Labels
 from tests.model.journals import marks_in, of_kind
 from tests.model.state import (
     NOWHERE,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from blackbox.plan import Labels
+from blackbox.core.plan import Labels
 
 NOWHERE = -1
 NOBODY = -1

@@ -35,7 +35,7 @@ BUGS = (
         "what is being delivered leaves the index before Kafka has it",
         (
             Change(
-                "dispatch.py",
+                "core/dispatch.py",
                 "            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
                 "            gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
                 "            self.index.settle(gone, self.index.labels.receipts)\n"
@@ -74,12 +74,12 @@ BUGS = (
         "a new owner reads what was delivered before it has fenced the old one",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "        self.confirm()  # 1\n",
                 "        told = self.journal.receipt_bounds().end\n        self.confirm()\n",
             ),
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "        outcomes = self._outcomes(start, label)",
                 "        outcomes = self._outcomes(start, told)",
             ),
@@ -188,7 +188,7 @@ BUGS = (
         "nobody looks whether the messages of the last receipt are there",
         (
             Change(
-                "barrier.py",
+                "core/barrier.py",
                 "        missing, unread = journal.check(claims, PATIENCE_S)\n",
                 "        missing, unread = [], {}  # type: ignore[var-annotated]\n",
             ),
@@ -205,7 +205,7 @@ BUGS = (
     Bug(
         "open-before-read",
         "a shard delivers before it has read its requests to the end",
-        (Change("recovery.py", "        self._catch_up()  # 5\n", ""),),
+        (Change("core/recovery.py", "        self._catch_up()  # 5\n", ""),),
         ("from after a cancel",),
     ),
     Bug(
@@ -270,7 +270,7 @@ BUGS = (
         "a replacement whose other request was removed before there was room for it is too late",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "self.index.labels.receipts, early=[offset])",
                 "self.index.labels.receipts)",
             ),
@@ -280,7 +280,7 @@ BUGS = (
     Bug(
         "ended-by-id-forgotten",
         "a cancel by the first id is forgotten while what it ends is cold",
-        (Change("plan.py", "            plan.ended[asked] = by\n", "            pass\n"),),
+        (Change("core/plan.py", "            plan.ended[asked] = by\n", "            pass\n"),),
         (),
     ),
     Bug(
@@ -298,7 +298,7 @@ BUGS = (
     Bug(
         "ignored-not-told",
         "a mark is committed, and no receipt says which conditional records did not count",
-        (Change("low_water.py", "ignored=untold", "ignored=[]"),),
+        (Change("core/low_water.py", "ignored=untold", "ignored=[]"),),
         ("crash after a promotion was committed",),
     ),
     Bug(
@@ -306,7 +306,7 @@ BUGS = (
         "a mark says that no older receipts are needed, whatever is still pending",
         (
             Change(
-                "low_water.py",
+                "core/low_water.py",
                 "*(pair[1] for pair in behind)",
                 "*(pair[1] for pair in pairs)",
             ),
@@ -318,7 +318,7 @@ BUGS = (
         "an index that lies below the start of a journal is kept, and goes on at the start",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):",
                 "if is_behind and kept.is_rebuilding:",
             ),
@@ -336,7 +336,7 @@ BUGS = (
         "a carried record that no receipt told of counts, whatever became of the one it carries on",
         (
             Change(
-                "plan.py",
+                "core/plan.py",
                 "return offset < told and offset not in self.ignored",
                 "return offset not in self.ignored",
             ),
@@ -360,9 +360,9 @@ BUGS = (
         "journals are trimmed up to a mark that is not in Kafka yet",
         (
             Change(
-                "owner.py",
+                "engine/shard_owner.py",
                 "            return written.result(WRITTEN_WITHIN_S)\n",
-                "            from blackbox.low_water import next_mark\n\n"
+                "            from blackbox.core.low_water import next_mark\n\n"
                 "            return next_mark(hold.low_water.last, walk.labels, walk.lowest)\n",
             ),
         ),
@@ -421,7 +421,7 @@ BUGS = (
         "receipts of requests that a log lost end those that take their places",
         (
             Change(
-                "outcomes.py",
+                "core/outcomes.py",
                 "            self._forget_from(first)\n",
                 "            pass\n",
             ),
@@ -486,7 +486,7 @@ BUGS = (
         "a replacement by id that was too late is judged again, by what is pending now",
         (
             Change(
-                "plan.py",
+                "core/plan.py",
                 "is_in_time = not was_too_late and _end_named(",
                 "is_in_time = _end_named(",
             ),
@@ -499,7 +499,7 @@ BUGS = (
         "a replacement that there is no room for leaves what waits under its caller id",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "own = [] if caller_id is None else [caller_id]",
                 "own: list[str] = []",
             ),
@@ -627,7 +627,7 @@ BUGS = (
         "a service that cannot open a shard fences whoever rebinds it",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "        self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing\n",
                 "",
             ),
@@ -660,7 +660,7 @@ BUGS = (
         "what recurs ends when its outcome becomes unknown",
         (
             Change(
-                "intake.py",
+                "core/intake.py",
                 "if isinstance(asked, Request | Entry) and asked.recurs is not None:",
                 "if False:",
             ),
@@ -673,7 +673,7 @@ BUGS = (
         "a cancel by the first id of what was carried on is not seen before its next time is asked for",
         (
             Change(
-                "endings.py",
+                "core/follow_ups.py",
                 "names = (offset, entry.origin, entry.caller_id)",
                 "names = (offset, entry.caller_id)",
             ),
@@ -777,7 +777,7 @@ BUGS = (
         "what a shard missed is only read once something new is written to it",
         (
             Change(
-                "pipeline/intake_stream.py",
+                "engine/spark/intake_stream.py",
                 "            if at in ends and Shard(*at) in self._behind\n",
                 "            if False\n",
             ),
@@ -790,7 +790,7 @@ BUGS = (
         "after a leader change it is not looked whether the last record that was read is still there",
         (
             Change(
-                "intake.py",
+                "core/intake.py",
                 "                if is_again or view.tail.may_be_lost(parsed.epoch):\n",
                 "                if False:\n",
             ),
@@ -801,7 +801,7 @@ BUGS = (
     Bug(
         "refused-records-kept",
         "large records that are refused are kept whole in Redis",
-        (Change("intake.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
+        (Change("core/intake.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
         (),
         ("tests/unit/test_dispatch.py",),
     ),
@@ -810,7 +810,7 @@ BUGS = (
         "the large records of a batch's dead letters are read from Kafka all at once",
         (
             Change(
-                "sorting.py",
+                "core/triage.py",
                 "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
                 "            elif False:\n",
             ),
@@ -836,7 +836,7 @@ BUGS = (
         "Kafka's clock keeps nothing that is due by those of Redis and the host",
         (
             Change(
-                "clock.py",
+                "records/clock.py",
                 "        return now_ms - max(0, self._behind_ms(now_ms))\n",
                 "        return now_ms\n",
             ),
@@ -849,7 +849,7 @@ BUGS = (
         "a clock of Kafka that was set forward, or a host that slept, is not noticed",
         (
             Change(
-                "clock.py",
+                "records/clock.py",
                 "            was_set_forward = self._observed_s is None or least > self._kafka_ms\n",
                 "            was_set_forward = self._observed_s is None\n",
             ),
@@ -862,7 +862,7 @@ BUGS = (
         "what was not due yet by Kafka's clock as it took it is committed",
         (
             Change(
-                "dispatch.py",
+                "core/dispatch.py",
                 "        latest_ms = min(max(due_ms, default=0), now_ms)\n",
                 "        latest_ms = 0\n",
             ),
@@ -901,7 +901,7 @@ BUGS = (
         "a backlog that comes out is read ahead, and what is due for others skipped meanwhile",
         (
             Change(
-                "dispatch.py",
+                "core/dispatch.py",
                 "                goes_on = did.is_full and not batch.alone and not self._came_out\n",
                 "                goes_on = did.is_full and not batch.alone\n",
             ),
@@ -914,7 +914,7 @@ BUGS = (
         "what comes due anew for a target goes out before what was parked for it",
         (
             Change(
-                "sorting.py",
+                "core/triage.py",
                 "        for part in (batch.ready, batch.alone) if due.backlogs else ():\n",
                 "        for part in ():\n",
             ),
@@ -940,7 +940,7 @@ BUGS = (
         "messages of the last receipt that nobody can read yet count as not delivered",
         (
             Change(
-                "recovery.py",
+                "core/recovery.py",
                 "            self.index.doubt(outcomes.doubtful)\n",
                 "            pass\n",
             ),
@@ -951,7 +951,7 @@ BUGS = (
     Bug(
         "a-doubt-is-forgotten-with-redis",
         "the barrier does not say what could not be read, so that who rebuilds the index sends it again",
-        (Change("barrier.py", "void=void, doubtful=list(unread), group", "void=void, group"),),
+        (Change("core/barrier.py", "void=void, doubtful=list(unread), group", "void=void, group"),),
         (),
         ("tests/contract/test_shard_machine.py", "tests/service/test_torn_transaction.py"),
     ),
@@ -960,7 +960,7 @@ BUGS = (
         "a replacement takes the place of a request that may have been delivered",
         (
             Change(
-                "plan.py",
+                "core/plan.py",
                 "        if by is None:\n            plan.unwanted.add(offset)\n        return False\n",
                 "        return by is not None\n",
             ),
@@ -973,7 +973,7 @@ BUGS = (
         "what is in doubt is looked at once, when the shard is opened",
         (
             Change(
-                "dispatch.py",
+                "core/dispatch.py",
                 "        if self._doubtful and now_ms >= self._doubtful_again_ms:\n",
                 "        if self._doubtful and not self._doubtful_looks:\n",
             ),
@@ -999,7 +999,7 @@ BUGS = (
         "who rebuilds an index doubts again what was found not to be delivered since",
         (
             Change(
-                "outcomes.py",
+                "core/outcomes.py",
                 "            self._doubtful.pop(offset, None)\n",
                 "            pass\n",
             ),
@@ -1026,7 +1026,7 @@ BUGS = (
         "Spark: a partition of which Kafka gives nothing stays in the query",
         (
             Change(
-                "pipeline/intake_stream.py",
+                "engine/spark/intake_stream.py",
                 "            elif stored.is_silent:\n",
                 "            elif stored.is_silent and stored.is_full:\n",
             ),
@@ -1039,7 +1039,7 @@ BUGS = (
         "Spark: a batch is shared out in proportion to what waits, so that a backlog holds up who has little",
         (
             Change(
-                "pipeline/batch_size.py",
+                "engine/spark/batch_size.py",
                 "    return {at: start[at] + min(count, share) for at, count in counts.items()}\n",
                 "    whole = max(1, sum(counts.values()))\n"
                 "    return {at: start[at] + min(count, max(1, most * count // whole)) for at, count in counts.items()}\n",
@@ -1053,7 +1053,7 @@ BUGS = (
         "Spark: a batch has as many records whatever they are, and takes minutes when they are large",
         (
             Change(
-                "pipeline/batch_size.py",
+                "engine/spark/batch_size.py",
                 "            self._per_s = max(LEAST_PER_S, per_s)\n",
                 "            self._per_s = max(self._per_s, per_s)\n",
             ),
@@ -1079,7 +1079,7 @@ BUGS = (
         "messages that each fit their topic are sent in one batch that does not",
         (
             Change(
-                "limits.py",
+                "records/topic_limits.py",
                 '        return "next"\n',
                 '        return "here"\n',
             ),
@@ -1092,7 +1092,7 @@ BUGS = (
         "one strict topic has the others of its shard wait for a thousand flushes",
         (
             Change(
-                "limits.py",
+                "records/topic_limits.py",
                 "        if self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
                 "        if self._count == -1:\n",
             ),
@@ -1105,7 +1105,7 @@ BUGS = (
         "dead letters whose topic is missing are looked at again and again",
         (
             Change(
-                "sorting.py",
+                "core/triage.py",
                 "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
                 "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
             ),

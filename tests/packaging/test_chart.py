@@ -21,8 +21,8 @@ import yaml
 from pydantic import SecretStr
 
 from blackbox.api.access import Access
+from blackbox.config.settings import Settings, SettingsError, load
 from blackbox.formats import NAMES
-from blackbox.settings import Settings, SettingsError, load
 from tests.conftest import missing_tool
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from blackbox.config.settings import load
 from blackbox.embedded.java import MINIMUM_JAVA, find_java
-from blackbox.settings import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploying.md").read_text()

@@ -19,31 +19,31 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from blackbox.cancel import HEADER as CANCELS
 from blackbox.cli import app
-from blackbox.cold import HEADER as CARRIED
-from blackbox.connect import formats, kafka
-from blackbox.entry import Entry
+from blackbox.config.settings import Settings, load
+from blackbox.config.wiring import formats, kafka
+from blackbox.core.intake import Intake, parse
+from blackbox.core.plan import Batch, Labels
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, parse
+from blackbox.jobs.audit.audit import Finding, Verdict, audited
+from blackbox.jobs.audit.report import page
+from blackbox.jobs.ledger.extend import extend
+from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
-from blackbox.outgoing import deliveries
-from blackbox.pipeline.audit.audit import Finding, Verdict, audited
-from blackbox.pipeline.audit.report import page
-from blackbox.pipeline.ledger.extend import extend
-from blackbox.pipeline.ledger.ledger import Ledger
-from blackbox.plan import Batch, Labels
-from blackbox.receipt import Places, Receipt, encode
-from blackbox.request import Shard, member, request_id
-from blackbox.settings import Settings, load
+from blackbox.records.cancel import HEADER as CANCELS
+from blackbox.records.carried import HEADER as CARRIED
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import deliveries
+from blackbox.records.receipt import Places, Receipt, encode
+from blackbox.records.request import Shard, member, request_id
 from tests.world import World, until
 from tests.year import HOUR_MS, Year
 
 pytestmark = pytest.mark.service
-module = import_module("blackbox.pipeline.audit.audit")
+module = import_module("blackbox.jobs.audit.audit")
 
 
 def now_ms() -> int:

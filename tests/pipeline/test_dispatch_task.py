@@ -17,27 +17,27 @@ import pytest
 import redis
 from confluent_kafka import KafkaError, Message
 
-from blackbox import interpreter, logs
-from blackbox.clock import Clock
-from blackbox.connect import formats, kafka
-from blackbox.doubt import IndexLost
+from blackbox.config.settings import load
+from blackbox.config.wiring import formats, kafka
+from blackbox.core.intake import Intake
+from blackbox.core.plan import Batch
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from blackbox.engine.metrics import Metrics, Report
+from blackbox.engine.shard_pool import Owners
+from blackbox.engine.spark import dispatch_task as module
+from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import OwnTopics
 from blackbox.journal.writer import Writer
-from blackbox.metrics import Metrics, Report
-from blackbox.owners import Owners
-from blackbox.pipeline.tasks import dispatch as module
-from blackbox.pipeline.tasks.dispatch import Window, lease_of, report_of
-from blackbox.plan import Batch
-from blackbox.receipt import Receipt
-from blackbox.request import Record, Shard
-from blackbox.settings import load
+from blackbox.records.clock import Clock
+from blackbox.records.errors import IndexLost
+from blackbox.records.receipt import Receipt
+from blackbox.records.request import Record, Shard
+from blackbox.support import interpreter, logs
 from tests.world import World, until
 
 LEASE_S = 0.1

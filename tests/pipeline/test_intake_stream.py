@@ -18,19 +18,19 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
-from blackbox.clock import Clock
-from blackbox.connect import kafka
+from blackbox.config.wiring import kafka
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedStack
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.spark import intake_stream
+from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.metrics import Metrics
-from blackbox.pipeline import intake_stream
-from blackbox.pipeline.intake_stream import IntakeStream
-from blackbox.plan import Labels
-from blackbox.request import Shard
+from blackbox.records.clock import Clock
+from blackbox.records.request import Shard
 from tests.chaos.faults.network import FETCH
 from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers

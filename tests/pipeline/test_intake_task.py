@@ -17,23 +17,23 @@ import redis
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from blackbox import interpreter, logs
-from blackbox.clock import Clock
-from blackbox.connect import kafka
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
+from blackbox.core.intake import Taken
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedRedis
-from blackbox.entry import Entry, HeaderValues
+from blackbox.engine.spark import intake_task as module
+from blackbox.engine.spark.intake_task import IntakeTask, Stored
 from blackbox.index.bus import Listener
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Taken
 from blackbox.journal import ranges
 from blackbox.journal.ranges import CHUNK_RECORDS, Range
-from blackbox.pipeline.tasks import intake as module
-from blackbox.pipeline.tasks.intake import IntakeTask, Stored
-from blackbox.plan import Labels
-from blackbox.request import Shard
-from blackbox.settings import load
+from blackbox.records.clock import Clock
+from blackbox.records.entry import Entry, HeaderValues
+from blackbox.records.request import Shard
+from blackbox.support import interpreter, logs
 from tests.raw_record import write_with_header
 from tests.world import World, until
 

@@ -22,18 +22,18 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner, Result
 
-from blackbox import logs
 from blackbox.cli import app
-from blackbox.connect import kafka
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
 from blackbox.embedded import EmbeddedStack
-from blackbox.pipeline.journals import Journal, Journals, Span, of_table
-from blackbox.pipeline.ledger import manifest as manifests
-from blackbox.pipeline.ledger.extend import Done, Limits, extend
-from blackbox.pipeline.ledger.files import Files
-from blackbox.pipeline.ledger.ledger import Ledger, LedgerError, newest
-from blackbox.receipt import Receipt, encode
-from blackbox.request import Shard
-from blackbox.settings import load
+from blackbox.jobs.ledger import manifest as manifests
+from blackbox.jobs.ledger.extend import Done, Limits, extend
+from blackbox.jobs.ledger.files import Files
+from blackbox.jobs.ledger.ledger import Ledger, LedgerError, newest
+from blackbox.records.receipt import Receipt, encode
+from blackbox.records.request import Shard
+from blackbox.spark.journals import Journal, Journals, Span, of_table
+from blackbox.support import logs
 from tests.pipeline.cluster import kill_tree
 from tests.raw_record import write_with_header
 from tests.world import World, read_all, until

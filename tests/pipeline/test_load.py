@@ -33,16 +33,16 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from blackbox import logs
 from blackbox.cli import app
-from blackbox.connect import kafka
-from blackbox.doubt import Fenced
+from blackbox.config.settings import load as read_settings
+from blackbox.config.wiring import kafka
+from blackbox.jobs.load.load import File, Load, UnusableFile, Verdict, find_files, read_files
+from blackbox.jobs.load.tasks import Pace
 from blackbox.journal.loading import Marks, PieceWriter, largest_record, piece_name
 from blackbox.journal.topics import Topics
-from blackbox.pipeline.load import File, Load, UnusableFile, Verdict, find_files, read_files
-from blackbox.pipeline.tasks.load import Pace
-from blackbox.request import Headers
-from blackbox.settings import load as read_settings
+from blackbox.records.errors import Fenced
+from blackbox.records.request import Headers
+from blackbox.support import logs
 from tests.world import World, read_all, until
 
 pytestmark = pytest.mark.service

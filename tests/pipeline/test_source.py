@@ -25,13 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
-from blackbox.doubt import JournalLost
 from blackbox.embedded import EmbeddedStack
-from blackbox.journal import ranges
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Ends, Range, read_ranges
-from blackbox.pipeline import source
-from blackbox.pipeline.source import (
+from blackbox.engine.spark import kafka_source as source
+from blackbox.engine.spark.kafka_source import (
     FORMAT,
     RANGES,
     StreamReader,
@@ -39,6 +35,10 @@ from blackbox.pipeline.source import (
     packed,
     reachable,
 )
+from blackbox.journal import ranges
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Ends, Range, read_ranges
+from blackbox.records.errors import JournalLost
 from tests.world import until
 
 pytestmark = pytest.mark.service

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from blackbox.pipeline.audit.audit import Finding, Verdict
-from blackbox.pipeline.audit.report import page
+from blackbox.jobs.audit.audit import Finding, Verdict
+from blackbox.jobs.audit.report import page
 from tests.security.hostile import TEXTS
 
 WRITABLE = [text for text in TEXTS if text.encode(errors="replace").decode() == text]

@@ -16,15 +16,15 @@ from hypothesis import settings as with_settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from blackbox.cli.terminal import as_json
+from blackbox.core.intake import Intake
+from blackbox.core.plan import Batch, Labels
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.formats import make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
 from blackbox.journal.topics import receipts_topic
-from blackbox.logs import IsoFormatter
-from blackbox.plan import Batch, Labels
-from blackbox.request import Reason, Record, Shard
+from blackbox.records.request import Reason, Record, Shard
+from blackbox.support.logs import IsoFormatter
 from tests.contract.held import NOW_MS
 from tests.security.hostile import TEXTS, texts
 from tests.service.test_cli import blackbox

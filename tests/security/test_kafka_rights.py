@@ -14,20 +14,20 @@ from confluent_kafka.admin import NewTopic, OffsetSpec
 from redis import Redis
 
 from blackbox import Client, NotTold
-from blackbox.connect import kafka
-from blackbox.doubt import Doubt
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
+from blackbox.core.plan import Binding, Labels
 from blackbox.embedded import EmbeddedStack
-from blackbox.entry import Entry
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import Marks, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
-from blackbox.plan import Binding, Labels
-from blackbox.receipt import Receipt, encode
-from blackbox.request import Reason, Shard, request_id
-from blackbox.settings import load
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt
+from blackbox.records.receipt import Receipt, encode
+from blackbox.records.request import Reason, Shard, request_id
 from tests.contract.held import entry, store
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import Right, kafka_rights

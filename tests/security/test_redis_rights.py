@@ -12,8 +12,8 @@ import redis
 from confluent_kafka.admin import NewTopic
 from redis.exceptions import NoPermissionError
 
-from blackbox.check import findings
-from blackbox.doubt import IndexLost
+from blackbox.config.check import findings
+from blackbox.core.plan import Labels
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index import bus
 from blackbox.index.connection import pool
@@ -21,8 +21,8 @@ from blackbox.index.dump import Dump
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
-from blackbox.plan import Labels
-from blackbox.request import Shard
+from blackbox.records.errors import IndexLost
+from blackbox.records.request import Shard
 from tests.contract.held import entry, store
 from tests.security.conftest import REDIS_PASSWORD, GuardedRedis, start_guarded_redis
 from tests.security.rights import REDIS_ACL, commands_of, redis_users

@@ -14,15 +14,15 @@ from urllib.parse import quote
 import pytest
 
 from blackbox.client.asking import Asker
-from blackbox.connect import kafka, own_topics
+from blackbox.config.settings import Settings, SettingsError, load
+from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.process import Service
 from blackbox.index.bus import Bus
 from blackbox.index.connection import Session, pool, servers_of
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
-from blackbox.metrics import Metrics
-from blackbox.service import Service
-from blackbox.settings import Settings, SettingsError, load
 from tests.security.certificates import make_ca, make_locked_key
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import kafka_rights

@@ -21,21 +21,21 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from blackbox import Client
-from blackbox.caretaker import Caretaker
-from blackbox.clock import Clock
-from blackbox.connect import kafka
-from blackbox.doubt import Doubt, IndexLost
+from blackbox.config.wiring import kafka
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from blackbox.engine.caretaker import Caretaker
+from blackbox.engine.metrics import Metrics
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.metrics import Metrics
-from blackbox.outgoing import Outgoing
 from blackbox.rebind import INTERRUPTED, leftovers
 from blackbox.rebind import run as rebinding
-from blackbox.receipt import Mark, decode
-from blackbox.request import Shard, request_id
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.receipt import Mark, decode
+from blackbox.records.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines, read_all, until
 

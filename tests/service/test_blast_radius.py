@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.control.control import Control
+from blackbox.admin.control import Control
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.journal.topics import KEPT, receipts_topic
 from tests.conftest import missing

@@ -20,14 +20,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox import check
-from blackbox.check import Finding, findings
-from blackbox.connect import kafka, own_topics
-from blackbox.doubt import IndexLost, JournalLost
+from blackbox.config import check
+from blackbox.config.check import Finding, findings
+from blackbox.config.settings import Settings, load
+from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.ports import free_port
 from blackbox.journal.topics import Topics, TopicSettings, receipts_topic
-from blackbox.settings import Settings, load
+from blackbox.records.errors import IndexLost, JournalLost
 from tests.world import until
 
 pytestmark = pytest.mark.service

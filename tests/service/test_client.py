@@ -13,11 +13,11 @@ import pytest
 
 from blackbox import AsyncClient, Client, State
 from blackbox.client import NotTold
-from blackbox.doubt import JournalLost
+from blackbox.core.status import Place
 from blackbox.embedded import EmbeddedStack
-from blackbox.fate import Place
 from blackbox.journal.partition_reader import PartitionReader
-from blackbox.request import Shard, locate, request_id
+from blackbox.records.errors import JournalLost
+from blackbox.records.request import Shard, locate, request_id
 from tests.world import World, read_all, until
 from tests.year import HOUR_MS, Year
 

@@ -19,12 +19,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from blackbox.admin.control import Control
+from blackbox.admin.lookup import Registry
 from blackbox.cli.show import instant
-from blackbox.control.control import Control
-from blackbox.control.fate import Registry
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.request import Shard, request_id
+from blackbox.records.request import Shard, request_id
 from tests.service.test_cli import blackbox
 from tests.world import PARTITIONS, World, until
 from tests.year import DAY_MS, HORIZON_S, HOUR_MS, Year
@@ -105,7 +105,7 @@ def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_o
 def test_what_comes_near_is_carried_in_several_transactions_past_what_kafka_refuses(
     year: Year, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("blackbox.promotion.CARRIED_AT_ONCE", 3)
+    monkeypatch.setattr("blackbox.core.promotion.CARRIED_AT_ONCE", 3)
     due_ms = year.began_ms + 9 * HOUR_MS
     for number in range(10):
         year.ask(f"m{number}", due_ms, id=f"m{number}")

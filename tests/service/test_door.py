@@ -15,17 +15,17 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from blackbox.admin.control import Control, Rescheduled, Stats
 from blackbox.api import access, door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.letters import MOST_TOLD_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
-from blackbox.control.control import Control, Rescheduled, Stats
-from blackbox.fate import Fate
+from blackbox.config.settings import SettingsError, load
+from blackbox.core.status import Fate
+from blackbox.engine.metrics import Metrics
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
-from blackbox.metrics import Metrics
-from blackbox.settings import SettingsError, load
 from tests.service.test_http import HOST, Patient
 from tests.world import until
 

@@ -16,8 +16,8 @@ from confluent_kafka.admin import NewTopic
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.receipt import Receipt
-from blackbox.request import Shard
+from blackbox.records.receipt import Receipt
+from blackbox.records.request import Shard
 from tests.world import (
     PARTITIONS,
     ServiceProcess,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from blackbox import check
+from blackbox.config import check
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from tests.servers.cluster import ClusterServers

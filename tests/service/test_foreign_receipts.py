@@ -9,7 +9,7 @@ import redis
 from confluent_kafka import Producer
 
 from blackbox.journal.topics import receipts_topic
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 from tests.world import World, both_engines, until
 
 pytestmark = pytest.mark.service

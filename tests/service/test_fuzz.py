@@ -12,10 +12,10 @@ import pytest
 import redis
 from confluent_kafka import Message
 
-from blackbox.cold import carried
-from blackbox.connect import formats
+from blackbox.config.wiring import formats
 from blackbox.journal.records import read_records
-from blackbox.request import Cancel, Request
+from blackbox.records.carried import carried
+from blackbox.records.request import Cancel, Request
 from tests.hostile import HOSTILE
 from tests.world import PARTITIONS, World, each_of, read_all, until
 

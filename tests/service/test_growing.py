@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from blackbox import Client
-from blackbox.request import locate
+from blackbox.records.request import locate
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked, state
 from tests.service.test_cli import blackbox

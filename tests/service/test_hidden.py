@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from blackbox.connect import kafka
-from blackbox.hidden import TOLD_AFTER_S, Hidden
-from blackbox.metrics import Metrics
-from blackbox.request import Shard
+from blackbox.config.wiring import kafka
+from blackbox.engine.hidden import TOLD_AFTER_S, Hidden
+from blackbox.engine.metrics import Metrics
+from blackbox.records.request import Shard
 from tests.world import World, until
 
 pytestmark = pytest.mark.service
@@ -48,7 +48,7 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     now_s[0] += TOLD_AFTER_S + 1
     assert looked() == (5, TOLD_AFTER_S + 1)
     assert seen(shards[1]) == (0, 0)
-    [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.hidden"]
+    [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.engine.hidden"]
     assert (
         f"{shards[0]}: an open transaction has hidden 5 records from offset 3 on for 31 s" in told
     )

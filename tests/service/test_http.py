@@ -15,10 +15,10 @@ import pytest
 
 from blackbox.api.app import make_probes
 from blackbox.api.serve import STOP_S, HttpServer
+from blackbox.config.settings import SettingsError
 from blackbox.embedded.ports import free_port
-from blackbox.metrics import Metrics
-from blackbox.request import Shard
-from blackbox.settings import SettingsError
+from blackbox.engine.metrics import Metrics
+from blackbox.records.request import Shard
 from tests.world import World, until
 
 HOST = "127.0.0.1"

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Producer
 
+from blackbox.admin.control import Control
 from blackbox.api.answers import LetterState
-from blackbox.control.control import Control
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import (
     HEADER,

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
-from blackbox.limits import batch_bytes
-from blackbox.outgoing import Outgoing
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.topic_limits import batch_bytes
 from tests.service.test_undeliverable import reasons
 from tests.world import World, read_all, until
 

@@ -13,16 +13,16 @@ import pytest
 from confluent_kafka import Producer
 
 from blackbox import Client
-from blackbox.control.control import Control
-from blackbox.ended import Ended
-from blackbox.fate import NEAR, Fate, Limit
+from blackbox.admin.control import Control
+from blackbox.core.ended import Ended
+from blackbox.core.plan import Batch
+from blackbox.core.status import NEAR, Fate, Limit
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
-from blackbox.plan import Batch
-from blackbox.receipt import Receipt, encode
-from blackbox.request import Shard, locate, request_id
+from blackbox.records.receipt import Receipt, encode
+from blackbox.records.request import Shard, locate, request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked
 from tests.service.test_low_water import keep, starts
@@ -82,7 +82,7 @@ def write_receipts(world: World, partition: int, count: int) -> None:
 @pytest.fixture
 def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies a second back is not taken for simultaneous."""
-    monkeypatch.setattr("blackbox.fate.CLOCKS_APART_MS", 200)
+    monkeypatch.setattr("blackbox.core.status.CLOCKS_APART_MS", 200)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothin
     fill(year, 2 * NEAR)
     year.pass_to(year.began_ms)
     assert found(control, year, 0).state == "ended"
-    monkeypatch.setattr("blackbox.control.fate.Limit", partial(Limit, records=1000))
+    monkeypatch.setattr("blackbox.admin.lookup.Limit", partial(Limit, records=1000))
     fate = found(control, year, 0)
     assert (fate.state, "blackbox audit" in (fate.detail or "")) == ("undetermined", True)
     done = control.cancel(fate.id)

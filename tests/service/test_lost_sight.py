@@ -15,7 +15,7 @@ from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Ends
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.targets import Targets
-from blackbox.request import Shard
+from blackbox.records.request import Shard
 from tests.world import World, until
 
 pytestmark = pytest.mark.service

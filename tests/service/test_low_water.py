@@ -25,11 +25,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.cancel import HEADER as CANCELS
-from blackbox.cancel import REPLACES
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.journal.topics import receipts_topic
-from blackbox.request import Shard, request_id
+from blackbox.records.cancel import HEADER as CANCELS
+from blackbox.records.cancel import REPLACES
+from blackbox.records.request import Shard, request_id
 from tests.world import AT_LENGTH, World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from blackbox.connect import kafka
-from blackbox.doubt import Fenced, JournalLost
+from blackbox.config.wiring import kafka
 from blackbox.journal.seconds import Seconds
+from blackbox.records.errors import Fenced, JournalLost
 from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service

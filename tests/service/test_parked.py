@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
-from blackbox.control.control import Control
+from blackbox.admin.control import Control
 from tests.world import (
     APPENDED,
     AT_LENGTH,

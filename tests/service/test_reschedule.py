@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from blackbox import AsyncClient, Client, TooLate
-from blackbox.control.control import Control
+from blackbox.admin.control import Control
 from blackbox.embedded import EmbeddedRedis
-from blackbox.request import request_id
+from blackbox.records.request import request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked, state
 from tests.service.test_cli import blackbox

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer
 
 from blackbox import Exhausted, Retry
-from blackbox.request import Headers
+from blackbox.records.request import Headers
 from tests.world import World, until
 
 pytestmark = pytest.mark.service

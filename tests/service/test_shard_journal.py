@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
-from blackbox.doubt import Doubt
 from blackbox.journal import access as access_module
 from blackbox.journal.access import KafkaAccess, produce
 from blackbox.journal.partition_reader import PartitionReader
@@ -21,8 +20,9 @@ from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.receipt import Claim, Receipt
-from blackbox.request import Shard
+from blackbox.records.errors import Doubt
+from blackbox.records.receipt import Claim, Receipt
+from blackbox.records.request import Shard
 from tests.world import AT_LENGTH, World, read_all, until
 
 pytestmark = pytest.mark.service

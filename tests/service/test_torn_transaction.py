@@ -12,8 +12,8 @@ from confluent_kafka.admin import NewTopic
 
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
-from blackbox.receipt import Receipt, decode, encode
-from blackbox.request import Shard, request_id
+from blackbox.records.receipt import Receipt, decode, encode
+from blackbox.records.request import Shard, request_id
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.world import World, read_all, until
 

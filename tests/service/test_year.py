@@ -15,9 +15,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from blackbox.cold import HEADER
 from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
 from blackbox.journal.partition_reader import PartitionReader
+from blackbox.records.carried import HEADER
 from tests.conftest import missing
 from tests.world import World, each_of
 from tests.year import DAY_MS, HOUR_MS, PAST, Held, PastYear, past_broker

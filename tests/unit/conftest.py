@@ -10,11 +10,11 @@ import fakeredis
 import pytest
 import redis
 
+from blackbox.core.intake import Intake
+from blackbox.core.plan import Labels
+from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
-from blackbox.plan import Labels
-from blackbox.recovery import Recovery
-from blackbox.request import Cancel, Headers, Request
+from blackbox.records.request import Cancel, Headers, Request
 from tests.contract.held import GRACE_S, NOW_MS, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
 from tests.unit.opening import Make, Written

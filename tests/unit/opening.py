@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blackbox.receipt import Receipt, decode
-from blackbox.recovery import Recovered, Recovery
-from blackbox.request import Request
+from blackbox.core.recovery import Recovered, Recovery
+from blackbox.records.receipt import Receipt, decode
+from blackbox.records.request import Request
 from tests.contract.held import NOW_MS
 from tests.fakes import FakeJournal
 

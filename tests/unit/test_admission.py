@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.cancel import HEADER as CANCEL
-from blackbox.cancel import REPLACES
-from blackbox.doubt import IndexFull, IndexLost
-from blackbox.entry import decode
+from blackbox.core.intake import Intake, Opening
+from blackbox.core.plan import Batch, Labels, Second
+from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
-from blackbox.intake import Intake, Opening
-from blackbox.plan import Batch, Labels, Second
-from blackbox.receipt import Receipt
-from blackbox.recovery import Recovery
-from blackbox.request import Record, Shard, request_id
+from blackbox.records.cancel import HEADER as CANCEL
+from blackbox.records.cancel import REPLACES
+from blackbox.records.entry import decode
+from blackbox.records.errors import IndexFull, IndexLost
+from blackbox.records.receipt import Receipt
+from blackbox.records.request import Record, Shard, request_id
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from blackbox.engine.spark import batch_size
+from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, BatchSize, shared
 from blackbox.journal.ranges import Positions
-from blackbox.pipeline import batch_size
-from blackbox.pipeline.batch_size import LONG_S, SHORT_S, BatchSize, shared
 
 MOST = 500_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.pipeline.checkpoint import PREFIX, Checkpoint
+from blackbox.engine.spark.checkpoint import PREFIX, Checkpoint
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from blackbox.client import AsyncClient, Client, NotSent, NotTold
 from blackbox.client.asking import Asked, Asker
 from blackbox.client.request import request_value
 from blackbox.formats import make_format
-from blackbox.request import Record, Request, Shard, locate, request_id
+from blackbox.records.request import Record, Request, Shard, locate, request_id
 
 NOW_MS = 1_767_225_600_000
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from blackbox.clock import OUTDATED_S, Clock, ShardClock
+from blackbox.records.clock import OUTDATED_S, Clock, ShardClock
 
 SOME_MS = 3
 """What whole milliseconds cannot tell."""
@@ -23,8 +23,8 @@ class HostTime:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> HostTime:
     host = HostTime()
-    monkeypatch.setattr("blackbox.clock.time.time_ns", lambda: host.wall_ms * 1_000_000)
-    monkeypatch.setattr("blackbox.clock.time.monotonic", lambda: host.monotonic_s)
+    monkeypatch.setattr("blackbox.records.clock.time.time_ns", lambda: host.wall_ms * 1_000_000)
+    monkeypatch.setattr("blackbox.records.clock.time.monotonic", lambda: host.monotonic_s)
     return host
 
 

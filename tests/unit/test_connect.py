@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from blackbox import connect
-from blackbox.connect import kafka
-from blackbox.doubt import JournalLost
-from blackbox.request import Shard
-from blackbox.settings import load
+from blackbox.config import wiring
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
+from blackbox.records.errors import JournalLost
+from blackbox.records.request import Shard
 
 
 class Brokers:
@@ -32,8 +32,8 @@ def test_shards_are_asked_for_again_soon_after_brokers_that_did_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()
-    monkeypatch.setattr(connect, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    shards = connect._Shards(kafka(load(kafka_bootstrap_servers="127.0.0.1:1")), ["TB"])
+    monkeypatch.setattr(wiring, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    shards = wiring._Shards(kafka(load(kafka_bootstrap_servers="127.0.0.1:1")), ["TB"])
     monkeypatch.setattr(shards, "_asked", brokers)
 
     assert shards() == shards() == []

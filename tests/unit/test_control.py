@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from blackbox.admin import control as module
+from blackbox.admin.control import Cancelled, Control
+from blackbox.admin.dead_letters import PutAway
 from blackbox.client.request import request_value
-from blackbox.control import control as module
-from blackbox.control.control import Cancelled, Control
-from blackbox.control.letters import PutAway
-from blackbox.fate import Fate, LimitReached, State
-from blackbox.plan import Labels
-from blackbox.request import Shard, locate, request_id
-from blackbox.settings import load
+from blackbox.config.settings import load
+from blackbox.core.plan import Labels
+from blackbox.core.status import Fate, LimitReached, State
+from blackbox.records.request import Shard, locate, request_id
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from blackbox.formats import Format
 from blackbox.formats.countdown import Countdown
 from blackbox.journal.topics import is_own_topic
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 WRITTEN_MS = 1767225600000
 LATEST_MS = WRITTEN_MS + 2000

@@ -12,26 +12,13 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox import entry as entries
-from blackbox import limits, parking
-from blackbox.dispatch import Dispatch, Dispatched
-from blackbox.doubt import Doubt, Fenced, IndexFull, JournalLost, LabelsMoved, Refused, TooEarly
-from blackbox.endings import Endings
-from blackbox.entry import Entry
-from blackbox.formats import make_format
-from blackbox.index.inspector import Inspector
-from blackbox.index.shard_index import ShardIndex
-from blackbox.index.shared import Shared
-from blackbox.intake import MOST_REFUSED_BYTES, refused_entry
-from blackbox.limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
-from blackbox.outgoing import Outgoing, Refusal, deliveries
-from blackbox.parking import band_at, band_of
-from blackbox.plan import Batch, Bounds, Carried, Cold, Labels
-from blackbox.receipt import Claim
-from blackbox.request import Cancel, Invalid, Reason, Record, request_id
-from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
-from blackbox.sorting import (
+from blackbox.core import parking
+from blackbox.core.dispatch import Dispatch, Dispatched
+from blackbox.core.follow_ups import Endings
+from blackbox.core.intake import MOST_REFUSED_BYTES, refused_entry
+from blackbox.core.parking import band_at, band_of
+from blackbox.core.plan import Batch, Bounds, Carried, Cold, Labels
+from blackbox.core.triage import (
     ALONE_PER_TICK,
     LETTER_LATER_MS,
     LONGEST_RETRY_MS,
@@ -41,6 +28,28 @@ from blackbox.sorting import (
     RECORD_GONE,
     Sorting,
 )
+from blackbox.formats import make_format
+from blackbox.index.inspector import Inspector
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.shared import Shared
+from blackbox.records import entry as entries
+from blackbox.records import topic_limits
+from blackbox.records.entry import Entry
+from blackbox.records.errors import (
+    Doubt,
+    Fenced,
+    IndexFull,
+    JournalLost,
+    LabelsMoved,
+    Refused,
+    TooEarly,
+)
+from blackbox.records.outgoing import Outgoing, Refusal, deliveries
+from blackbox.records.receipt import Claim
+from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
+from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
+from blackbox.rules.file import RulesFile
+from blackbox.rules.pace import Pace
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -803,7 +812,7 @@ def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
 def test_two_targets_of_one_place_are_not_parked_by_batches_that_follow_each_other(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.sorting.band_of", lambda target: 7)
+    monkeypatch.setattr("blackbox.core.triage.band_of", lambda target: 7)
     away = Reason.UNREACHABLE, "no leader"
     targets.refusals |= {"orders": away, "cards": away}
     dispatch = make(batch_limit=4)
@@ -897,7 +906,7 @@ def test_what_ends_by_itself_ends_while_its_target_is_away(
 def test_two_targets_of_one_place_wait_apart(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.sorting.band_of", lambda target: 7)
+    monkeypatch.setattr("blackbox.core.triage.band_of", lambda target: 7)
     pend(to("orders"), to("bills"))
     targets.refusals |= dict.fromkeys(("orders", "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
@@ -1309,7 +1318,7 @@ def test_parts_end_before_the_transaction_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     seconds = iter(numbers())
-    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(topic_limits, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     pend(*(to("strict") for _ in range(10)))
     targets.strict["strict"] = NO_LIMITS._replace(one_by_one=True)
 

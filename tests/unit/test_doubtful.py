@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.dispatch import Dispatch
-from blackbox.doubt import Doubt
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.intake import Intake
+from blackbox.core.plan import Labels
+from blackbox.core.recovery import Recovery
+from blackbox.core.triage import Sorting
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake
-from blackbox.plan import Labels
-from blackbox.receipt import Claim, Receipt, one_incarnation
-from blackbox.recovery import Recovery
-from blackbox.request import Cancel, Invalid, Reason, request_id
-from blackbox.sorting import Sorting
+from blackbox.records.errors import Doubt
+from blackbox.records.receipt import Claim, Receipt, one_incarnation
+from blackbox.records.request import Cancel, Invalid, Reason, request_id
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.opening import Written, delivered, request

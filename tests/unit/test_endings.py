@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from blackbox.endings import Endings
-from blackbox.entry import Entry
+from blackbox.core.follow_ups import Endings
+from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import make_format
-from blackbox.plan import Batch, Bounds
-from blackbox.receipt import Places
-from blackbox.request import Headers, Reason, Record, Request, Shard, request_id
+from blackbox.records.entry import Entry
+from blackbox.records.receipt import Places
+from blackbox.records.request import Headers, Reason, Record, Request, Shard, request_id
 
 SHARD = Shard("schedules", 2)
 CONTRACT = make_format(

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from blackbox.doubt import Doubt, JournalLost
 from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Partition, Positions
+from blackbox.records.errors import Doubt, JournalLost
 
 GOOD, BAD = ("good", 0), ("bad", 0)
 

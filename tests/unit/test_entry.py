@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.entry import Entry, HeaderValues, decode, encode
-from blackbox.request import MAX_OFFSET, Reason
+from blackbox.records.entry import Entry, HeaderValues, decode, encode
+from blackbox.records.request import MAX_OFFSET, Reason
 
 texts = st.text(max_size=20)
 epoch_ms = st.integers(0, 2**53)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from blackbox.cancel import HEADER as CANCEL
-from blackbox.cancel import REPLACES
-from blackbox.cold import carry_on
-from blackbox.fate import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
+from blackbox.core.status import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
 from blackbox.formats.countdown import Countdown
-from blackbox.receipt import DOUBTFUL, Receipt
-from blackbox.recurrence import marked
-from blackbox.request import Headers, Record, Shard, request_id
+from blackbox.records.cancel import HEADER as CANCEL
+from blackbox.records.cancel import REPLACES
+from blackbox.records.carried import carry_on
+from blackbox.records.receipt import DOUBTFUL, Receipt
+from blackbox.records.recurrence import marked
+from blackbox.records.request import Headers, Record, Shard, request_id
 from tests.fakes import FakeJournal
 
 SHARD = Shard("TB", 3)
@@ -253,7 +253,7 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
 def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blackbox.fate.NEAR", 50)
+    monkeypatch.setattr("blackbox.core.status.NEAR", 50)
     town = Town()
     for number in range(1000):
         town.journal.append(

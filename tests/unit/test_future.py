@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blackbox.formats import make_format
 from blackbox.formats.proto.future_pb2 import Future
-from blackbox.request import Headers, Invalid, Reason, Record, Request
+from blackbox.records.request import Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_000
 CONTRACT = make_format(

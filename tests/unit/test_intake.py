@@ -5,14 +5,23 @@ from typing import Any
 
 import pytest
 
-from blackbox import entry as entries
-from blackbox.doubt import LabelsMoved
-from blackbox.entry import Entry
+from blackbox.core.intake import Intake, Taken, parse
+from blackbox.core.marks import Shortened, replaced
+from blackbox.core.plan import Batch, Labels, Tail
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Taken, parse
-from blackbox.marks import Shortened, replaced
-from blackbox.plan import Batch, Labels, Tail
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request, Shard, request_id
+from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
+from blackbox.records.errors import LabelsMoved
+from blackbox.records.request import (
+    Cancel,
+    Headers,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+    Shard,
+    request_id,
+)
 from tests.contract.held import held
 from tests.fakes import FakeFormat, record
 

@@ -7,13 +7,13 @@ import sys
 
 import psutil
 
-from blackbox import interpreter
+from blackbox.support import interpreter
 
 PIECE = 1000
 PIECES = 100_000
 EIGHT_THREADS = """
 import ctypes, sys, threading
-from blackbox import interpreter
+from blackbox.support import interpreter
 
 interpreter.tune()
 libc = ctypes.CDLL(None)

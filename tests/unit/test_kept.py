@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blackbox.api.kept import Kept
-from blackbox.doubt import IndexLost
+from blackbox.records.errors import IndexLost
 
 
 class Made:

@@ -106,7 +106,7 @@ def test_a_module_uses_only_the_layers_below_it(module: str) -> None:
 
 
 def test_of_the_index_what_is_pure_uses_only_its_bits() -> None:
-    assert own_imports("ended") == {"blackbox.index.bits"}
+    assert own_imports("ended") == {"blackbox.core.bits"}
     assert own_imports("index.bits") == set()
 
 
@@ -128,7 +128,9 @@ def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
 
 
 def test_only_the_spark_engine_needs_spark() -> None:
-    needs_none = "import sys, blackbox.cli, blackbox.run, blackbox.service; print(*sys.modules)"
+    needs_none = (
+        "import sys, blackbox.cli, blackbox.run, blackbox.engine.process; print(*sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", needs_none], capture_output=True, check=True)
     assert {"pyspark", "py4j", "pyarrow", "pandas", "numpy"} & set(
         run.stdout.decode().split()
@@ -146,7 +148,7 @@ def test_a_caller_needs_neither_redis_nor_a_server() -> None:
 def test_a_task_uses_nothing_of_its_driver(module: str) -> None:
     ours = {name for name in own_imports(module) if part_of(name) == "pipeline"}
 
-    assert {name for name in ours if not name.startswith("blackbox.pipeline.tasks")} == set()
+    assert {name for name in ours if not name.startswith("blackbox.spark.tasks")} == set()
     of_spark = {name for name in imports_of(module) if name.partition(".")[0] == "pyspark"}
     assert of_spark <= {"pyspark"}, "of Spark a task knows its own context, and no session"
 
@@ -160,12 +162,12 @@ def test_the_named_parts_exist() -> None:
 def test_imports_are_found_wherever_they_stand() -> None:
     source = """
 import redis.client as r
-from blackbox import entry as entries
+from blackbox.records import entry as entries
 if True:
     def late():
         from blackbox.index.keys import Keys
         import rich, typer
 """
     assert set(imported(source)) == {
-        "redis.client", "blackbox.entry", "blackbox.index.keys", "rich", "typer",
+        "redis.client", "blackbox.records.entry", "blackbox.index.keys", "rich", "typer",
     }  # fmt: skip

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.limits import Limits, batch_bytes
-from blackbox.outgoing import Outgoing
-from blackbox.request import Reason
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.request import Reason
+from blackbox.records.topic_limits import Limits, batch_bytes
 
 HEADERS: list[tuple[str, bytes | str | None]] = [("trace", b"1" * 70), ("ä", "ö"), ("none", None)]
 

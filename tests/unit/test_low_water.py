@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.caretaker import WALKED_SHARE, Caretaker
-from blackbox.clock import Clock, ShardClock
-from blackbox.dispatch import Dispatched
-from blackbox.doubt import Doubt, Fenced
+from blackbox.core.dispatch import Dispatched
+from blackbox.core.low_water import PAIRS, LowWater, next_mark
+from blackbox.core.plan import Labels, Replacement
+from blackbox.core.recovery import Recovered
+from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_owner import Hold, Owner
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
-from blackbox.low_water import PAIRS, LowWater, next_mark
-from blackbox.metrics import Metrics
-from blackbox.owner import Hold, Owner
-from blackbox.plan import Labels, Replacement
-from blackbox.receipt import Claim, Mark
-from blackbox.recovery import Recovered
-from blackbox.request import Shard, request_id
+from blackbox.records.clock import Clock, ShardClock
+from blackbox.records.errors import Doubt, Fenced
+from blackbox.records.receipt import Claim, Mark
+from blackbox.records.request import Shard, request_id
 from tests.contract.held import NOW_MS, SHARD, entry, store
 from tests.fakes import FakeWriter
 from tests.world import until
@@ -56,7 +56,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
 def test_a_mark_comes_with_the_last_of_what_did_not_count(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.low_water.TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("blackbox.core.low_water.TOLD_AT_ONCE", 2)
     ignoring(index, 5)
 
     mark = low_water.write(Labels(6, 0), 6)

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from prometheus_client import generate_latest
 
-from blackbox.dispatch import Dispatched
-from blackbox.intake import Taken
-from blackbox.metrics import Metrics, Report
-from blackbox.plan import Labels
-from blackbox.receipt import Mark
-from blackbox.recovery import Recovered
-from blackbox.request import Shard
+from blackbox.core.dispatch import Dispatched
+from blackbox.core.intake import Taken
+from blackbox.core.plan import Labels
+from blackbox.core.recovery import Recovered
+from blackbox.engine.metrics import Metrics, Report
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
 
 SHARD = Shard("TB", 3)
 NOW_MS = 1_700_000_000_000

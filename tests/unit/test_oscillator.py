@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.oscillator import BATCH, begun
+from blackbox.engine.oscillator import BATCH, begun
 
 seconds = st.integers(0, 1 << 33)
 clocks_ms = st.lists(st.integers(0, 100_000_000), min_size=1, max_size=50)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from blackbox.entry import Entry
-from blackbox.outgoing import MAX_DETAIL, Outgoing, dead_letters, deliveries
-from blackbox.request import Record, Shard, request_id
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import MAX_DETAIL, Outgoing, dead_letters, deliveries
+from blackbox.records.request import Record, Shard, request_id
 
 SHARD = Shard("TB", 3)
 

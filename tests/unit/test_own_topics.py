@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from blackbox.doubt import JournalLost
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import OwnTopics
-from blackbox.request import Shard
+from blackbox.records.errors import JournalLost
+from blackbox.records.request import Shard
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.clock import Clock, ShardClock
-from blackbox.dispatch import Dispatched
-from blackbox.doubt import LabelsMoved, Refused
-from blackbox.intake import Parsed, Taken
-from blackbox.low_water import LowWater
-from blackbox.metrics import Metrics
-from blackbox.owner import Hold, Owner
-from blackbox.plan import Labels
-from blackbox.recovery import Recovered
-from blackbox.request import Reason, Shard
+from blackbox.core.dispatch import Dispatched
+from blackbox.core.intake import Parsed, Taken
+from blackbox.core.low_water import LowWater
+from blackbox.core.plan import Labels
+from blackbox.core.recovery import Recovered
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_owner import Hold, Owner
+from blackbox.records.clock import Clock, ShardClock
+from blackbox.records.errors import LabelsMoved, Refused
+from blackbox.records.request import Reason, Shard
 from tests.world import until
 
 ANSWER_S = 10.0

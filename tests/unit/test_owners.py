@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.clock import Clock
-from blackbox.connect import kafka
-from blackbox.entry import Entry
-from blackbox.metrics import Metrics
-from blackbox.owner import Owner
-from blackbox.owners import STOP_S, Owners
-from blackbox.plan import Binding
-from blackbox.request import Reason, Shard
-from blackbox.settings import load
+from blackbox.config.settings import load
+from blackbox.config.wiring import kafka
+from blackbox.core.plan import Binding
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_owner import Owner
+from blackbox.engine.shard_pool import STOP_S, Owners
+from blackbox.records.clock import Clock
+from blackbox.records.entry import Entry
+from blackbox.records.request import Reason, Shard
 from tests.contract.held import NOW_MS
 
 SHARD = Shard("TB", 0)

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo
 
-from blackbox.doubt import JournalLost, JournalSilent
 from blackbox.journal import partition_reader
 from blackbox.journal.access import Fetched
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import TopicIds, Topics
+from blackbox.records.errors import JournalLost, JournalSilent
 
 
 class Message:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.entry import Entry
-from blackbox.plan import (
+from blackbox.core.plan import (
     Carried,
     Change,
     Cold,
@@ -19,7 +18,8 @@ from blackbox.plan import (
     View,
     resolve,
 )
-from blackbox.request import Cancel
+from blackbox.records.entry import Entry
+from blackbox.records.request import Cancel
 
 
 def entry(caller_id: str | None = None, due_ms: int = 1) -> Entry:

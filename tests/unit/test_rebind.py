@@ -11,19 +11,19 @@ from typing import Any
 import orjson
 import pytest
 
-from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, Refused
-from blackbox.ended import Ended
-from blackbox.index.bits import SEGMENT
+from blackbox.core.bits import SEGMENT
+from blackbox.core.ended import Ended
+from blackbox.core.plan import Binding, Bounds, Labels
 from blackbox.index.keys import NOBODYS, Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.outgoing import Outgoing
-from blackbox.plan import Binding, Bounds, Labels
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import run as rebinding
 from blackbox.rebind.leftovers import Newer, Rebound
 from blackbox.rebind.run import _Run, keep_partitions
-from blackbox.receipt import Claim, Mark, Receipt
-from blackbox.request import Cancel, Reason, Record, Shard, member, request_id
+from blackbox.records.errors import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, Refused
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.receipt import Claim, Mark, Receipt
+from blackbox.records.request import Cancel, Reason, Record, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from blackbox import entry as entries
-from blackbox.cancel import REPLACES
-from blackbox.cold import HEADER
-from blackbox.doubt import Doubt, ForeignIndex, JournalLost, LabelsMoved
-from blackbox.entry import Entry
-from blackbox.index.bits import SEGMENT
+from blackbox.core.bits import SEGMENT
+from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.marks import Shortened
+from blackbox.core.plan import Batch, Binding, Labels
+from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
 from blackbox.index.shard_index import OLDER, ShardIndex
-from blackbox.intake import Intake, Opening, Taken
-from blackbox.marks import Shortened
-from blackbox.plan import Batch, Binding, Labels
-from blackbox.receipt import Mark, Receipt
-from blackbox.recovery import CLOCKS_APART_MS, Recovery
-from blackbox.request import Cancel, Headers, Reason, request_id
+from blackbox.records import entry as entries
+from blackbox.records.cancel import REPLACES
+from blackbox.records.carried import HEADER
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, ForeignIndex, JournalLost, LabelsMoved
+from blackbox.records.receipt import Mark, Receipt
+from blackbox.records.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
@@ -101,7 +101,7 @@ def test_of_two_marks_the_newer_one_counts(
 def test_a_mark_is_found_however_many_receipts_came_after_it(
     recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.marks.TAIL", 2)
+    monkeypatch.setattr("blackbox.core.marks.TAIL", 2)
     asked(*(request() for _ in range(50)))
     journal.append(mark(45, 0))
     for offset in range(45):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.receipt import DOUBTFUL, Mark, NotAReceipt, Receipt, decode, encode, settled
+from blackbox.records.receipt import DOUBTFUL, Mark, NotAReceipt, Receipt, decode, encode, settled
 
 offsets = st.integers(0, 2**62)
 offset_lists = st.lists(offsets, max_size=5)

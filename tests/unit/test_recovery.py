@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from blackbox.barrier import ROUNDS, TAIL
-from blackbox.doubt import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, LabelsMoved
-from blackbox.entry import Entry
+from blackbox.core.barrier import ROUNDS, TAIL
+from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.plan import Batch, Labels
+from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
-from blackbox.intake import Intake, Opening, Taken
-from blackbox.plan import Batch, Labels
-from blackbox.receipt import Claim, Receipt, encode
-from blackbox.recovery import Recovery
-from blackbox.request import Cancel
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, LabelsMoved
+from blackbox.records.receipt import Claim, Receipt, encode
+from blackbox.records.request import Cancel
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
@@ -23,7 +23,7 @@ from tests.unit.opening import Make, Written, barriers, counts, delivered, reque
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that recovery measures itself by, to be set."""
     now_s = [0.0]
-    monkeypatch.setattr("blackbox.recovery.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("blackbox.core.recovery.time.monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -417,7 +417,7 @@ def test_outcomes_are_applied_in_chunks_and_the_label_comes_last(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("blackbox.settling.CHUNK", 4)
+    monkeypatch.setattr("blackbox.core.settling.CHUNK", 4)
     empty_index.begin(Labels(0, 0))
     for first in range(0, 12, 3):
         journal.append(delivered(first, first + 1, first + 2))
@@ -440,7 +440,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("blackbox.recovery.CHUNK", 2)
+    monkeypatch.setattr("blackbox.core.recovery.CHUNK", 2)
     empty_index.begin(Labels(0, 0))
     asked(*(request() for _ in range(9)))
     for first in range(0, 8, 2):

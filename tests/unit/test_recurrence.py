@@ -13,10 +13,10 @@ from cronsim import CronSim, CronSimError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.entry import Entry
 from blackbox.formats import make_format
-from blackbox.recurrence import LOOKS_AHEAD_YEARS, asked_again, cron, every, next_ms
-from blackbox.request import Record, Request
+from blackbox.records.entry import Entry
+from blackbox.records.recurrence import LOOKS_AHEAD_YEARS, asked_again, cron, every, next_ms
+from blackbox.records.request import Record, Request
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW_MS = 1_800_000_000_000

@@ -8,11 +8,11 @@ from threading import Event, Lock
 
 import pytest
 
-from blackbox.control import fate
-from blackbox.control.fate import Registry
-from blackbox.doubt import JournalLost, NotAllowed
-from blackbox.request import Shard
-from blackbox.settings import load
+from blackbox.admin import lookup
+from blackbox.admin.lookup import Registry
+from blackbox.config.settings import load
+from blackbox.records.errors import JournalLost, NotAllowed
+from blackbox.records.request import Shard
 
 
 class Counted:
@@ -48,7 +48,7 @@ def registry() -> Registry:
 
 def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known becomes old at once."""
-    monkeypatch.setattr(fate, "COUNTED_FOR_S", 0.0)
+    monkeypatch.setattr(lookup, "COUNTED_FOR_S", 0.0)
 
 
 def test_what_was_counted_a_moment_ago_is_not_counted_again(

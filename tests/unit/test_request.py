@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.request import (
+from blackbox.records.request import (
     MAX_OFFSET,
     MAX_PARTITION,
     Shard,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blackbox.client.retry import ATTEMPT, ORIGINAL_TIMESTAMP, Exhausted, Retry, Schedule
 from blackbox.formats import make_format
-from blackbox.request import Headers, Record, Request
+from blackbox.records.request import Headers, Record, Request
 
 NOW_S = 1_767_225_600
 WRITTEN_S = NOW_S - 86_400

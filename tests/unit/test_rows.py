@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from blackbox.cli.terminal import printable
-from blackbox.pipeline.tasks import pieces, rows
-from blackbox.pipeline.tasks.pieces import KINDS, UnusableFile, cut
-from blackbox.pipeline.tasks.rows import Bad, Written, records
+from blackbox.jobs.load import pieces, rows
+from blackbox.jobs.load.pieces import KINDS, UnusableFile, cut
+from blackbox.jobs.load.rows import Bad, Written, records
 
 DUE = datetime(2027, 1, 1, tzinfo=UTC)
 DUE_MS = 1798761600000

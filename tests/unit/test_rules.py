@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from blackbox.plan import Second
-from blackbox.request import Reason, Record, Request, Shard
+from blackbox.core.plan import Second
+from blackbox.records.request import Reason, Record, Request, Shard
 from blackbox.rules import file
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile

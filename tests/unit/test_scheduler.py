@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.formats import make_format
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_123
 EPOCH = ("scheduler-epoch", b"1800000090")

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
-from blackbox.settings import Settings, SettingsError, load
+from blackbox.config.settings import Settings, SettingsError, load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from blackbox.doubt import JournalLost
 from blackbox.journal import targets as targets_module
 from blackbox.journal.access import KafkaAccess, outcome
 from blackbox.journal.targets import Remembered, Targets
+from blackbox.records.errors import JournalLost
 from tests.world import until
 
 AT_ONCE_S = -1.0

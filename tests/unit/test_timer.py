@@ -15,7 +15,7 @@ import blackbox
 from blackbox.formats import make_format
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.request import Cancel, Headers, Invalid, Reason, Record, Request
+from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_000
 AT_S = 1_800_000_090

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from blackbox.doubt import Doubt, Fenced, JournalLost
 from blackbox.journal.transactions import Transactions
+from blackbox.records.errors import Doubt, Fenced, JournalLost
 
 
 def transactions(flush: Exception, begin: Exception | None = None) -> Transactions:

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from blackbox.doubt import JournalLost
+from blackbox.core.plan import Bounds
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import TopicSettings
 from blackbox.journal.trim import Trimmer
-from blackbox.plan import Bounds
-from blackbox.receipt import Mark
-from blackbox.request import Shard
+from blackbox.records.errors import JournalLost
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
 
 NOW_MS = 1_000_000
 KEPT_MS = 1000

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from blackbox.admin.control import Cancelled, Control
 from blackbox.api import requests, schedules
 from blackbox.api.access import CHANGES_AT_ONCE, READS_AT_ONCE, Access
-from blackbox.control.control import Cancelled, Control
-from blackbox.fate import Fate
-from blackbox.settings import load
+from blackbox.config.settings import load
+from blackbox.core.status import Fate
 from tests.service.test_http import Patient
 
 

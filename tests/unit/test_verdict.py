@@ -6,7 +6,7 @@ import pytest
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
 from blackbox.demo.verdict import Seen, Tally, Verdict, percentile
 from blackbox.formats import make_format
-from blackbox.request import Cancel, Headers, Invalid, Record, Request, Shard, request_id
+from blackbox.records.request import Cancel, Headers, Invalid, Record, Request, Shard, request_id
 
 ASKED_MS = 1_767_225_600_000
 LATE_MS = 7

@@ -11,13 +11,13 @@ from threading import Event
 import pytest
 import redis
 
-from blackbox.clock import Clock
-from blackbox.doubt import IndexLost
+from blackbox.config.settings import load
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
-from blackbox.metrics import Metrics
-from blackbox.settings import load
-from blackbox.watch import PATIENT_LOOKS, Watch
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.redis_monitor import PATIENT_LOOKS, Watch
+from blackbox.records.clock import Clock
+from blackbox.records.errors import IndexLost
 from tests.contract.conftest import start_redis
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.doubt import JournalLost, Refused, TooEarly
 from blackbox.journal import writer as writer_module
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.writer import Writer
-from blackbox.outgoing import Outgoing
-from blackbox.receipt import Places, Receipt
-from blackbox.request import Reason, Shard
+from blackbox.records.errors import JournalLost, Refused, TooEarly
+from blackbox.records.outgoing import Outgoing
+from blackbox.records.receipt import Places, Receipt
+from blackbox.records.request import Reason, Shard
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from blackbox.control.control import Control
+from blackbox.admin.control import Control
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.world import until

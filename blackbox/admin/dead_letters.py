@@ -1,0 +1,89 @@
+"""Dead letters: look at them, ask again for what they asked for, or put them away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.letterbox import Again, Letter, Letterbox
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.records.cancel import replaces
+from blackbox.records.request import Headers, Reason, placed
+
+
+@dataclass(frozen=True, slots=True)
+class PutAway:
+    """Which letters were put away, and why others were not: by place."""
+
+    done: list[str]
+    left: dict[str, str]
+
+
+def put_away(
+    access: KafkaAccess,
+    topic: str,
+    places: Sequence[str],
+    *,
+    is_request_topic: Callable[[str], bool],
+    again: bool,
+) -> PutAway:
+    """Discard these letters, or write their requests `again`, each once whoever else does it, too.
+
+    What is replayed is the request's record as it was, in the partition where it was: a countdown
+    begins anew, an instant that is past is at once.
+    """
+    box = Letterbox(access, topic)
+    asked = frozenset(places)
+    found = box.newest(
+        lambda letter: letter if letter.place in asked else None,
+        keep=lambda letter: letter if again and letter.place in asked else letter.about(),
+    )
+    known = {letter.place: letter for letter in found}
+    left: dict[str, str] = {}
+    wanted: dict[str, Again | None] = {}
+    for place in dict.fromkeys(places):
+        letter = known.get(place)
+        if letter is None:
+            left[place] = f"no such letter among the last of {topic}"
+        elif letter.became is not None:
+            left[place] = f"already {letter.became}"
+        elif not again:
+            wanted[place] = None
+        else:
+            try:
+                wanted[place] = _again(access, letter, is_request_topic)
+            except ValueError as why:
+                left[place] = str(why)
+    done = box.put_away(wanted) if wanted else []
+    left |= {place: "put away by somebody else" for place in wanted if place not in done}
+    return PutAway(done, left)
+
+
+def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str], bool]) -> Again:
+    """Raises ValueError for a letter that cannot be replayed."""
+    if letter.reason == Reason.TOO_LATE:
+        raise ValueError(
+            "what it was to replace was delivered, or has ended: replayed, it could go out twice; "
+            "ask for it anew if that is meant"
+        )
+    place = placed(letter.source)
+    if place is None or not is_request_topic(place[0].topic):
+        raise ValueError(f"its source {letter.source!r} is in none of the request topics")
+    shard, offset = place
+    is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
+    if letter.value is not None or not is_shortened:
+        return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
+    with closing(ShardJournal(shard, access)) as journal:
+        record = journal.records([offset]).get(offset)
+    if record is None:
+        raise ValueError(
+            f"its value was left out, and Kafka does not keep {letter.source} any more"
+        )
+    return Again(shard, record.key, record.value, _without_condition(record.headers))
+
+
+def _without_condition(headers: Headers) -> Headers:
+    """Whatever it was to replace has ended by now."""
+    return headers[:-1] if replaces(headers) else headers

@@ -1,0 +1,285 @@
+"""What became of a request: the index says whether it is pending, the receipts what ended it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats, kafka
+from blackbox.core.plan import Labels
+from blackbox.core.status import (
+    NO_REQUEST,
+    Asked,
+    Fate,
+    Fates,
+    Limit,
+    LimitReached,
+    State,
+    origin_of,
+)
+from blackbox.index.inspector import Inspector, Pending, Standing
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.records.carried import carried, carry_of
+from blackbox.records.entry import Entry
+from blackbox.records.errors import JournalLost, NotAllowed
+from blackbox.records.request import Record, Shard, request_id
+from blackbox.support.logs import QUIET
+
+COUNTED_FOR_S = 5.0
+FAILED_FOR_S = 1.0
+VISIBLE_WITHIN_S = 5.0
+LOOK_S = 0.02
+DUE_TOGETHER = 100
+"""Entries due at the same instant that are looked at for a carried one, payload by payload."""
+
+
+class Registry:
+    """Looks up fates, once partitions were counted. Raises JournalLost or IndexLost when Kafka or Redis does not answer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.access = kafka(settings, QUIET)
+        self.inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._formats = formats(settings)
+        self._admin = self.access.admin()
+        self._partitions: dict[str, int] = {}
+        self._counting = Lock()
+        self._count_at_s = -math.inf
+        self._failure: JournalLost | None = None
+
+    def count_partitions(self) -> None:
+        """Look how many there are, unless that was done a moment ago; before anything else is asked.
+
+        While somebody does, and while Kafka does not answer, all go by what was known before. Raises
+        JournalLost when nothing was, for a second the same for all who ask.
+        """
+        if self._is_counted() or not self._counting.acquire(blocking=not self._partitions):
+            return
+        try:
+            if not self._is_counted():
+                self._count_now()
+        finally:
+            self._counting.release()
+
+    def _is_counted(self) -> bool:
+        if time.monotonic() >= self._count_at_s:
+            return False
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
+        return True
+
+    def _count_now(self) -> None:
+        known_for_s, self._failure = COUNTED_FOR_S, None
+        try:
+            self._partitions = self._count()
+        except JournalLost as failure:
+            if not self._partitions or isinstance(failure, NotAllowed):
+                known_for_s, self._failure = FAILED_FOR_S, failure
+                raise
+        finally:
+            self._count_at_s = time.monotonic() + known_for_s
+
+    def _count(self) -> dict[str, int]:
+        topics = self._settings.topics
+        journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
+        return Topics(self._admin).partitions(
+            [*journals, self._settings.dead_letter_topic], to="Read"
+        )
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard there is."""
+        for topic in self._settings.topics:
+            for partition in range(self._partitions.get(topic, 0)):
+                yield Shard(topic, partition)
+
+    def record(self, shard: Shard, offset: int) -> Record | None:
+        """The record of a request, if Kafka has it."""
+        with closing(ShardJournal(shard, self.access)) as journal:
+            return journal.record(offset)
+
+    def holders(self, caller_id: str) -> list[tuple[Shard, int]]:
+        """The pending requests under this caller id, the one that was asked for last at first.
+
+        There are several where partitions were added to the request topic, or callers chose
+        partitions by something else than the id.
+        """
+        found = [(shard, self.inspector.offset_of(shard, caller_id)) for shard in self.shards()]
+        held = [(shard, offset) for shard, offset in found if offset is not None]
+        if len(held) > 1:
+            held.sort(key=lambda one: (self._asked_ms(*one), one), reverse=True)
+        return held
+
+    def _asked_ms(self, shard: Shard, offset: int) -> int:
+        """When its caller wrote it; -1 when Kafka does not have it any more."""
+        record = self.record(shard, offset)
+        if record is not None and carried(record.headers):
+            with suppress(ValueError):  # a forged one
+                return carry_of(record).timestamp_ms
+        return -1 if record is None else record.timestamp_ms
+
+    def request_end(self, shard: Shard) -> int:
+        """The next offset of the request topic."""
+        with closing(ShardJournal(shard, self.access)) as journal:
+            return journal.request_bounds().end
+
+    def fate(
+        self, shard: Shard, offset: int, since: Labels | None = None, limit: Limit | None = None
+    ) -> Fate:
+        """What became of the request at this place.
+
+        1. the index is asked first: what is not in it any more has its receipt already;
+        2. a request of the cold tier may have become another record, which the index may have;
+        3. then the receipts, from the time on when it could have been dispatched;
+        4. then the records that promotion wrote; these at first, if its own one was removed since.
+
+        `since` are the labels from before a moment at which it was pending: what happened to it is
+        behind them. Reads no more than the `limit`, and says so when that was too little.
+        """
+        if shard.partition >= self._partitions.get(shard.topic, 0):
+            return Fate(request_id(shard, offset), shard.source(offset), "unknown")
+        limit = limit or Limit()
+        pending = self.inspector.look_up(shard, offset)  # 1
+        standing = self.inspector.standing(shard, 0)
+        with closing(ShardJournal(shard, self.access)) as journal:
+            fates = self._fates(shard, journal, limit)
+            asked = fates.asked(offset)
+            known = asked.fate
+            if pending is not None:
+                return replace(known, state="pending", is_cold=False, **_of_pending(pending))
+            if self.inspector.is_cold(shard, offset):
+                is_ended = self.inspector.is_ended(shard, asked.origin)
+                return replace(known, state="ended" if is_ended else "pending", is_cold=True)
+            bounds = journal.request_bounds()
+            if known.state == "unknown" and offset >= bounds.end:
+                return known
+            _wait_for(journal, standing.labels)
+            requests, receipts = _both_behind(since, standing.labels)
+            is_read = standing.labels is not None and offset < standing.labels.requests
+            is_gone = known.state == "unknown" and offset < bounds.start
+            may_be_carried = known.state == "unread" or is_gone
+            may_be_carried = may_be_carried and self._has_cold_tier(standing)
+            try:
+                there = None
+                if may_be_carried and is_gone:
+                    there = fates.carried_to(asked, 0, requests)
+                elif may_be_carried and self._was_cold(asked):  # 2
+                    there = self._carried_to(shard, journal, asked) or fates.carried_nearby(
+                        asked, self._settings.hot_horizon_s * 1000
+                    )
+                if there is None:
+                    outcome = fates.outcome(asked, receipts)  # 3
+                    if outcome is not None:
+                        return fates.explained(outcome)
+                    if known.state != "unread":
+                        return known
+                if there is None and may_be_carried:  # 4
+                    there = self._carried_to(shard, journal, asked) or fates.carried_to(
+                        asked, self._settings.hot_horizon_s * 1000, requests
+                    )
+            except LimitReached:
+                if known.state in NO_REQUEST:
+                    return known
+                return _not_found(known, limit, is_over=is_read and not may_be_carried)
+        if there is not None:
+            return self.fate(shard, there, limit=limit).told_of(shard, offset)
+        return replace(known, state="ended" if is_read else "unread")
+
+    def replaced_by(self, shard: Shard, offset: int, since: Labels | None) -> int | None:
+        """What took the place, behind these labels, of a request that has ended; None: it was cancelled.
+
+        Raises LimitReached.
+        """
+        with closing(ShardJournal(shard, self.access)) as journal:
+            fates = self._fates(shard, journal, Limit())
+            return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
+
+    def _has_cold_tier(self, standing: Standing) -> bool:
+        return standing.has_cold_tier or bool(self._settings.hot_horizon_s)
+
+    def _was_cold(self, asked: Asked) -> bool:
+        """Whether it was cold when it was written, unless the horizon was another one then."""
+        due_ms, horizon_ms = asked.fate.due_ms, self._settings.hot_horizon_s * 1000
+        if due_ms is None or asked.fate.reason is not None:
+            return False
+        return asked.written_ms is None or due_ms - asked.written_ms > horizon_ms
+
+    def _carried_to(self, shard: Shard, journal: ShardJournal, asked: Asked) -> int | None:
+        """The record that the index has in its place: under its caller id, or among those due then."""
+        caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
+        if caller_id is not None:
+            holder = self.inspector.offset_of(shard, caller_id)
+            if holder is not None and holder > asked.offset:
+                record = journal.record(holder)
+                if record is not None and origin_of(record) == asked.origin:
+                    return holder
+        if due_ms is None:
+            return None
+        found = self.inspector.listed(shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
+        for offset, pending in found:
+            if pending.entry is not None and pending.entry.origin == asked.origin:
+                return offset
+        return None
+
+    def close(self) -> None:
+        self.inspector.close()
+
+    def _fates(self, shard: Shard, journal: ShardJournal, limit: Limit) -> Fates:
+        has_receipts = shard.partition < self._partitions.get(receipts_topic(shard.topic), 0)
+        now_ms = time.time_ns() // 1_000_000
+        return Fates(shard, journal, self._formats[shard.topic], now_ms, has_receipts, limit)
+
+
+def _wait_for(journal: ShardJournal, labels: Labels | None) -> None:
+    """Until the receipts that the index knows can be read: a commit is told before readers see it."""
+    deadline = time.monotonic() + VISIBLE_WITHIN_S
+    while labels is not None and journal.receipt_bounds().end < labels.receipts:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_S)
+
+
+def _both_behind(since: Labels | None, labels: Labels | None) -> Labels:
+    """The labels to search from: the start, if Redis went back since, so that they say nothing."""
+    if since is None or labels is None:
+        return Labels(0, 0)
+    is_behind = labels.requests >= since.requests and labels.receipts >= since.receipts
+    return since if is_behind else Labels(0, 0)
+
+
+def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
+    """What is told when the limit was too small."""
+    what = "how it ended" if is_over else "whether it is pending"
+    detail = (
+        f"{what} was not found: a look-up reads a part of the journals only, and this one read "
+        f"{limit}; `blackbox audit --parquet` tells of every request"
+    )
+    if not is_over:
+        detail += (
+            "; while it is pending, GET /requests lists it at its due time, and its `source` there, "
+            "such as TB/3@1234, is found and cancelled at once"
+        )
+    state: State = "over" if is_over else "undetermined"
+    return replace(known, state=state, detail=detail)
+
+
+def _of_pending(pending: Pending) -> dict[str, Any]:
+    entry: Entry | None = pending.entry
+    if entry is None:
+        return {"next_try_ms": pending.next_try_ms}
+    return {
+        "caller": entry.caller,
+        "caller_id": entry.caller_id,
+        "target": entry.target or None,
+        "due_ms": entry.due_ms,
+        "next_try_ms": pending.next_try_ms,
+        "attempts": entry.attempts + entry.waits,
+        "reason": entry.reason,
+        "detail": entry.detail,
+    }

@@ -1,0 +1,138 @@
+"""Pending requests in the order in which they are due, over all shards, page by page."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from blackbox.core.parking import BAND_MS, LETTERS, band_of, parked_at
+from blackbox.index.inspector import Inspector, Pending
+from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name
+
+AT_ONCE = 100
+MOST_LOOKED_AT = 5_000
+"""Entries that one page may look at, however few of them are wanted."""
+
+LAST_MS = 1 << 53
+
+
+class Place(NamedTuple):
+    """Where a page ended: the order is that of due times, then of shards, then of offsets; what is parked comes last."""
+
+    at_ms: int
+    shard: Shard
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.at_ms}:{self.shard.topic}:{self.shard.partition}:{self.offset}"
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """The inverse of `str`. Raises ValueError for anything else."""
+        try:
+            at_ms, topic, partition, offset = text.split(":")
+            place = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
+        except ValueError:
+            raise ValueError(
+                f"{text[:80]!r} is no cursor; take `next` of the page before"
+            ) from None
+        if not is_topic_name(topic) or not 0 <= place.offset <= MAX_OFFSET or str(place) != text:
+            raise ValueError(f"{text[:80]!r} is no cursor; take `next` of the page before")
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which pending requests; None: any. Instants are when they will be looked at, or of those that are parked
+    when they were due, both included.
+    """
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+    target: str | None = None
+    caller: str | None = None
+
+    def holds(self, pending: Pending) -> bool:
+        entry = pending.entry
+        if entry is None:
+            return self.target is None and self.caller is None
+        return self.target in (None, entry.target) and self.caller in (None, entry.caller)
+
+
+class Found(NamedTuple):
+    """A pending request, and where it is."""
+
+    place: Place
+    pending: Pending
+
+
+def page(
+    inspector: Inspector,
+    shards: Iterable[Shard],
+    wanted: Wanted,
+    after: Place | None,
+    limit: int,
+    *,
+    whole: bool = False,
+) -> tuple[list[Found], Place | None]:
+    """At most `limit` of them behind `after`, and where the next page begins; None: there is none.
+
+    A page may be short, or empty, and have a next one all the same. With messages only if `whole`.
+    """
+    found: list[Found] = []
+    at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
+    listed = partial(inspector.listed, count=at_once, whole=whole)
+    each = heapq.merge(
+        *(
+            _of(listed, at_once, shard, _stretches(inspector, shard, wanted), after)
+            for shard in sorted(shards)
+        )
+    )
+    for looked_at, one in enumerate(each, 1):
+        if wanted.holds(one.pending):
+            found.append(one)
+        if len(found) == limit or looked_at == MOST_LOOKED_AT:
+            return found, one.place
+    return found, None
+
+
+def _of(
+    listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
+    at_once: int,
+    shard: Shard,
+    stretches: Iterable[tuple[int, int]],
+    after: Place | None,
+) -> Iterator[Found]:
+    for first_ms, to_ms in stretches:
+        from_ms, behind = _start(shard, first_ms, after)
+        while from_ms <= to_ms:
+            some = listed(shard, from_ms, to_ms, behind)
+            yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
+            if len(some) < at_once:
+                break
+            behind, last = some[-1]
+            from_ms = last.at_ms
+
+
+def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    """Where those that are wanted stand in a shard: at their times, and in the same order where they are parked."""
+    from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
+    to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
+    yield from_ms, to_ms
+    if wanted.target is not None:
+        bands: Iterable[int] = sorted({band_of(wanted.target), band_of(LETTERS)})
+    else:
+        bands = inspector.bands(shard)
+    for band in bands if to_ms >= 0 else ():
+        yield parked_at(band, max(from_ms, 0)), parked_at(band, to_ms)
+
+
+def _start(shard: Shard, from_ms: int, after: Place | None) -> tuple[int, int | None]:
+    if after is None or after.at_ms < from_ms:
+        return from_ms, None
+    if shard == after.shard:
+        return after.at_ms, after.offset
+    return after.at_ms + (shard < after.shard), None

@@ -1,0 +1,367 @@
+"""Configuration: one environment variable `BLACKBOX_<NAME>` per field, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import javaproperties
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from blackbox.config.aliases import Alias, aliases
+from blackbox.formats import NAMES
+from blackbox.index import connection
+from blackbox.journal.topics import RECEIPTS_SUFFIX, is_own_topic
+from blackbox.records.request import is_topic_name
+
+Half = Literal["intake", "dispatch"]
+_PLACE = r"[^\s:/,]+:\d+"
+_MASTER = re.compile(
+    rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
+)
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the text names each variable, its value and what is wanted."""
+
+
+def _topic(name: str) -> str:
+    if not is_topic_name(name):
+        raise ValueError("wanted: a topic name of 1 to 249 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def _request_topics(text: str) -> str:
+    for topic, contract in parse_request_topics(text).items():
+        _topic(topic)
+        if contract not in NAMES:
+            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(NAMES)}")
+        if topic.endswith(RECEIPTS_SUFFIX):
+            raise ValueError(f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which names receipts")
+    return text
+
+
+def parse_request_topics(text: str) -> dict[str, str]:
+    """`TB:countdown,other:countdown` -> topic by format. Raises ValueError when it reads otherwise."""
+    topics: dict[str, str] = {}
+    for part in text.split(","):
+        topic, colon, contract = part.strip().partition(":")
+        if not topic or not colon or not contract:
+            raise ValueError("wanted: a comma list of topic:format, like TB:countdown")
+        if topic in topics:
+            raise ValueError(f"the topic {topic!r} is named twice")
+        topics[topic] = contract
+    return topics
+
+
+def _topics_so_far(info: ValidationInfo) -> dict[str, str]:
+    return parse_request_topics(info.data.get("request_topics", "TB:countdown"))
+
+
+def _expired_topics(info: ValidationInfo) -> set[str]:
+    topics = _topics_so_far(info)
+    return {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
+
+
+def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None] = ()) -> str:
+    own = _topics_so_far(info), info.data.get("dead_letter_topic", "")
+    if name in others or is_own_topic(name, *own):
+        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
+    return name
+
+
+def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
+    for output in _expired_topics(info) if name is None else {_topic(name)}:
+        _not_our_own(output, info)
+    return name
+
+
+def _oscillator_topic(name: str | None, info: ValidationInfo) -> str | None:
+    if not name:
+        return None
+    others = {info.data.get("history_topic"), info.data.get("timer_output_topic")}
+    return _not_our_own(_topic(name), info, others | _expired_topics(info))
+
+
+def _delivery(promise: str, info: ValidationInfo) -> str:
+    if promise != "exactly-once" and "scheduler" in _topics_so_far(info).values():
+        raise ValueError(
+            "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
+            "are written together or not at all"
+        )
+    return promise
+
+
+def expired_topic(request_topic: str) -> str:
+    """Where timers are answered unless the operator names a topic."""
+    return f"{request_topic}.expired"
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    connection.check(secret.get_secret_value())
+    return secret
+
+
+def _spark_master(master: str) -> str:
+    if not _MASTER.fullmatch(master):
+        raise ValueError("wanted: local[*], local[N], spark://host:port or k8s://address")
+    return master
+
+
+def _without_blanks(value: object) -> object:
+    """Files of secrets end with a newline as a rule, which no header can have."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _token(secret: SecretStr | None) -> SecretStr | None:
+    text = "" if secret is None else secret.get_secret_value()
+    if not (text.isascii() and (text.isprintable() or not text)):
+        raise ValueError("wanted: printable ASCII characters, as a header can have them")
+    return secret
+
+
+Token = Annotated[SecretStr | None, BeforeValidator(_without_blanks), AfterValidator(_token)]
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Secrets do not print."""
+
+    model_config = SettingsConfigDict(env_prefix="BLACKBOX_", extra="ignore", frozen=True)
+
+    kafka_bootstrap_servers: str = Field(min_length=1, description="brokers, host:port,…")
+    kafka_config: Path | None = Field(
+        None,
+        description=".properties file with librdkafka settings (TLS, SASL); wins over defaults",
+    )
+    redis_url: Annotated[SecretStr, AfterValidator(_redis_url)] = Field(
+        SecretStr("redis://localhost:6379/0"),
+        description="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://",
+    )
+    request_topics: Annotated[str, AfterValidator(_request_topics)] = Field(
+        "TB:countdown", description="comma list of topic:format"
+    )
+    dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
+        "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
+    )
+    history_topic: Annotated[str, AfterValidator(_topic), AfterValidator(_not_our_own)] = Field(
+        "history", description="where the format scheduler leaves a copy of what it delivered"
+    )
+    scheduler_grace_s: int = Field(
+        -1, ge=-1, le=315_360_000,
+        description="later than this a schedule is not delivered any more; -1: however late",
+    )  # fmt: skip
+    timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
+        None,
+        validate_default=True,
+        description="where expired timers are answered; without it <request topic>.expired",
+    )
+    oscillator_topic: Annotated[str | None, AfterValidator(_oscillator_topic)] = Field(
+        None, description="where a record for each second is written; without it nowhere"
+    )
+    group_id: str = Field(
+        "blackbox",
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="consumer group; prefix of transactional ids",
+    )
+    instance_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{0,200}$",
+        description="name of this process in the group, the same after a restart: it gets its shards back at once",
+    )
+    engine: Literal["spark", "process"] = Field(
+        "spark", description="who runs the verbs: spark, or process for small deployments"
+    )
+    delivery: Annotated[Literal["exactly-once", "at-least-once"], AfterValidator(_delivery)] = (
+        Field("exactly-once", description="with or without a Kafka transaction per batch")
+    )
+    poll_interval_ms: int = Field(
+        1000, ge=10, le=60_000, description="longest wait between two looks at the index"
+    )
+    wake_up: bool = Field(
+        True, description="also look at each next due time, not only every poll interval"
+    )
+    batch_limit: int = Field(1000, ge=1, le=10_000, description="most messages per tick and shard")
+    retries: int = Field(
+        5, ge=0, le=1000,
+        description="tries after the first at a target that is missing, 1, 2, 4 … 60 s apart",
+    )  # fmt: skip
+    grace_s: int = Field(
+        604_800, ge=3600, le=31_536_000, description="how long a payload outlives its due time"
+    )
+    max_countdown_s: int = Field(
+        34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
+    )
+    retention_s: int = Field(
+        604_800, ge=1, le=315_360_000,
+        description="journals keep what has ended for at least so long, for look-ups, ledger and audit",
+    )  # fmt: skip
+    trim_interval_s: int = Field(
+        900, ge=1, le=86_400,
+        description="how often to look from where on the journals are still needed, and to trim them",
+    )  # fmt: skip
+    renew_after_s: int | None = Field(
+        None, ge=1, le=315_360_000,
+        description="age at which a request beyond the horizon is written again; by default a day, or "
+        "the horizon if that is longer",
+    )  # fmt: skip
+    hot_horizon_s: int = Field(
+        86_400, ge=0, le=315_360_000,
+        description="requests due further ahead stay out of Redis until they come near; 0: all enter",
+    )  # fmt: skip
+    spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
+        "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
+    )
+    spark_config: Path | None = Field(
+        None, description=".properties file with settings of Spark; wins over defaults"
+    )
+    ledger: str | None = Field(
+        None,
+        description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x",
+    )
+    callers_file: Path | None = Field(
+        None, description="TOML file of what each caller is allowed; read again when it changes"
+    )
+    http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
+    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    api_token: Token = Field(
+        None, min_length=16, description="bearer token of those who may change things over HTTP"
+    )
+    api_read_token: Token = Field(
+        None, min_length=16, description="bearer token of those who may look"
+    )
+    metrics_addr: str | None = Field(
+        None, pattern=r"^[^\s:]*:\d{1,5}$", description="host:port, where it listens as well"
+    )
+
+    @property
+    def topics(self) -> Mapping[str, str]:
+        """Format by request topic."""
+        return parse_request_topics(self.request_topics)
+
+    @property
+    def schedule_topics(self) -> list[str]:
+        """The request topics of the format `scheduler`, which are compacted as a rule."""
+        return [topic for topic, contract in self.topics.items() if contract == "scheduler"]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses that it listens on."""
+        also = [] if self.metrics_addr is None else [self.metrics_addr.rpartition(":")[0]]
+        return [self.http_host, *(host or "0.0.0.0" for host in also)]
+
+    @property
+    def api_tokens(self) -> tuple[str | None, str | None]:
+        """Of those who change things over HTTP, and of those who look."""
+        operate, read = self.api_token, self.api_read_token
+        return (
+            None if operate is None else operate.get_secret_value(),
+            None if read is None else read.get_secret_value(),
+        )
+
+    def timer_output(self, topic: str) -> str:
+        """Where the answers to a request topic of the format `timer` go."""
+        return self.timer_output_topic or expired_topic(topic)
+
+    @property
+    def output_topics(self) -> list[str]:
+        """Topics that no request names, and that messages go to all the same."""
+        timers = (topic for topic, contract in self.topics.items() if contract == "timer")
+        history = {self.history_topic} if self.schedule_topics else set()
+        return sorted({self.timer_output(topic) for topic in timers} | history)
+
+    def is_own_topic(self, name: str) -> bool:
+        """Whether a topic belongs to blackbox, so that no request may be delivered to it."""
+        return name == self.oscillator_topic or is_own_topic(
+            name, self.topics, self.dead_letter_topic
+        )
+
+    @property
+    def renew_after_ms(self) -> int:
+        """The age at which a request of the cold tier is written again."""
+        return 1000 * (self.renew_after_s or max(86_400, self.hot_horizon_s))
+
+    @property
+    def horizon_ms(self) -> int | None:
+        """How far ahead requests enter the index; None: however far."""
+        return self.hot_horizon_s * 1000 or None
+
+    def horizon_ms_of(self, topic: str) -> int | None:
+        """The same for one request topic: a compacted one does not keep a cold tier."""
+        return None if topic in self.schedule_topics else self.horizon_ms
+
+    def kept_ms_of(self, topic: str) -> int:
+        """How long Kafka must keep a request topic at least, if it removes records by their age.
+
+        Twice the horizon: what is due later is written again before. Without one, as long as anything
+        can be pending.
+        """
+        horizon_ms = self.horizon_ms_of(topic)
+        return (
+            (self.max_countdown_s + self.grace_s) * 1000 if horizon_ms is None else 2 * horizon_ms
+        )
+
+    def kafka_settings(self) -> dict[str, str]:
+        """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""
+        return _properties("BLACKBOX_KAFKA_CONFIG", self.kafka_config)
+
+    def spark_settings(self) -> dict[str, str]:
+        """The operator's Spark settings. Raises SettingsError for a file that cannot be used."""
+        found = _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
+        for name in found:
+            if name == "spark.master" or not name.startswith("spark."):
+                wanted = "names that start with 'spark.'; the master is BLACKBOX_SPARK_MASTER"
+                raise SettingsError(
+                    f"BLACKBOX_SPARK_CONFIG={self.spark_config}: sets {name}; wanted: {wanted}"
+                )
+        return found
+
+
+def _properties(variable: str, path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        with path.open() as file:
+            return dict(javaproperties.load(file))
+    except OSError as error:
+        why = error.strerror
+    except ValueError:
+        # the cause may quote a piece of a password
+        why = r"no UTF-8, or a \u without four hex digits"
+    raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
+
+
+SECRET = ("redis_url", "api_token", "api_read_token")
+
+
+def load(**overrides: object) -> Settings:
+    """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
+    found = {} if "kafka_bootstrap_servers" in overrides else aliases(os.environ)
+    read: dict[str, object] = {name: alias.value for name, alias in found.items()}
+    try:
+        return Settings(**read | overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = [_explain(dict(fault), found) for fault in error.errors()]
+        raise SettingsError("\n".join(lines)) from None
+
+
+def _explain(fault: dict[str, object], found: Mapping[str, Alias]) -> str:
+    location = fault["loc"]
+    assert isinstance(location, tuple)
+    name = str(location[0])
+    variable = found[name].variable if name in found else f"BLACKBOX_{name.upper()}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        return f"{variable} is not set; wanted: {Settings.model_fields[name].description}"
+    value = "(hidden)" if name in SECRET else repr(os.environ.get(variable, fault.get("input")))
+    return f"{variable}={value}: {message}"

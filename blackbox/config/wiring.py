@@ -1,0 +1,138 @@
+"""From settings to clients: the one place that knows both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cache
+from pathlib import Path
+
+from blackbox.config.settings import Settings, SettingsError
+from blackbox.core.marks import is_another, replaced
+from blackbox.core.plan import Tail
+from blackbox.formats import Format, make_format
+from blackbox.index.connection import pool
+from blackbox.index.shared import Shared
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import OwnTopics, Topics
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
+from blackbox.rules.admission import Admission
+from blackbox.rules.file import RulesFile
+from blackbox.rules.pace import Pace
+from blackbox.rules.rules import RulesError
+
+SHARDS_KNOWN_FOR_S = 60.0
+SHARDS_ASKED_AGAIN_S = 10.0
+"""After brokers that did not answer, which took five seconds."""
+
+
+def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAccess:
+    """The brokers, with the operator's librdkafka settings and `more` on top of them.
+
+    Raises SettingsError for a setting that librdkafka does not know or take.
+    """
+    asked = settings.kafka_settings() | dict(more or {})
+    access = KafkaAccess(settings.kafka_bootstrap_servers, settings.group_id, asked)
+    try:
+        access.check()
+    except ValueError as error:
+        raise SettingsError(
+            f"BLACKBOX_KAFKA_CONFIG={settings.kafka_config}: {error}; "
+            "wanted: settings of librdkafka, one name=value a line"
+        ) from None
+    return access
+
+
+def shared(settings: Settings) -> Shared:
+    """What all shards share in Redis, over connections of its own."""
+    return Shared(pool(settings.redis_url.get_secret_value()))
+
+
+def rules(settings: Settings) -> RulesFile | None:
+    """What callers are allowed; None: everything. Raises SettingsError for a file that cannot be used."""
+    if settings.callers_file is None:
+        return None
+    try:
+        return _file(settings.callers_file)
+    except RulesError as error:
+        raise SettingsError(str(error)) from None
+
+
+@cache
+def _file(path: Path) -> RulesFile:
+    """One for all of a process, so that they go by the same rules at each moment."""
+    return RulesFile(path)
+
+
+def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
+    """Who is let in; None: everybody. Raises as `rules`."""
+    file = rules(settings)
+    if file is None:
+        return None
+    return Admission(file, shared(settings), _Shards(access, list(settings.topics)))
+
+
+class _Shards:
+    """All shards there are, as the brokers told within the last minute, or when they last did."""
+
+    def __init__(self, access: KafkaAccess, topics: Sequence[str]) -> None:
+        self._topics = topics
+        self._asked = Topics(access.admin())
+        self._known: list[Shard] = []
+        self._look_at_s = float("-inf")
+
+    def __call__(self) -> Sequence[Shard]:
+        if time.monotonic() > self._look_at_s:
+            known_for_s = SHARDS_ASKED_AGAIN_S
+            with suppress(Doubt):
+                counts = self._asked.partitions(self._topics)
+                self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
+                known_for_s = SHARDS_KNOWN_FOR_S
+            self._look_at_s = time.monotonic() + known_for_s
+        return self._known
+
+
+def pace(settings: Settings) -> Pace | None:
+    """How fast targets are fed; None: as fast as can be. Raises as `rules`."""
+    file = rules(settings)
+    return None if file is None else Pace(file, shared(settings))
+
+
+def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
+    """Raises Shortened if Kafka has another record now where this one was read, JournalLost if it does not say."""
+    with closing(ShardJournal(shard, access, ahead=1)) as journal:
+        if is_another(journal, tail):
+            raise replaced(shard, tail)
+
+
+def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
+    """The topics of this deployment, to be created and grown."""
+    return OwnTopics(
+        access,
+        list(settings.topics),
+        settings.dead_letter_topic,
+        settings.output_topics,
+        settings.oscillator_topic,
+        compacted=settings.schedule_topics,
+    )
+
+
+def formats(settings: Settings) -> dict[str, Format]:
+    """How the records of each request topic read."""
+    return {
+        topic: make_format(
+            contract,
+            max_countdown_s=settings.max_countdown_s,
+            own_topics=settings.is_own_topic,
+            may_recur=settings.delivery == "exactly-once",
+            topic=topic,
+            timer_output_topic=settings.timer_output(topic),
+            scheduler_grace_s=settings.scheduler_grace_s
+            if settings.scheduler_grace_s >= 0
+            else None,
+        )
+        for topic, contract in settings.topics.items()
+    }

@@ -1,0 +1,71 @@
+"""The barrier that a new owner writes, and the receipt before it that may not have come true."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from blackbox.core.marks import other_group
+from blackbox.core.plan import Bounds
+from blackbox.core.ports import Journal, Writer
+from blackbox.records.errors import Doubt
+from blackbox.records.receipt import DOUBTFUL, Receipt
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.core.recovery")
+
+TAIL = 100
+ROUNDS = DOUBTFUL - 2
+PATIENCE_S = 2.0
+"""With what the last receipt names: what cannot be read by then is looked at while the shard is open."""
+
+
+def commit_barrier(
+    shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
+) -> tuple[int, int]:
+    """The label that a new owner's barrier reaches, and how many outcomes it voids.
+
+    The owner has opened its writer, and its index knows the receipts before `since`; of those below `checked` it has
+    looked whose they are. Raises a Doubt when others keep writing receipts, OtherGroup when another group opened the
+    shard in the same moment.
+    """
+    absent = 0
+    for attempt in range(ROUNDS):
+        bounds = journal.receipt_bounds()
+        end = bounds.end
+        tail = _tail(journal, Bounds(max(since, bounds.start), end))
+        newest = tail[-1:] if attempt == 0 else tail
+        claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
+        missing, unread = journal.check(claims, PATIENCE_S)
+        if missing:
+            logger.warning(
+                "%s: the last receipt names %d messages that are not there; they stay pending",
+                shard, len(missing),
+            )  # fmt: skip
+        if unread:
+            logger.warning(
+                "%s: whether %d messages of the last receipt are there cannot be read; these requests wait, "
+                "all others go on: %s", shard, len(unread), next(iter(unread.values())),
+            )  # fmt: skip
+        absent += len(missing)
+        others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
+        group = others[-1] if others else barrier.group  # who was first keeps the shard
+        writer.begin()
+        void = sorted(claim.offset for claim in (*missing, *unread))
+        label = writer.commit(
+            replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)
+        )
+        if others:
+            raise other_group(shard, group, barrier.group)
+        since = end
+        if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
+            return label, absent
+    raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
+
+
+def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
+    """The last receipts; further back where there are none, as aborted ones leave only gaps."""
+    for stretch in bounds.from_the_end(TAIL):
+        if tail := list(journal.receipts(*stretch)):
+            return tail
+    return []

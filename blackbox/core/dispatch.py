@@ -1,0 +1,462 @@
+"""The second verb: what is due leaves the index and goes where it was asked to go."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from blackbox.core.parking import time_at
+from blackbox.core.plan import Due, PutOff
+from blackbox.core.ports import Index, Writer
+from blackbox.core.settling import settle
+from blackbox.core.triage import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, IndexFull, JournalLost, Refused, TooEarly
+from blackbox.records.outgoing import Refusal, dead_letters, deliveries
+from blackbox.records.receipt import Claim, Places, Receipt, confirmation, one_incarnation, topic_of
+from blackbox.records.request import UNDELIVERABLE, Reason, Record, Shard
+from blackbox.records.topic_limits import NO_LIMITS, Limits, Parts
+
+logger = logging.getLogger("blackbox.core.dispatch")
+
+TELL_AFTER_MS = 5_000
+PART_LATER_MS = 50
+"""What a strict topic takes in a later transaction: others go before it."""
+UNFIT_LATER_MS = 60_000
+"""Until a dead letter is tried again that its topic takes in no form."""
+MOST_PAUSE_MS = 10_000
+"""Between two looks at what is in doubt."""
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """What one tick did. `due_ms` are the due times of what it delivered, `targets` how many went where.
+
+    `next_due_ms` is None when nothing is pending after what is due now.
+    """
+
+    due_ms: list[int] = field(default_factory=list)
+    targets: Counter[str] = field(default_factory=Counter)
+    dead: dict[str, int] = field(default_factory=dict)
+    retried: int = 0
+    is_full: bool = False
+    next_due_ms: int | None = None
+    oldest_ms: int | None = None
+    pending: int = 0
+    in_doubt: int = 0
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """Delivers what is due in one shard.
+
+    `sorting` decides what becomes of each request, `counted` are the requests of callers whose
+    pending ones are counted. When Kafka's clock is not known well enough, the next receipt tells it.
+    `done` is what the last tick did, also if it ended with a doubt.
+    """
+
+    index: Index
+    writer: Writer
+    sorting: Sorting
+    batch_limit: int = 1000
+    counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
+    is_clock_outdated: Callable[[], bool] = lambda: False
+    done: Dispatched = field(default_factory=Dispatched)
+    _known: int = 0
+    _told: int = 0
+    _told_ms: int = 0
+    _ahead: tuple[Dispatched, Sorted] | None = None
+    _removed: int = 0
+    _paused: frozenset[str] | None = None
+    _doubtful: Mapping[int, Claim] = field(default_factory=dict)
+    _doubtful_again_ms: int = 0
+    _doubtful_looks: int = 0
+    _came_out: bool = False
+
+    @property
+    def shard(self) -> Shard:
+        return self.sorting.shard
+
+    def tick(self, now_ms: int) -> Dispatched:
+        """Deliver one batch of what is due at `now_ms`.
+
+        1. read labels and due members that belong together, then the payloads; of a full
+           batch's successor already while Kafka is busy with the batch; then say in Redis what is
+           about to be delivered, without what was cancelled or replaced since;
+        2. one transaction: messages and dead letters, flushed, then the receipt that names where
+           each went; commit;
+        3. one MULTI under WATCH: remove what the receipt names, and set the label `receipts`.
+
+        What cannot be delivered now is put off, out of the head of the queue. Raises a Doubt when
+        an outcome is unknown or the labels are not the ones last seen: recover.
+        """
+        self.done = Dispatched()
+        self._known = self.index.labels.requests
+        if self.index.removed != self._removed:
+            self._ahead = None  # something in it may have been cancelled or replaced since
+        did, batch = self._ahead or self._read(now_ms)  # 1
+        self._ahead = None
+        if self._doubtful and now_ms >= self._doubtful_again_ms:
+            self._look_at_doubtful(now_ms)
+            did, batch = self._read(now_ms)
+        self.done = did
+        later = self.sorting.hold_back(batch, now_ms)
+        try:
+            if batch.ready or batch.dead:
+                # a backlog that comes out is not read ahead: it stands apart from what is due
+                goes_on = did.is_full and not batch.alone and not self._came_out
+                goes_on = goes_on and not self._release()
+                self._deliver(batch, did, now_ms, goes_on=goes_on)
+            else:
+                self._defer(batch.deferred, did, now_ms)
+                self._tell_alone(now_ms)
+        except BaseException:
+            self.sorting.give_back(later)
+            raise
+        for offset, entry in batch.alone.items():
+            one = {offset: entry}
+            only = Sorted(ready=one) if entry.reason is None else Sorted(dead=one)
+            self._deliver(only, did, now_ms)
+        return did
+
+    def _look_at_doubtful(self, now_ms: int) -> None:
+        """What the last owner may have delivered, where nobody could look when the shard was opened."""
+        claims = list(self._doubtful.values())
+        missing, unread = self.sorting.journal.check(claims, 0)
+        absent = set(missing)
+        found = one_incarnation(c for c in claims if c not in unread and c not in absent)
+        if unread:
+            logger.warning(
+                "%s: whether %d requests were delivered cannot be read yet, and they wait: %s",
+                self.shard, len(unread), next(iter(unread.values())),
+            )  # fmt: skip
+        if found or missing:
+            untrue = sorted(claim.offset for claim in missing)
+            self.writer.begin()
+            label = self.writer.commit(
+                replace(confirmation(found, now_ms, self._known), void=untrue)
+            )
+            unwanted = self.index.believe(untrue)
+            settle(self.index, [*(claim.offset for claim in found), *unwanted], label)
+        self._doubtful = self.index.doubtful
+        looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1
+        self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
+
+    def _tell_alone(self, now_ms: int) -> None:
+        """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""
+        is_late = now_ms - self._told_ms >= TELL_AFTER_MS
+        is_news = self.sorting.pace is not None and self._known > self._told and is_late
+        if is_news or self.is_clock_outdated():
+            self.writer.begin()
+            label = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
+            self.index.settle({}, label)
+            self._told, self._told_ms = self._known, now_ms
+
+    def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
+        self._removed = self.index.removed
+        due = self.index.due(now_ms, self.batch_limit, release=self._release())
+        return self._looked(due, now_ms)
+
+    def _release(self) -> Collection[str]:
+        """For which targets what is parked comes out; nothing before the first look told what is paused."""
+        parked = self.index.parked() if self._paused is not None else {}
+        return self.sorting.released(parked.values(), self._paused or ()) if parked else ()
+
+    def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
+        """What comes after a batch that is still being delivered."""
+        self._removed = self.index.removed
+        leaving = before.ready.keys() | before.dead.keys()
+        due = self.index.due(now_ms, self.batch_limit, leaving | before.deferred.keys())
+        due = due._replace(
+            is_full=True,
+            pending=due.pending - len(leaving),
+            parked={**before.parked, **due.parked},  # that before is not yet, in Redis
+            backlogs=due.backlogs.union(before.parked.values()),
+        )
+        return self._looked(due, now_ms)
+
+    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
+        is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
+        self._paused, self._came_out = due.paused, bool(due.released)
+        self._doubtful = due.doubtful
+        did = Dispatched(
+            is_full=due.is_full or is_news,
+            next_due_ms=due.next_due_ms,
+            oldest_ms=due.oldest_ms,
+            pending=due.pending,
+            in_doubt=len(due.doubtful),
+        )
+        return did, self.sorting.sort(due, now_ms) if due.entries else Sorted()
+
+    def _deliver(
+        self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
+    ) -> None:
+        self._look_ahead(batch)
+        if not self._depart(batch):
+            self._defer(batch.deferred, did, now_ms)
+            return
+        # before the transaction, which would time out meanwhile
+        originals = self._originals(batch.dead)
+        places: Places = {}
+        letters: Places = {}
+        ready, dead = dict(batch.ready), dict(batch.dead)
+        topics = {entry.target for entry in ready.values()}
+        limits = self.sorting.targets.limits(topics | {self.sorting.dead_letter_topic})
+        parts = Parts(limits)
+
+        def flush() -> Mapping[int, Refusal]:
+            return self.writer.flush(lambda: self._hopeless(ready, dead, places))
+
+        self.writer.begin()  # 2
+        try:
+            later = self._send_messages(ready, dead, places, parts, flush)
+            refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
+            originals |= self._originals(refused_now)
+            fits = limits.get(self.sorting.dead_letter_topic, NO_LIMITS)
+            later |= self._send_dead_letters(dead, originals, letters, fits, parts, flush)
+            for offset, (wait_ms, entry) in later.items():
+                ready.pop(offset, None)
+                batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset, entry)
+            if not ready and not dead:
+                self.writer.abort()
+                self.index.depart((), self._removed)
+                self._defer(batch.deferred, did, now_ms)
+                return
+            written = self._send_endings(ready, dead, now_ms)
+            if goes_on:
+                self._ahead = self._read_ahead(now_ms, batch)
+            failed = flush()
+            self._check_endings(ready | dead, written)
+        except Refused as refused:
+            self._put_off(ready | dead, refused.suspects, did, now_ms, parts.apart)
+            raise
+        sent = {**ready, **dead}
+        ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
+        dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
+        due_ms = (entry.due_ms for offset, entry in ended.items() if offset not in dead)
+        # one that was read again may name a later time
+        latest_ms = min(max(due_ms, default=0), now_ms)
+        try:
+            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
+        except TooEarly as early:
+            self._wait_for_kafka(early, batch, did, now_ms)
+            return
+        removals = {offset: entry.caller_id for offset, entry in ended.items()}
+        counted = self.counted(ended)
+        origins = [entry.origin for entry in ended.values() if entry.origin is not None]
+        self.index.settle(removals, label, batch.deferred, now_ms, counted, origins)  # 3
+        self._told, self._told_ms = self._known, now_ms
+        _count(did, ended, dead)
+        _count_put_off(did, batch.deferred)
+        if failed:
+            self._ahead = None  # what is put off may have to go before it
+            self._put_off(sent, failed, did, now_ms, parts.apart)
+
+    def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
+        """The batch stays where it is; by now its clock is known."""
+        logger.warning("%s", early)
+        self._ahead = None
+        self.index.depart((), self._removed)
+        self._defer(batch.deferred, did, now_ms)
+        first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
+        did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
+
+    def _receipt(
+        self, dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int
+    ) -> Receipt:
+        undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
+        expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
+        known = {*undeliverable, *expired}
+        return Receipt(
+            at_ms=now_ms,
+            delivered=places,
+            dead=undeliverable,
+            expired=expired,
+            invalid=[offset for offset in dead if offset not in known],
+            letters=letters,
+            topics=dict(self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})),
+            read=self._known,
+        )
+
+    def _depart(self, batch: Sorted) -> bool:
+        """Leave out what was cancelled or replaced since it was read; whether there is something left."""
+        for offset in self.index.depart([*batch.ready, *batch.dead], self._removed):
+            batch.ready.pop(offset, None)
+            batch.dead.pop(offset, None)
+        if batch.ready or batch.dead:
+            return True
+        self.index.depart((), self._removed)
+        return False
+
+    def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
+        """The records of entries that Redis does not hold whole, except those that are gone from Kafka, too."""
+        return self.sorting.originals(
+            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
+        )
+
+    def _send_messages(
+        self,
+        ready: Mapping[int, Entry],
+        dead: dict[int, Entry],
+        places: Places,
+        parts: Parts,
+        flush: Callable[[], object],
+    ) -> dict[int, PutOff]:
+        """What the client refuses becomes dead; returns what is for a later transaction, in so many ms."""
+        later: dict[int, PutOff] = {}
+        for message in deliveries(self.shard, ready):
+            place = parts.place(message)
+            if place == "later":
+                later[message.offset] = PART_LATER_MS + len(later), None  # in this order
+                continue
+            if place == "next":
+                flush()
+            refusal = self.writer.send(message, places)
+            if refusal is not None:
+                dead[message.offset] = as_dead(ready[message.offset], refusal)
+        return later
+
+    def _send_dead_letters(
+        self,
+        dead: dict[int, Entry],
+        originals: Mapping[int, Record],
+        letters: Places,
+        limits: Limits,
+        parts: Parts,
+        flush: Callable[[], object],
+    ) -> dict[int, PutOff]:
+        """Returns what is for a later transaction, in so many ms."""
+        topic = self.sorting.dead_letter_topic
+        later: dict[int, PutOff] = {}
+        unfit: list[str] = []
+        for offset, entry in dead.items():
+            original, detail = originals.get(offset), entry.detail or ""
+            if original is None and entry.left_bytes:
+                detail = f"{detail}; {RECORD_GONE}"
+            forms = dead_letters(
+                self.shard,
+                topic,
+                original or as_record(offset, entry),
+                entry.reason or "",
+                detail,
+            )
+            smaller = list(islice(forms, entry.shortened, None))
+            why = [limits.refusal(form) for form in smaller]
+            fitting = [form for form, told in zip(smaller, why, strict=True) if told is None]
+            if not fitting:
+                unfit += [told[1] for told in why[-1:] if told is not None]
+                later[offset] = (
+                    UNFIT_LATER_MS,
+                    entry,
+                )  # written again: its payload must outlive the wait
+                continue
+            smaller = fitting
+            place = parts.place(smaller[0])
+            if place == "later":
+                later[offset] = PART_LATER_MS + len(later), None
+                continue
+            if place == "next":
+                flush()
+            if all(self.writer.send(form, letters) is not None for form in smaller):
+                raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
+        if unfit:
+            self.sorting.say_that_letters_wait(len(unfit), unfit[0])
+        for offset in later:
+            del dead[offset]
+        return later
+
+    def _send_endings(
+        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
+    ) -> Places:
+        """Returns where those for the request topic went, once they are flushed."""
+        written: Places = {}
+        ended = {**ready, **dead}
+        endings = self.sorting.endings
+        if endings is None or not endings.has_some(ended.values()):
+            return written
+        delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
+        suspects: dict[int, Refusal] = {}
+        for part, places in (
+            (endings.requests(ended, now_ms), written),
+            (endings.copies(delivered), {}),
+        ):
+            for message in part:
+                refusal = self.writer.send(message, places)
+                if refusal is not None:
+                    suspects[message.offset] = refusal
+        self._take_back(suspects)
+        return written
+
+    def _hopeless(
+        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], places: Places
+    ) -> dict[int, Refusal]:
+        """What is not with the brokers yet because its target can take nothing any more."""
+        arrived = {offset for pairs in places.values() for offset, _ in pairs}
+        waiting = {o: e.target for o, e in ready.items() if o not in arrived and o not in dead}
+        if not waiting:
+            return {}
+        try:
+            refusals = self.sorting.targets.unavailable(set(waiting.values()), anew=True)
+        except JournalLost:
+            return {}
+        return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
+
+    def _look_ahead(self, batch: Sorted) -> None:
+        endings = self.sorting.endings
+        if endings is not None and endings.has_some((batch.ready | batch.dead).values()):
+            endings.look_ahead(self._known)
+
+    def _check_endings(self, ended: Mapping[int, Entry], written: Places) -> None:
+        if self.sorting.endings is not None and written:
+            self._take_back(self.sorting.endings.overtaken(self._known, ended, written))
+
+    def _take_back(self, suspects: dict[int, Refusal]) -> None:
+        if suspects:
+            self.writer.abort()
+            raise Refused(suspects)
+
+    def _put_off(
+        self,
+        sent: Mapping[int, Entry],
+        suspects: Mapping[int, Refusal],
+        did: Dispatched,
+        now_ms: int,
+        apart: Collection[int],
+    ) -> None:
+        changes = self.sorting.put_off(sent, suspects, self.index.parked(), now_ms, apart)
+        self._defer(changes, did, now_ms)
+
+    def _defer(self, changes: Mapping[int, PutOff], did: Dispatched, now_ms: int) -> None:
+        if changes:
+            try:
+                self.index.defer(changes, now_ms)
+            except IndexFull as full:
+                logger.warning(
+                    "%s: %s; %d deliveries are not put off but tried again at the next look",
+                    self.shard, full, len(changes),
+                )  # fmt: skip
+                did.is_full = False
+                return
+            _count_put_off(did, changes)
+
+
+def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:
+    delivered = [entry for offset, entry in ended.items() if offset not in dead]
+    did.due_ms += [entry.due_ms for entry in delivered]
+    did.targets.update([entry.target for entry in delivered])
+    for entry in dead.values():
+        reason = entry.reason or ""
+        did.dead[reason] = did.dead.get(reason, 0) + 1
+
+
+def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
+    if changes:
+        did.retried += len(changes)
+        times = [
+            time_ms for at_ms, _ in changes.values() if (time_ms := time_at(at_ms)) is not None
+        ]
+        first_ms = min(times, default=did.next_due_ms)
+        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms) if first_ms else None

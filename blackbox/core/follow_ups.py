@@ -1,0 +1,162 @@
+"""What is written with the end of a request: when it recurs, the request for the next time; of a
+schedule its tombstone, and a copy of the message for the history.
+
+All but the copy go to the request topic, where callers write as well. A tombstone that stands behind
+a newer schedule of the same id would end that one, by compaction if not by intake; the next time of
+what is cancelled at this very moment would bring it back. So before a batch is committed, whatever
+was written between what intake has stored and these records is looked at, in Kafka and uncommitted:
+nothing is ended, or goes on, that was written anew or cancelled. Of a long backlog most is looked at
+before the transaction begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blackbox.core.plan import Batch, Bounds
+from blackbox.formats import Format
+from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import Outgoing, Refusal, deliveries
+from blackbox.records.receipt import Places
+from blackbox.records.recurrence import asked_again, follows, marked
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, offset_in
+
+logger = logging.getLogger("blackbox.core.follow_ups")
+
+MOST_INSIDE = 4000
+"""Records of others that are read inside a transaction: so many take well under a second of its time."""
+
+
+class Journal(Protocol):
+    """The request topic, with what is not committed, or never will be."""
+
+    def request_bounds(self) -> Bounds: ...
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+
+
+@dataclass(slots=True)
+class Endings:
+    """What a shard writes with its outcomes. `history_topic` is that of schedules, None elsewhere.
+
+    Not safe for use from two threads at once.
+    """
+
+    shard: Shard
+    contract: Format
+    journal: Journal
+    history_topic: str | None = None
+    _newest: dict[int | str, int] = field(default_factory=dict)
+    _seen: int = 0
+
+    def has_some(self, entries: Iterable[Entry]) -> bool:
+        """Whether anything is written with the end of these."""
+        return self.history_topic is not None or any(entry.recurs for entry in entries)
+
+    def topics(self, entry: Entry) -> tuple[str, ...]:
+        """Where something is written with the end of this request: without them it cannot end."""
+        if self.history_topic is not None:
+            return self.history_topic, self.shard.topic
+        return () if entry.recurs is None else (self.shard.topic,)
+
+    def requests(self, ended: Mapping[int, Entry], now_ms: int) -> Iterator[Outgoing]:
+        """For the request topic, in its own partition: tombstones, and requests for the next time."""
+        topic, partition = self.shard
+        if self.history_topic is None:
+            for offset, entry in ended.items():
+                if entry.recurs is not None:
+                    try:
+                        value = asked_again(entry, now_ms)
+                    except (ValueError, LookupError, OverflowError, TypeError) as why:
+                        where = self.shard.source(offset)
+                        logger.error("%s: recurs no more (%s): %s", where, entry.recurs, why)
+                        continue
+                    headers = marked(entry.headers, self.shard.source(offset))
+                    yield Outgoing(offset, topic, _key(entry), value, headers, partition)
+            return
+        valid = {offset: entry for offset, entry in ended.items() if entry.caller_id is not None}
+        for message in deliveries(self.shard, valid):
+            key = _key(valid[message.offset])
+            yield message._replace(topic=topic, key=key, value=None, partition=partition)
+
+    def copies(self, delivered: Mapping[int, Entry]) -> Iterator[Outgoing]:
+        """The messages once more, for the history topic."""
+        if self.history_topic is not None:
+            for message in deliveries(self.shard, delivered):
+                yield message._replace(topic=self.history_topic)
+
+    def look_ahead(self, label: int) -> None:
+        """Read a long backlog above `label` before a transaction begins, which would time out meanwhile.
+
+        Again and again, as long as each time at most half is left. Raises a Doubt when Kafka does not answer.
+        """
+        before = math.inf
+        while True:
+            end = self.journal.request_bounds().end
+            left = end - max(label, self._seen)
+            if left <= MOST_INSIDE or left > before / 2:
+                return
+            self._look(label, end, set())
+            before = left
+
+    def overtaken(
+        self, label: int, ended: Mapping[int, Entry], written: Places
+    ) -> dict[int, Refusal]:
+        """The requests that were asked for anew or cancelled, behind them and before what was written.
+
+        Requests below `label` are known to the index; what lies above it is read once. Raises a
+        Doubt when Kafka does not answer.
+        """
+        at = {there for pairs in written.values() for _, there in pairs}
+        self._look(label, max(at, default=label - 1) + 1, at)
+        found: dict[int, Refusal] = {}
+        for offset, entry in ended.items():
+            # One that was carried on is cancelled by its first id.
+            names = (offset, entry.origin, entry.caller_id)
+            newer = max(self._newest.get(name, -1) for name in names if name is not None)
+            if newer >= label and newer > offset:
+                where = self.shard.source(newer)
+                detail = f"{where} asks for it anew or cancels it, and is to be read first"
+                found[offset] = Reason.UNREACHABLE, detail
+        return found
+
+    def _look(self, label: int, end: int, own: Set[int]) -> None:
+        if label >= self._seen:
+            self._newest.clear()
+        start = max(label, self._seen)
+        self._seen = max(self._seen, end)
+        if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
+            return  # nobody else wrote
+        for batch in self.journal.requests(start, end):
+            for record in batch.records:
+                for name in () if record.offset in own else self._meant(record):
+                    self._newest[name] = record.offset
+
+    def _meant(self, record: Record) -> Iterator[int | str]:
+        """The requests that a record may replace or cancel: by offset, or by caller id."""
+        if record.unreadable is None and (cancels(record.headers) or replaces(record.headers)):
+            cancel = cancel_of(record)
+            offset = offset_in(self.shard, (isinstance(cancel, Cancel) and cancel.id) or "")
+            if offset is not None:
+                yield offset
+            if cancels(record.headers):
+                return
+            record = as_request(record)
+        if follows(record.headers):  # of ours, that was taken back
+            return
+        asked = self.contract.parse(record, record.timestamp_ms)
+        if asked is None:
+            return
+        if self.history_topic is not None and record.key is not None:  # compaction goes by it
+            yield record.key.decode(errors="replace")
+        elif not isinstance(asked, Invalid) and asked.caller_id is not None:
+            yield asked.caller_id
+
+
+def _key(entry: Entry) -> bytes:
+    return (entry.caller_id or "").encode()

@@ -1,0 +1,455 @@
+"""The first verb: requests from the journal enter the index."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+from blackbox.core.ended import Ended
+from blackbox.core.plan import (
+    UNKNOWN_EPOCH,
+    Batch,
+    Carried,
+    Change,
+    Cold,
+    Plan,
+    Replacement,
+    Tail,
+    Touched,
+    View,
+    resolve,
+)
+from blackbox.core.ports import Index
+from blackbox.formats import Format
+from blackbox.formats.terms import start_ms
+from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
+from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import Refusal
+from blackbox.records.recurrence import follows
+from blackbox.records.request import (
+    NOT_ADMITTED,
+    OUTCOME_UNKNOWN,
+    Cancel,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+)
+from blackbox.rules.admission import Admission
+from blackbox.rules.rules import Asked, Rules
+
+MOST_COLD_BYTES = 900_000
+"""A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
+
+MOST_REFUSED_BYTES = 1_000
+"""Of a refused record that is kept in Redis: a caller whose requests are refused must not fill it for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
+
+    `carried` came from the cold tier, and were accepted before. `refused` are those that were not
+    admitted, by reason and caller. `ahead_ms`: so much later than both clocks here the broker stamped the
+    last record, 0 if it is earlier; it is about clocks, so two passes that did the same are equal.
+    """
+
+    accepted: int
+    invalid: int
+    cancelled: int
+    replaced: int
+    first_due_ms: int | None
+    carried: int = 0
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    ahead_ms: int | None = field(default=None, compare=False)
+
+
+VERDICT_LOST = (
+    "the payload is gone from Redis, and with it whether this replacement came in time: the other request "
+    "may have been delivered; check maxmemory-policy, and replay it if it was not"
+)
+
+
+class Opening(NamedTuple):
+    """How requests are read while an index is rebuilt.
+
+    `ended` have an outcome; replacements by id that are `too_late` ended nothing. What was due, or was to replace another, before `unknown_before_ms` and
+    has none may have had one that is gone.
+    """
+
+    ended: Ended
+    unknown_before_ms: int | None = None
+    too_late: Container[int] = frozenset()
+
+
+class Upcoming(NamedTuple):
+    """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin).
+
+    After them comes a replacement by id, as (offset, id, caller id), if there is one.
+    """
+
+    touched: Touched
+    carried: Sequence[tuple[int, int, int]]
+    replacement: tuple[int, str, str | None] | None = None
+
+
+class Parsed(NamedTuple):
+    """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for.
+
+    By their place among these, `refused` are what `rules` do not let in, and the dead letters to be
+    put instead; `asked` are those that count against a quota. `epoch` is the leader epoch of the first
+    record, `tail` is the last one.
+    """
+
+    start: int
+    end: int
+    changes: Sequence[tuple[int, Change]]
+    rules: Rules | None = None
+    refused: Mapping[int, Change] = {}
+    asked: Sequence[Asked] = ()
+    tail: Tail | None = None
+    epoch: int = UNKNOWN_EPOCH
+    ahead_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Applies batches of one shard's request records to its index, in journal order.
+
+    Requests due further ahead than the horizon stay out of it; None: there is no cold tier.
+    Without an `admission` callers may do what they like. `check_log` raises Shortened if Kafka has
+    another record now where this one was read.
+    """
+
+    contract: Format
+    index: Index
+    horizon_ms: int | None
+    admission: Admission | None = None
+    check_log: Callable[[Tail], None] = lambda tail: None
+
+    def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
+        """Store one batch; the same batch again changes nothing.
+
+        1. parse each record; an invalid one becomes an entry that is due at once, which dispatch
+           moves to the dead-letter topic; one beyond the horizon only leaves a mark;
+        2. compare the labels in Redis with the position the batch was read from;
+        3. in one MULTI: entries, replacements and cancels, then the label `requests`.
+
+        `latest_ms` is the later of Redis' and this host's clock: a record's timestamp beyond it
+        counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
+        no room (nothing was stored), IndexLost when the outcome is unknown, Shortened when the log
+        has lost its end and others were written in its place.
+        """
+        rules = None if self.admission is None else self.admission.rules()
+        parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
+        if opening is not None and opening.unknown_before_ms is not None:
+            changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
+            parsed = parsed._replace(changes=changes, refused={}, asked=())
+        if opening is None:
+            return self.store(parsed, latest_ms)
+        return self.store(parsed, latest_ms, ended=opening.ended, too_late=opening.too_late)
+
+    def store(
+        self,
+        parsed: Parsed,
+        now_ms: int,
+        meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
+        too_late: Container[int] = frozenset(),
+    ) -> Taken:
+        """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch.
+
+        Who rebuilds the index says what has `ended`, and which replacements were `too_late`.
+        """
+        rules = parsed.rules
+        followed: Tail | None = None
+        over: dict[int, Refusal] | None = None
+
+        def make_plan(view: View) -> Plan:
+            nonlocal over, followed
+            if parsed.tail is not None and view.tail is not None and view.tail != followed:
+                is_again = parsed.start < view.labels.requests
+                if is_again or view.tail.may_be_lost(parsed.epoch):
+                    self.check_log(view.tail)
+                followed = view.tail
+            if over is None:
+                over = self._over_quota(parsed, view)
+            judged = _judged(parsed, over, view.judged)
+            plan = resolve(judged, view._replace(too_late=too_late))
+            plan.tail = parsed.tail
+            if rules is not None and rules.counted:
+                plan.counted = rules.counted_of(plan.puts)
+            return plan
+
+        touched = touched_by(parsed.changes)
+        plan = self.index.store(
+            parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
+        )
+        return _taken(plan, rules, parsed.ahead_ms)
+
+    def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
+        if self.admission is None:
+            return {}
+        new = [
+            one
+            for one in parsed.asked
+            if one.record.offset >= view.judged and one.record.offset not in view.skipped
+        ]
+        return self.admission.over_quota(self.index.shard, parsed.end, new) if new else {}
+
+    def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
+        """What this batch replaces, cancels or carries on, before it can be stored.
+
+        In parts that end with a replacement by id: it counts only if what it names is pending then.
+        """
+        changes = parse(self.contract, batch, latest_ms, self.horizon_ms).changes
+        first = 0
+        for at, (offset, change) in enumerate(changes):
+            if type(change) is Replacement:
+                yield _upcoming(changes[first:at], (offset, change.id, change.caller_id))
+                first = at + 1
+        yield _upcoming(changes[first:], None)
+
+    def reread(self, record: Record) -> Entry:
+        """The entry of a request whose stored form was lost.
+
+        A replacement by id becomes a dead letter: that form alone told whether it had been in time.
+        """
+        one = Batch(record.offset, record.offset + 1, [record])
+        [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
+        if isinstance(change, Replacement):
+            letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
+            lost = refused_entry(record, letter, record.timestamp_ms)
+            return lost._replace(caller_id=change.caller_id)
+        if isinstance(change, Carried):
+            change = change.asked
+        if isinstance(change, Request):
+            return Entry(*change)
+        if isinstance(change, Entry):
+            return change
+        raise ValueError(f"the record at offset {record.offset} is no request to deliver: {change}")
+
+
+def parse(
+    contract: Format,
+    batch: Batch,
+    latest_ms: int,
+    horizon_ms: int | None,
+    rules: Rules | None = None,
+) -> Parsed:
+    """Step 1: what a batch's records ask for; touches nothing. Without `rules` everything is allowed."""
+    read = contract.parse
+    changes: list[tuple[int, Change]] = []
+    refused: dict[int, Change] = {}
+    counted: list[Asked] = []
+    for record in batch.records:
+        if carried(record.headers):
+            changes.append((record.offset, _read_carried(contract, record, latest_ms)))
+            continue
+        asked: Request | Cancel | Invalid | None
+        ended: Cancel | Invalid | None = None
+        if record.unreadable is not None:
+            asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+        elif cancels(record.headers):
+            asked = cancel_of(record)
+        elif replaces(record.headers):
+            ended = cancel_of(record)
+            asked = ended if isinstance(ended, Invalid) else read(as_request(record), latest_ms)
+        else:
+            asked = read(record, latest_ms)
+        if asked is None:
+            continue
+        change: Change
+        if isinstance(asked, Invalid):
+            change = refused_entry(record, asked, min(record.timestamp_ms, latest_ms))
+        elif (
+            horizon_ms is not None
+            and type(asked) is Request
+            and is_cold(asked.due_ms, record.timestamp_ms, horizon_ms)
+            and len(record.value or b"") <= MOST_COLD_BYTES
+        ):
+            change = Cold(asked.caller_id)
+        else:
+            change = asked
+        if isinstance(ended, Cancel) and isinstance(change, Request | Cold):
+            change = _replacement(record, ended.id or "", change, latest_ms)
+        if rules is not None and type(asked) is Request:
+            written_ms = start_ms(record, latest_ms)
+            refusal = rules.refusal(asked, written_ms)
+            name, rule = rules.of(asked.caller)
+            if refusal is not None:
+                refused[len(changes)] = _not_admitted(record, asked, change, refusal, written_ms)
+            elif rule.has_quota and ended is None and not _is_next(asked, record):
+                counted.append(Asked(len(changes), name, record, asked, written_ms))
+        changes.append((record.offset, change))
+    last = batch.records[-1] if batch.records else None
+    epoch, last_epoch = batch.epochs
+    tail = None if last is None else Tail.of(last, last_epoch)
+    is_stamped = last is not None and last.is_stamped
+    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and is_stamped else None
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, epoch, ahead_ms)
+
+
+def _outcome_unknown(
+    batch: Batch, changes: Sequence[tuple[int, Change]], before_ms: int
+) -> list[tuple[int, Change]]:
+    """With dead letters instead of what may have been delivered, or may have been too late to replace."""
+    records = {record.offset: record for record in batch.records}
+    judged: list[tuple[int, Change]] = []
+    for offset, change in changes:
+        record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
+        asked = change.asked if isinstance(change, Carried | Replacement) else change
+        due_ms = asked.due_ms if isinstance(asked, Request | Entry) else None
+        is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
+        is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
+        if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
+            if isinstance(asked, Request | Entry) and asked.recurs is not None:
+                # not the record: the next time is asked for from what it says
+                unknown = Entry(*asked)._replace(reason=letter.reason, detail=letter.detail)
+            else:
+                unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
+                unknown = unknown._replace(caller_id=change.caller_id)
+            if isinstance(change, Carried | Replacement):
+                change = change._replace(asked=unknown)
+            else:
+                change = unknown
+        judged.append((offset, change))
+    return judged
+
+
+def _is_next(asked: Request, record: Record) -> bool:
+    """Whether blackbox wrote it, for the next time of what recurs."""
+    return asked.recurs is not None and follows(record.headers)
+
+
+def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
+    detail = (
+        f"the request {id} that it was to replace is not pending: it was delivered, has ended, or was "
+        "written again under another id, as far requests are; look it up"
+    )
+    letter = Invalid(Reason.TOO_LATE, detail)
+    too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))
+    return Replacement(id, asked.caller_id, asked, too_late)
+
+
+def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
+    """Whether a request written at this time stays out of the index, whenever it is read."""
+    return timestamp_ms >= 0 and due_ms - timestamp_ms > horizon_ms
+
+
+def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
+    """What the index must say before it can be planned what these change."""
+    caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
+    cold = [(offset, change) for offset, change in changes if _may_be_cold(change)]
+    previous = [change.previous for _, change in cold if isinstance(change, Carried)]
+    cancelled = {c.id for _, c in changes if type(c) is Cancel and c.id is not None}
+    replaced = {c.id for _, c in changes if type(c) is Replacement}
+    return Touched(
+        sorted(caller_ids),
+        [*previous, *(offset for offset, _ in cold)],
+        sorted(cancelled | replaced),
+        sorted(replaced),
+        [offset for offset, change in changes if type(change) in (Carried, Replacement)],
+        [change.origin for _, change in changes if type(change) is Carried],
+    )
+
+
+def _upcoming(
+    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str, str | None] | None
+) -> Upcoming:
+    others = [one for one in changes if type(one[1]) is not Carried]
+    carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
+    return Upcoming(touched_by(others), carried, replacement)
+
+
+def _may_be_cold(change: Change) -> bool:
+    asked = change.asked if type(change) is Replacement else change
+    return type(asked) in (Cold, Carried)
+
+
+def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:
+    due_ms = min(record.timestamp_ms, latest_ms)
+    try:
+        carry = carry_of(record)
+    except ValueError as error:
+        return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
+    original = as_asked(record)
+    asked = contract.parse(original, latest_ms)
+    if isinstance(asked, Request):
+        hot = Entry(*asked, origin=carry.origin)
+        cold = Cold(asked.caller_id)
+        return Carried(
+            carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
+        )
+    if asked is None or isinstance(asked, Cancel):
+        detail = "no request was carried; blackbox carries requests only"
+        return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
+    return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
+
+
+def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
+    """The entry of a request that can only become a dead letter: the record's own content, if it is small."""
+    entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
+    names_and_values = chain.from_iterable(record.headers)
+    size = sum(
+        len(part) for part in (record.key, record.value, *names_and_values) if part is not None
+    )
+    if size > MOST_REFUSED_BYTES:
+        return entry._replace(left_bytes=size)
+    return entry._replace(message=record.value, key=record.key, headers=record.headers)
+
+
+def _not_admitted(
+    record: Record, asked: Request, change: Change, refusal: Refusal, due_ms: int
+) -> Change:
+    """The dead letter instead of a request; it still ends what that would have replaced."""
+    reason, detail = refusal
+    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
+    letter = letter._replace(caller=asked.caller, caller_id=asked.caller_id)
+    return change._replace(asked=letter) if type(change) is Replacement else letter
+
+
+def _judged(
+    parsed: Parsed, over: Mapping[int, Refusal], judged_before: int
+) -> Sequence[tuple[int, Change]]:
+    """With dead letters instead of what is refused; what was judged before stays what it was."""
+    if not parsed.refused and not over:
+        return parsed.changes
+    judged = list(parsed.changes)
+    for place, letter in parsed.refused.items():
+        offset, _ = judged[place]
+        if offset >= judged_before:
+            judged[place] = offset, letter
+    for place, _, record, request, written_ms in parsed.asked:
+        if record.offset in over:
+            offset, change = judged[place]
+            letter = _not_admitted(record, request, change, over[offset], written_ms)
+            judged[place] = offset, letter
+    return judged
+
+
+def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
+    puts = plan.puts.values()
+    bad = [put for put in puts if type(put) is Entry and put.reason is not None]
+    refused = Counter(
+        (put.reason or "", rules.of(put.caller)[0])
+        for put in bad
+        if rules is not None and put.reason in NOT_ADMITTED
+    )
+    invalid = len(bad) - refused.total()
+    carried = sum(offset in plan.puts or offset in plan.frozen for offset in plan.carried)
+    return Taken(
+        accepted=max(0, len(puts) - len(bad) + len(plan.frozen) - carried),
+        invalid=invalid,
+        refused=refused,
+        cancelled=plan.cancelled,
+        replaced=plan.replaced,
+        first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
+        carried=carried,
+        ahead_ms=ahead_ms,
+    )

@@ -1,0 +1,86 @@
+"""From where on the journals of a shard are still needed: the low-water mark, and what lies below it.
+
+A rebuild of a lost index reads the journals from the mark on. So the mark is said in Kafka, in a
+receipt, and what lies below it is removed only then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blackbox.core.plan import Labels
+from blackbox.core.ports import Index, Writer
+from blackbox.records.receipt import Mark, Receipt
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.core.low_water")
+
+PAIRS = 32
+"""Positions that a mark remembers: with more of them receipts could be removed a little earlier."""
+
+TOLD_AT_ONCE = 10_000
+"""Ignored records in a receipt, some 120 kB."""
+
+
+@dataclass(slots=True)
+class LowWater:
+    """The marks of one shard, from one opening to the next doubt; `last` is the newest one."""
+
+    shard: Shard
+    index: Index
+    writer: Writer
+    now_ms: Callable[[], int]
+    topic_id: str = ""
+    last: Mark | None = None
+    walked: int = -1
+    group: str = ""
+
+    def write(self, walked: Labels, lowest: int) -> Mark:
+        """Say that requests below `lowest` have ended, as a walk found that began at `walked`.
+
+        1. tell which conditional records did not count: a rebuild from the mark cannot know it, as
+           what they name may lie below;
+        2. with the last of these, or alone, the mark: all below its `read` are told by now;
+        3. keep it in the index too, with the pairs that the next one needs.
+
+        Nothing is written while nothing was asked or has ended since. Raises a Doubt as any commit does.
+        """
+        mark = next_mark(self.last, walked, lowest)
+        is_same = self.last is not None and mark.requests == self.last.requests
+        if self.last is not None and is_same and walked.requests == self.walked:
+            return self.last
+        is_told = False
+        while not is_told:
+            label, untold = self.index.untold(TOLD_AT_ONCE)
+            is_told = len(untold) < TOLD_AT_ONCE
+            said = mark if is_told else None
+            self.writer.begin()
+            receipts = self.writer.commit(
+                Receipt(
+                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id,
+                    group=self.group,
+                )
+            )  # fmt: skip
+            self.index.settle({}, receipts, told=untold, mark=said)
+        self.last, self.walked = mark, walked.requests
+        return mark
+
+
+def next_mark(last: Mark | None, walked: Labels, lowest: int) -> Mark:
+    """The mark that a walk leaves, which never goes back.
+
+    Receipts below the second position of a pair name only requests below its first one. So the
+    receipts that are needed begin at the last pair that lies below `lowest`.
+    """
+    before = last or Mark(0, 0)
+    requests = max(lowest, before.requests)
+    pairs = sorted({*map(tuple, before.pairs), tuple(walked)})
+    behind = [pair for pair in pairs if pair[0] <= requests]
+    receipts = max([before.receipts, *(pair[1] for pair in behind)])
+    later = [pair for pair in pairs if pair[0] > requests]
+    while len(later) > PAIRS:
+        gaps = [after[0] - first[0] for first, after in zip(later, later[2:], strict=False)]
+        del later[1 + gaps.index(min(gaps))]
+    return Mark(requests, receipts, [(at, there) for at, there in later])

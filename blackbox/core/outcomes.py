@@ -1,0 +1,54 @@
+"""What a stretch of receipts says became of requests, as whoever opens a shard keeps it in memory."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from blackbox.core.ended import Ended
+from blackbox.records.receipt import Claim, Receipt
+
+
+class Outcomes:
+    """The sum of receipts that are added in their order; `count` are the outcomes that they told.
+
+    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read; of `undelivered` it was
+    known that they had none. `ignored` are conditional records that did not count, and `too_late` those that may be
+    replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
+    `unknown_ms` and has no outcome may have had one that is gone.
+    """
+
+    def __init__(self, unknown_ms: int = 0) -> None:
+        self.ended, self.too_late = Ended(), Ended()
+        self.ignored: list[int] = []
+        self._doubtful: dict[int, Claim] = {}
+        self.undelivered: set[int] = set()
+        self.count = self.judged = 0
+        self.unknown_ms = unknown_ms
+
+    def add(self, receipt: Receipt) -> None:
+        self.count += self.ended.add(receipt.removals())
+        self.ignored += receipt.ignored
+        self.too_late.add(chain(receipt.ignored, receipt.invalid))
+        for offset in receipt.void:
+            self._doubtful.pop(offset, None)
+            self.undelivered.add(offset)
+        for claim in receipt.doubtful:
+            self._doubtful[claim.offset] = claim
+            self.undelivered.discard(claim.offset)
+        self.judged = max(self.judged, receipt.read)
+        self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
+        for first in receipt.cut:
+            self._forget_from(first)
+
+    @property
+    def doubtful(self) -> dict[int, Claim]:
+        return {o: claim for o, claim in self._doubtful.items() if o not in self.ended}
+
+    def _forget_from(self, first: int) -> None:
+        """The log had lost its end, and others are there now."""
+        self.ended.forget_from(first)
+        self.too_late.forget_from(first)
+        self.ignored = [offset for offset in self.ignored if offset < first]
+        self._doubtful = {o: claim for o, claim in self._doubtful.items() if o < first}
+        self.undelivered = {o for o in self.undelivered if o < first}
+        self.judged = min(self.judged, first)

@@ -1,0 +1,216 @@
+"""The verb of the cold tier: requests that come near are carried on, behind all others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from blackbox.core.intake import parse
+from blackbox.core.plan import Batch, Bounds, Replacement, stretches
+from blackbox.formats import Format
+from blackbox.records.carried import as_asked, carried, carry_of, carry_on
+from blackbox.records.request import Cancel, Headers, Record, Request, Shard, offset_in
+
+logger = logging.getLogger("blackbox.core.promotion")
+
+CARRIED_AT_ONCE = 5000
+FAR_APART = 20_000
+"""Offsets between two cold requests that are worth a new read."""
+
+BYTES_AT_ONCE = 8 << 20
+
+
+class Journal(Protocol):
+    """What promotion needs of the request topic."""
+
+    def settled_bounds(self) -> Bounds: ...
+    def requests(self, start: int, end: int) -> Iterator[Batch]: ...
+    def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
+
+
+class Carrier(Protocol):
+    """The producer of a shard's carried records.
+
+    `flush` returns the next offset behind the last one, and why some were refused.
+    """
+
+    def open(self) -> None: ...
+    def begin(self) -> None: ...
+    def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None: ...
+    def flush(self) -> tuple[int, Mapping[int, str]]: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """What a run did for a shard: `cold` there were, `near` came back, `renewed` stay cold.
+
+    `lost` are requests that retention removed from Kafka while they were cold, `refused` those
+    whose record Kafka does not take again.
+    """
+
+    shard: Shard
+    cold: int = 0
+    near: int = 0
+    renewed: int = 0
+    lost: int = 0
+    refused: int = 0
+
+
+class _Chosen(NamedTuple):
+    record: Record
+    stays_cold: bool
+    caller_id: str | None
+
+
+@dataclass(slots=True)
+class Promotion:
+    """Carries on what is due within `lead_ms` (None: everything), and what is kept not much longer.
+
+    `cold` are the requests of the cold tier that an index says are below `label`.
+    `renew_after_ms` is the age at which a record is written anew; None: Kafka keeps it for ever.
+    `confirm` is called now and again, and raises a Doubt to end the run.
+    """
+
+    shard: Shard
+    label: int
+    cold: Set[int]
+    journal: Journal
+    carrier: Carrier
+    contract: Format
+    lead_ms: int | None
+    renew_after_ms: int | None
+    confirm: Callable[[], None] = lambda: None
+    _ended: set[str] = field(default_factory=set)
+    _cancelled: set[int] = field(default_factory=set)
+    _carried: set[int] = field(default_factory=set)
+    _seen: int = 0
+    _markers: int = 0
+    _near: int = 0
+    _renewed: int = 0
+    _refused: int = 0
+
+    def run(self, now_ms: int) -> Promoted:
+        """Carry each such request once, whatever ended an earlier run and whoever else runs.
+
+        1. fence every other run, and settle what it left open;
+        2. read what the index has not: some are carried already, some cancelled or replaced;
+        3. carry the others, in transactions: before each is committed, whatever came in between is
+           looked at, so that nothing is carried that was ended first.
+
+        Raises a Doubt when Kafka does not answer, or another run took over; run it again.
+        """
+        self.carrier.open()  # 1
+        bounds = self.journal.settled_bounds()
+        self._seen = max(self.label, bounds.start)
+        for batch in self.journal.requests(self._seen, bounds.end):  # 2
+            self._note_carried(batch)
+            self._note_ended(batch, now_ms)
+        self._seen = max(self._seen, bounds.end)
+        self._carry_all(bounds.start, now_ms)  # 3
+        lost = sum(offset < bounds.start for offset in self.cold)
+        if lost:
+            logger.error(
+                "%s: %d cold requests were removed by retention before they were carried on: they "
+                "are lost; set retention.ms of %s well above the time between two promotions",
+                self.shard, lost, self.shard.topic,
+            )  # fmt: skip
+        return Promoted(self.shard, len(self.cold), self._near, self._renewed, lost, self._refused)
+
+    def _carry_all(self, start: int, now_ms: int) -> None:
+        size = 0
+        waiting: list[_Chosen] = []
+        for record in self._cold_records(start):
+            chosen = self._chosen(record, now_ms)
+            if chosen is None:
+                continue
+            waiting.append(chosen)
+            size += len(record.value or b"")
+            if len(waiting) == CARRIED_AT_ONCE or size > BYTES_AT_ONCE:
+                self._carry(waiting, now_ms)
+                size = 0
+                waiting.clear()
+        self._carry(waiting, now_ms)
+
+    def _cold_records(self, start: int) -> Iterator[Record]:
+        """Only the stretches of the journal that have cold requests are read."""
+        kept = (offset for offset in self.cold if start <= offset < self.label)
+        for stretch in stretches(kept, FAR_APART):
+            for batch in self.journal.requests(*stretch):
+                self.confirm()
+                for record in batch.records:
+                    if record.offset in self.cold and record.offset not in self._carried:
+                        yield record
+
+    def _chosen(self, record: Record, now_ms: int) -> _Chosen | None:
+        asked = self.contract.parse(as_asked(record) if carried(record.headers) else record, now_ms)
+        if not isinstance(asked, Request):  # its contract has changed: to be a dead letter
+            return _Chosen(record, False, None)
+        if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
+            return _Chosen(record, False, asked.caller_id)
+        if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
+            return None
+        return _Chosen(record, True, asked.caller_id)
+
+    def _carry(self, waiting: Sequence[_Chosen], now_ms: int) -> None:
+        """In one transaction; in ever smaller ones where Kafka refuses something, down to that alone."""
+        kept = [one for one in waiting if not self._is_ended(one)]
+        if not kept:
+            return
+        self.carrier.begin()
+        for record, stays_cold, _ in kept:
+            self.carrier.send(record, carry_on(record, is_cold=stays_cold), now_ms)
+        end, refused = self.carrier.flush()
+        if end - self._seen > len(kept) + self._markers:  # others wrote in between
+            for batch in self.journal.uncommitted(self._seen, end):
+                self._note_ended(batch, now_ms)
+        self._seen = max(self._seen, end)
+        self._markers = 1
+        if not refused and not any(map(self._is_ended, kept)):
+            self.carrier.commit()
+            renewed = sum(stays_cold for _, stays_cold, _ in kept)
+            self._renewed += renewed
+            self._near += len(kept) - renewed
+            return
+        self.carrier.abort()
+        if not refused:
+            self._carry(kept, now_ms)
+            return
+        self.carrier.open()  # a producer is of no use after a refusal
+        if len(kept) == 1:
+            self._refuse(refused)
+        else:
+            half = len(kept) // 2
+            self._carry(kept[:half], now_ms)
+            self._carry(kept[half:], now_ms)
+
+    def _refuse(self, refused: Mapping[int, str]) -> None:
+        for offset, why in refused.items():
+            self._refused += 1
+            logger.error(
+                "%s: cannot be carried on, and will be late or lost: %s; does %s take records as "
+                "large as it did?",
+                self.shard.source(offset), why, self.shard.topic,
+            )  # fmt: skip
+
+    def _note_carried(self, batch: Batch) -> None:
+        for record in batch.records:
+            if carried(record.headers):
+                with suppress(ValueError):  # a forged one: intake makes it a dead letter
+                    self._carried.add(carry_of(record).previous)
+
+    def _note_ended(self, batch: Batch, now_ms: int) -> None:
+        others = [record for record in batch.records if not carried(record.headers)]
+        for _, change in parse(self.contract, batch._replace(records=others), now_ms, None).changes:
+            if change.caller_id is not None:
+                self._ended.add(change.caller_id)
+            if isinstance(change, Cancel | Replacement) and change.id is not None:
+                offset = offset_in(self.shard, change.id)
+                self._cancelled |= set() if offset is None else {offset}
+
+    def _is_ended(self, one: _Chosen) -> bool:
+        return one.caller_id in self._ended or one.record.offset in self._cancelled

@@ -1,0 +1,404 @@
+"""The third verb: make an index say again what the journals say, and take the shard over."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from blackbox.core.barrier import commit_barrier
+from blackbox.core.ended import Ended
+from blackbox.core.intake import Opening, Taken, Upcoming
+from blackbox.core.marks import (
+    foreign_group,
+    is_another,
+    newest_mark,
+    other_group,
+    recreated,
+    replaced,
+    shortened,
+)
+from blackbox.core.outcomes import Outcomes
+from blackbox.core.plan import Batch, Binding, Bounds, Kept, Labels
+from blackbox.core.ports import Index, Journal, Writer
+from blackbox.core.settling import CHUNK, settle
+from blackbox.records.errors import Doubt, ForeignIndex, IndexFull
+from blackbox.records.receipt import Mark, Receipt, settled
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.core.recovery")
+
+RECENT_S = 1.0
+"""A shard that opens has read every cancel that was written so long before."""
+
+CLOCKS_APART_MS = 60_000
+"""How far the clocks of two owners may lie apart."""
+
+
+NOWHERE = Binding("", "", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening a shard did: outcomes applied, outcomes found void, requests lost to retention.
+
+    `mark` is the last low-water mark, `binding` what the index belongs to.
+    """
+
+    outcomes: int
+    void: int
+    gone: int
+    mark: Mark | None = None
+    binding: Binding = NOWHERE
+
+
+class _Start(NamedTuple):
+    """From where on an opening reads, and what it found out first.
+
+    Requests that were due before `unknown_before_ms` may have had an outcome that is gone.
+    """
+
+    labels: Labels
+    is_rebuild: bool = False
+    gone: tuple[int, int] | None = None
+    mark: Mark | None = None
+    unknown_before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
+
+    `ahead` tells what the records of a batch ask for, cancel or carry on, by caller ids and ids.
+    `has_room` is False while Redis is so full that requests are to be left in Kafka.
+    """
+
+    shard: Shard
+    group: str
+    index: Index
+    journal: Journal
+    writer: Writer
+    confirm: Callable[[], None]
+    apply: Callable[[Batch, Opening | None], Taken]
+    ahead: Callable[[Batch], Iterable[Upcoming]]
+    now_ms: Callable[[], int]
+    has_room: Callable[[], bool] = lambda: True
+    progress: Callable[[int, int], None] = lambda read, end: None
+
+    def open(self) -> Recovered:
+        """Take the shard over, when an owner gets it and after every doubt.
+
+        1. still the owner, and does the index belong to these topics? Then fence every earlier one, and settle its
+           open transaction;
+        2. look again, as an earlier owner may have changed something until then. If the index is lost, empty it and begin at the newest
+           low-water mark;
+        3. commit a barrier: the last receipt is a witness, not a proof, so look for its messages at
+           the places it names; the barrier proves ownership, and voids what was not found. Where a place
+           cannot be read, that one request waits for it, and the shard opens;
+        4. read the receipts up to the barrier and apply their removals. Who rebuilds an index keeps
+           them in memory, and reads the requests once, from the mark on, without those that ended;
+        5. read the requests that the index does not know yet, and those that came meanwhile: a
+           cancel that was applied before is applied again before anything is delivered. When Redis
+           has no room for them, what they cancel or replace is removed all the same.
+
+        Raises a Doubt when it cannot be finished: start over with a new index and writer.
+        """
+        self.confirm()  # 1
+        self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing
+        self.writer.open()
+        checked = self.journal.receipt_bounds().end
+        try:
+            start = self._start()  # 2
+        except IndexFull as full:
+            raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+        binding = self.journal.binding(self.group)
+        barrier = Receipt(
+            self.now_ms(), gone=start.gone, read=start.labels.requests, topic_id=binding.topic_id,
+            group=self.group, unknown_ms=start.unknown_before_ms or 0,
+        )  # fmt: skip
+        label, void = commit_barrier(  # 3
+            self.shard, self.journal, self.writer, barrier, start.labels.receipts, checked
+        )
+        outcomes = self._outcomes(start, label)  # 4
+        if known := outcomes.undelivered.intersection(self.index.doubtful):
+            settle(self.index, self.index.believe(known), self.index.labels.receipts)
+        if outcomes.doubtful:
+            self.index.doubt(outcomes.doubtful)
+        judged = 0 if outcomes.unknown_ms else outcomes.judged
+        went_back = judged > self.index.labels.requests
+        if start.is_rebuild or went_back:
+            self.index.judged_before(judged)
+        if start.is_rebuild:
+            self._rebuild(outcomes, label)
+        else:
+            self._settle(outcomes, label)
+        self._catch_up()  # 5
+        if went_back and self.index.labels.requests >= judged:
+            self.index.judged_before(0)
+        gone = start.gone[1] - start.gone[0] if start.gone else 0
+        return Recovered(outcomes.count, void, gone, start.mark, binding)
+
+    def _start(self) -> _Start:
+        kept, binding, requests, receipts = self._load()
+        self._check_receipts(binding, 0 if kept is None else kept.labels.receipts)
+        if kept is None:
+            logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
+            return self._begin(binding, requests, receipts)
+        is_behind = kept.labels.requests < requests.start or kept.labels.receipts < receipts.start
+        if not kept.is_whole:
+            logger.error(
+                "%s: Redis lost a key of the index alone: is maxmemory-policy noeviction, or did "
+                "somebody delete it? Rebuilding the index from the journals", self.shard,
+            )  # fmt: skip
+            return self._begin(binding, requests, receipts, kept)
+        if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
+            logger.warning(
+                "%s: the index is at %s, and the journals begin at %d and %d: it is older than what "
+                "was removed from them; rebuilding it", self.shard, tuple(kept.labels),
+                requests.start, receipts.start,
+            )  # fmt: skip
+            return self._begin(binding, requests, receipts, kept)
+        self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
+        if kept.is_rebuilding:
+            logger.info("%s: going on with a rebuild at %d", self.shard, kept.labels.requests)
+            is_unknown = kept.mark is None and kept.labels.receipts == receipts.start > 0
+            before_ms = kept.unknown_ms or (
+                self._first_receipt_ms(receipts) if is_unknown else None
+            )
+            return _Start(kept.labels, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms)
+        return self._keep(kept, requests, receipts)
+
+    def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
+        """What the index says of itself, and what is there. Raises ForeignIndex when these do not fit."""
+        binding = self.journal.binding(self.group)
+        requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
+        kept = self.index.load()
+        if kept is None:
+            return kept, binding, requests, receipts
+        if kept.binding is not None:
+            self._check_binding(kept.binding, binding)
+        self._check_ahead(kept.labels, requests, receipts)
+        if kept.tail is not None and is_another(self.journal, kept.tail):
+            raise replaced(self.shard, kept.tail)
+        return kept, binding, requests, receipts
+
+    def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
+        """The index knows more than is left of the journals, if they begin behind it."""
+        labels, gone = kept.labels, None
+        if labels.receipts < receipts.start:
+            before_ms = self._first_receipt_ms(receipts)
+            count = self.index.outcome_unknown(before_ms, self.now_ms())
+            logger.error(
+                "%s: receipts %d to %d were removed before they were read: %d pending requests that "
+                "may have been delivered become dead letters; keep receipts as long as the request "
+                "topic", self.shard, labels.receipts, receipts.start - 1, count,
+            )  # fmt: skip
+            self.index.settle({}, receipts.start)
+            labels = self.index.labels
+        if labels.requests < requests.start:
+            gone = labels.requests, requests.start
+            logger.error(
+                "%s: requests %d to %d were removed by retention before they were read: they are "
+                "lost; set retention.ms=-1 on %s, so that blackbox alone removes what has ended",
+                self.shard, labels.requests, requests.start - 1, self.shard.topic,
+            )  # fmt: skip
+            self.index.lost_before(requests.start, requests.end)
+            self.apply(Batch(labels.requests, requests.start, []), None)
+            labels = self.index.labels
+        return _Start(labels, gone=gone, mark=kept.mark, unknown_before_ms=kept.unknown_ms or None)
+
+    def _begin(
+        self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
+    ) -> _Start:
+        """Empty the index and begin it at the newest mark; without one, where the journals begin."""
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
+        gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
+        mark = None if found is None else found.mark
+        told = judged = requests.end
+        if found is None or mark is None:
+            labels = Labels(requests.start, receipts.start)
+            if receipts.start > 0:
+                unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
+                logger.error(
+                    "%s: receipts begin at %d, and no low-water mark is known: requests that may "
+                    "have been delivered before become dead letters", self.shard, receipts.start,
+                )  # fmt: skip
+            elif (
+                receipts.end == 0 and (read := self.journal.committed(self.group)) > requests.start
+            ):
+                unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
+                logger.error(
+                    "%s: the group %s has read requests up to %d, and %s.receipts is empty: it was "
+                    "deleted, or not copied along. What is due by now may have been delivered, and "
+                    "becomes dead letters", self.shard, self.group, read, self.shard.topic,
+                )  # fmt: skip
+        else:
+            labels, told = Labels(max(mark.requests, requests.start), mark.receipts), found.read
+            if mark.requests < requests.start:
+                gone = mark.requests, requests.start
+                logger.error(
+                    "%s: requests %d to %d were removed by retention while some of them were "
+                    "pending: these are lost; set retention.ms=-1 on %s",
+                    self.shard, *gone, self.shard.topic,
+                )  # fmt: skip
+        self.index.begin(
+            labels, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
+            is_rebuild=True,
+        )  # fmt: skip
+        return _Start(labels, True, gone, mark, unknown_ms or None)
+
+    def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
+        """Whether a mark tells all that is pending: else the index may know more than the journals."""
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
+        return (
+            found is not None and found.mark is not None and found.mark.requests >= requests.start
+        )
+
+    def _first_receipt_ms(self, receipts: Bounds) -> int:
+        """Before this no outcome is known any more, as far as clocks agree."""
+        first = next(iter(self.journal.receipts(receipts.start, receipts.end)), None)
+        return (first[1].at_ms if first else self.now_ms()) + CLOCKS_APART_MS
+
+    def _check_binding(self, theirs: Binding, ours: Binding) -> None:
+        shard = self.shard
+        if theirs.topic_id != ours.topic_id:
+            raise recreated(shard, theirs, ours)
+        if theirs.receipts_id != ours.receipts_id:
+            raise ForeignIndex(
+                f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, and "
+                f"{shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created again, "
+                f"so what was delivered is known to Redis alone; keep what Redis says with "
+                f"blackbox rebind {shard.topic} --pending deliver"
+            )
+        if theirs.group != ours.group:
+            raise ForeignIndex(
+                f"{shard}: the index in Redis belongs to the group {theirs.group!r}, and "
+                f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both would deliver the same "
+                f"messages; set it back, or stop all of the other group and run "
+                f"blackbox rebind {shard.topic} --pending deliver"
+            )
+
+    def _check_receipts(self, ours: Binding, since: int) -> None:
+        theirs = foreign_group(self.journal, ours.group, since)
+        if theirs:
+            raise other_group(self.shard, theirs, ours.group)
+
+    def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
+        """A journal that ends before the index although it is the same topic was cut off."""
+        if labels.requests > requests.end or labels.receipts > receipts.end:
+            raise shortened(self.shard, labels, Labels(requests.end, receipts.end))
+
+    def _outcomes(self, start: _Start, label: int) -> Outcomes:
+        outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
+        for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
+            outcomes.add(receipt)
+        return outcomes
+
+    def _rebuild(self, told: Outcomes, label: int) -> None:
+        """One pass over the requests, then one MULTI that ends the rebuild."""
+        first, bounds = self.index.labels.requests, self.journal.request_bounds()
+        self._remove_ended(told.ended)
+        if told.ignored:
+            self.index.ignore([offset for offset in told.ignored if offset >= first])
+        opening = Opening(told.ended, told.unknown_ms or None, told.too_late)
+        try:
+            for batch in self.journal.requests(first, bounds.end, told.ended):
+                self.progress(batch.end - first, bounds.end - first)
+                if not self.has_room():
+                    raise IndexFull("Redis is nearly full")
+                self.apply(batch, opening)
+        except IndexFull as full:
+            if told.unknown_ms:  # who reads the rest would not know
+                raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+            self._end_ahead(bounds.end, told.ended, told.too_late)
+        self.index.finish(label, told.ended)
+
+    def _remove_ended(self, ended: Ended) -> None:
+        """Of a rebuild that is gone on with: it was complete once, if Redis went back to before its end."""
+        rank = 0
+        while pending := self.index.pending(rank, CHUNK):
+            found = [offset for offset in pending if offset in ended]
+            if found:
+                known = self.index.caller_ids(found)
+                removed = {offset: known.get(offset) for offset in found}
+                self.index.settle(removed, self.index.labels.receipts)
+            rank += len(pending) - len(found)
+
+    def _settle(self, told: Outcomes, label: int) -> None:
+        """Remove from an index that is kept what has ended since."""
+        unread = self.index.labels.requests
+        if late := [offset for offset in told.too_late if offset >= unread]:
+            self.index.ignore(late)
+        settle(self.index, told.ended, label)
+
+    def _catch_up(self) -> None:
+        """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
+        took_s = math.inf
+        while True:
+            before_s, began = took_s, time.monotonic()
+            if not self._read_to_the_end():
+                return
+            took_s = time.monotonic() - began
+            if took_s < RECENT_S or took_s >= before_s:
+                return
+
+    def _read_to_the_end(self) -> bool:
+        """Whether all of it found room."""
+        bounds = self.journal.request_bounds()
+        try:
+            for batch in self.journal.requests(self.index.labels.requests, bounds.end):
+                if not self.has_room():
+                    raise IndexFull("Redis is nearly full")
+                self.apply(batch, None)
+        except IndexFull as full:
+            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+            self._end_ahead(bounds.end, Ended(), Ended())
+            return False
+        return True
+
+    def _end_ahead(self, end: int, ended: Ended, too_late: Ended) -> None:
+        """What is pending and ended by requests that stay in Kafka for now.
+
+        Of replacements that were `too_late` the index remembers it until they are read.
+        """
+        batches = self.journal.requests(self.index.labels.requests, end)
+        for ahead in chain.from_iterable(map(self.ahead, batches)):
+            holders = self.index.holders(ahead.touched.caller_ids)
+            removed = self.index.caller_ids(
+                list(holders.values())
+            )  # without those of the cold tier
+            by_id = self.index.named(ahead.touched.ids).values()
+            removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
+            # Under a shorter horizon than now these were cold, carried on and then delivered.
+            delivered = {o for at, *before in ahead.carried if at in ended for o in before}
+            known = [offset for offset in delivered if offset < self.index.labels.requests]
+            removed |= dict.fromkeys(known) | self.index.caller_ids(known)
+            if in_doubt := removed.keys() & self.index.doubtful.keys():
+                self.index.unwant(in_doubt)
+            removed = {o: c for o, c in removed.items() if o not in in_doubt}
+            if removed:
+                self.index.settle(removed, self.index.labels.receipts)
+            if ahead.replacement is None:
+                continue
+            offset, id, caller_id = ahead.replacement
+            if offset in too_late:
+                self.index.ignore([offset])
+            elif not self.index.is_ignored(offset):
+                self._replace_early(offset, id, caller_id)
+
+    def _replace_early(self, offset: int, id: str, caller_id: str | None) -> None:
+        """Remove what a replacement names, and what waits under its caller id; remember that it counts.
+
+        It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
+        """
+        named = self.index.named([id]).get(id)
+        if named is not None and named.is_pending and named.offset not in self.index.doubtful:
+            own = [] if caller_id is None else [caller_id]
+            removed = self.index.caller_ids(list(self.index.holders(own).values()))
+            removed[named.offset] = named.caller_id
+            self.index.settle(removed, self.index.labels.receipts, early=[offset])

@@ -1,0 +1,431 @@
+"""What became of a request, as far as the two journals of its shard tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from blackbox.core.intake import parse, touched_by
+from blackbox.core.plan import Batch, Carried, Cold, Labels, Named, Replacement, View, resolve
+from blackbox.core.ports import Journal
+from blackbox.formats import Format
+from blackbox.records.cancel import cancel_of, cancels
+from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.receipt import Places, Receipt, settled
+from blackbox.records.recurrence import follows
+from blackbox.records.request import Cancel, Record, Request, Shard, request_id
+
+CLOCKS_APART_MS = 60_000
+"""How far a receipt's time may lie before the time it answers: the clocks' difference."""
+
+LOOK_UP_S = 5.0
+"""How long a look-up may read: no longer than a person or an HTTP client waits for an answer."""
+
+LOOK_UP_RECORDS = 200_000
+"""How many records a look-up may read: some seconds of a core, which a service lacks meanwhile."""
+
+NEAR = 4_000
+"""Offsets that are read where the record in question probably is, before any other stretch: one fetch."""
+
+State = Literal[
+    "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "tombstone",
+    "unknown", "over", "undetermined",
+]  # fmt: skip
+
+
+NO_REQUEST = ("cancel", "tombstone")
+DEAD: tuple[Literal["dead"], Literal["expired"], Literal["invalid"]] = (
+    "dead",
+    "expired",
+    "invalid",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record: `orders/3@88`."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A request and what became of it; what does not apply or is not known is None.
+
+    ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
+    unread  -- in Kafka, and not yet in the index
+    cancel  -- the record is no request, it cancels one
+    tombstone -- the record is no request, blackbox wrote it when a schedule had ended
+    unknown -- there is no such record
+    over    -- not pending any more; how it ended was not found within the limit of a look-up
+    undetermined -- whether it is pending was not found within that limit
+
+    `is_cold`: it waits in Kafka, out of Redis. `carried` is the record that took its place.
+    """
+
+    id: str
+    source: str
+    state: State
+    caller: str | None = None
+    caller_id: str | None = None
+    target: str | None = None
+    due_ms: int | None = None
+    next_try_ms: int | None = None
+    attempts: int | None = None
+    at_ms: int | None = None
+    place: Place | None = None
+    reason: str | None = None
+    detail: str | None = None
+    is_cold: bool | None = None
+    carried: str | None = None
+
+    def told_of(self, shard: Shard, offset: int) -> Fate:
+        """The same, as that of the request whose place this one took."""
+        taken = self.carried or self.source
+        source = shard.source(offset)
+        return replace(self, id=request_id(shard, offset), source=source, carried=taken)
+
+
+class LimitReached(Exception):
+    """A look-up has read as much as it may."""
+
+
+@dataclass(eq=False, slots=True)
+class Limit:
+    """How much of the journals one look-up may read: for so long, and so many records."""
+
+    seconds: float = LOOK_UP_S
+    records: float = LOOK_UP_RECORDS
+    clock: Callable[[], float] = time.monotonic
+    _read: int = 0
+    _began_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
+
+    def spend(self, records: int = 0) -> None:
+        """Count records that were read. Raises LimitReached when it is enough."""
+        self._read += records
+        if self._read > self.records or self.clock() - self._began_s > self.seconds:
+            raise LimitReached
+
+    def __str__(self) -> str:
+        return f"{self._read:,} records within {self.clock() - self._began_s:.1f} s"
+
+
+class Asked(NamedTuple):
+    """What a request's own record says: its fate is `unread`, and `unknown` where there is none.
+
+    `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
+    caller wrote it: another offset than its own for a carried record.
+    """
+
+    offset: int
+    written_ms: int | None
+    fate: Fate
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """Judges the requests of one shard. Raises a Doubt when Kafka does not answer.
+
+    `has_receipts`: whether the receipts have a partition for the shard yet. Methods that search
+    raise LimitReached once they have read as much as the `limit` allows, and found nothing.
+    """
+
+    shard: Shard
+    journal: Journal
+    contract: Format
+    now_ms: int
+    has_receipts: bool = True
+    limit: Limit = field(default_factory=Limit)
+
+    def fate(self, offset: int) -> Fate:
+        """By the journals alone: pending is what no receipt and no later record has ended.
+
+        So a cancel or a replacement counts once it is written; one that a service has not read
+        when the message is due comes too late, and the fate is `delivered` then.
+
+        1. the end of the requests before the receipts: what ended by now has its receipt by then;
+        2. the receipts;
+        3. the records behind it: it may have been cancelled, replaced, or carried on.
+
+        Its own record may be gone by then, if it was carried on: the one in its place names it.
+        """
+        asked = self.asked(offset)
+        bounds = self.journal.request_bounds()  # 1
+        if asked.fate.state == "unknown" and offset < bounds.start:
+            there = self.carried_to(asked, 0)
+            return asked.fate if there is None else self._carried_on(asked, there, bounds.end)
+        if asked.fate.state != "unread":
+            return asked.fate
+        return self._judged(asked, bounds.end)  # 2, 3
+
+    def asked(self, offset: int) -> Asked:
+        """What the request's own record says."""
+        record = self.journal.record(offset)
+        if record is None:
+            return Asked(offset, None, self._fate(offset, "unknown"), offset)
+        written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
+        return Asked(offset, written_ms, self._read(record), origin_of(record))
+
+    def outcome(self, asked: Asked, since: int = 0) -> Fate | None:
+        """What a receipt says of it, without the words of a dead letter; None: no receipt names it.
+
+        It is named soon after it was due, or soon after it was written if it was refused: these
+        stretches are read at first. Without its record, it is by the first receipt whose writer
+        knew it. No receipt below `since` is read.
+        """
+        if not self.has_receipts:
+            return None
+        bounds = self.journal.receipt_bounds()
+        end = bounds.end
+        first = min(max(bounds.start, since), end)
+        written = self._first_since(asked.written_ms, first, end)
+        if asked.written_ms is None:
+            near = self._first_that_knew(asked.offset, written, end)
+        else:
+            near = self._first_since(asked.fate.due_ms, written, end)
+        for low, high in _nearest_first(written, near, end):
+            found = self._outcome_in(asked, low, high, end)
+            if found is not None:
+                return found
+        return None
+
+    def carried_nearby(self, asked: Asked, horizon_ms: int) -> int | None:
+        """As `carried_to`, but looks only where promotion should have written it."""
+        low, high = self._behind(asked, 0)
+        near = self._promoted(asked, horizon_ms, low, high)
+        return self._carried_in(asked, near, min(near + NEAR, high))
+
+    def carried_to(self, asked: Asked, horizon_ms: int, since: int = 0) -> int | None:
+        """The record, not below `since`, that a request of the cold tier has become.
+
+        Promotion writes it about a horizon before it is due: what is behind that is read at first.
+        """
+        low, high = self._behind(asked, since)
+        near = self._promoted(asked, horizon_ms, low, high)
+        for first, last in _nearest_first(low, near, high):
+            found = self._carried_in(asked, first, last)
+            if found is not None:
+                return found
+        return None
+
+    def replaced_by(self, asked: Asked, since: int) -> int | None:
+        """The record, not below `since`, that took the place of an ended request; None: it was cancelled."""
+        position, end = self._behind(asked, since)
+        while (change := self._next_change(asked, position, end)) is not None:
+            at, is_carried = change
+            there = self.asked(at)
+            if there.fate.state == "cancel":
+                return None
+            if is_carried:
+                asked = there
+            elif not self._was_invalid(at):
+                return at
+            position = at + 1
+        return None
+
+    def explained(self, fate: Fate) -> Fate:
+        """The same with the words of its dead letter, if that is still there."""
+        if fate.place is None or fate.state == "delivered":
+            return fate
+        place = fate.place
+        letter = self.journal.record_at(place.topic, place.partition, place.offset)
+        about = dict(letter.headers) if letter is not None else {}
+        told: dict[str, Any] = {
+            name: (about.get(f"blackbox-{name}") or b"").decode(errors="replace") or None
+            for name in ("reason", "detail")
+        }
+        return replace(fate, **{name: text for name, text in told.items() if text is not None})
+
+    def _fate(self, offset: int, state: State, **known: Any) -> Fate:
+        return Fate(request_id(self.shard, offset), self.shard.source(offset), state, **known)
+
+    def _read(self, record: Record) -> Fate:
+        offset = record.offset
+        if carried(record.headers):
+            with suppress(ValueError):  # a forged one
+                record = as_asked(record)
+        if cancels(record.headers):
+            named = cancel_of(record)
+            return self._fate(offset, "cancel", caller_id=getattr(named, "id", None))
+        asked = self.contract.parse(record, self.now_ms)
+        if asked is None:
+            return self._fate(offset, "tombstone")
+        if isinstance(asked, Cancel):
+            return self._fate(offset, "cancel", caller_id=asked.caller_id)
+        if isinstance(asked, Request):
+            return self._fate(
+                offset,
+                "unread",
+                caller=asked.caller,
+                caller_id=asked.caller_id,
+                target=asked.target,
+                due_ms=asked.due_ms,
+            )
+        told = {"reason": asked.reason, "detail": asked.detail}
+        return self._fate(offset, "unread", due_ms=record.timestamp_ms, **told)
+
+    def _behind(self, asked: Asked, since: int) -> tuple[int, int]:
+        bounds = self.journal.request_bounds()
+        return min(max(asked.offset + 1, since, bounds.start), bounds.end), bounds.end
+
+    def _promoted(self, asked: Asked, horizon_ms: int, low: int, high: int) -> int:
+        """The first of the offsets `low` to `high` that promotion may have written it at."""
+        if asked.fate.due_ms is None:
+            return low
+        at_ms = asked.fate.due_ms - horizon_ms - CLOCKS_APART_MS
+        found = self.journal.first_request_since(at_ms)
+        return high if found is None else min(max(found, low), high)
+
+    def _carried_in(self, asked: Asked, first: int, last: int) -> int | None:
+        for batch in self._requests(first, last):
+            for record in batch.records:
+                if carried(record.headers) and origin_of(record) == asked.origin:
+                    return record.offset
+        return None
+
+    def _requests(self, start: int, end: int) -> Iterator[Batch]:
+        self.limit.spend()
+        for batch in self.journal.requests(start, end) if start < end else ():
+            yield batch
+            self.limit.spend(len(batch.records))
+
+    def _receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
+        self.limit.spend()
+        for found in self.journal.receipts(start, end):
+            yield found
+            self.limit.spend(1)
+
+    def _first_since(self, at_ms: int | None, start: int, end: int) -> int:
+        if at_ms is None:
+            return start
+        found = self.journal.first_receipt_since(at_ms - CLOCKS_APART_MS)
+        return end if found is None else min(max(found, start), end)
+
+    def _first_that_knew(self, offset: int, first: int, end: int) -> int:
+        """By bisection, the first receipt whose writer's index knew the request.
+
+        An owner that has just lost its index may have written one that knew less than those
+        before: then this is not exact.
+        """
+        while first < end:
+            middle = (first + end) // 2
+            at, receipt = next(self._receipts(middle, end), (end, None))
+            if receipt is None or receipt.read == 0 or receipt.read > offset:
+                end = middle
+            else:
+                first = at + 1
+        return first
+
+    def _outcome_in(self, asked: Asked, first: int, last: int, end: int) -> Fate | None:
+        """From the receipts `first` to `last` - 1; those behind them may void one of these."""
+        if first >= last:
+            return None
+        offset = asked.offset
+        for at, receipt in settled(self._receipts(first, end)):
+            if at >= last:
+                return None
+            # Where a log lost its end, it speaks of the request that was there before.
+            if receipt.cut and receipt.cut[0] <= offset:
+                continue
+            told = replace(asked.fate, at_ms=receipt.at_ms)
+            place = _place_in(receipt.delivered, offset)
+            if place is not None:
+                return replace(told, state="delivered", place=place)
+            for state in DEAD:
+                if offset in getattr(receipt, state):
+                    return replace(told, state=state, place=_place_in(receipt.letters, offset))
+        return None
+
+    def _judged(self, asked: Asked, end: int) -> Fate:
+        return self.outcome(asked) or self._by_later_records(asked, end)
+
+    def _by_later_records(self, asked: Asked, end: int) -> Fate:
+        """What the records up to `end` made of a request that no receipt names."""
+        pending = replace(asked.fate, state="pending")
+        if asked.fate.reason is not None:  # nothing but its dead letter ends it
+            return pending
+        position = asked.offset
+        while True:
+            change = self._next_change(asked, position + 1, end)
+            if change is None:
+                return pending
+            position, is_carried = change
+            if is_carried:
+                return self._carried_on(asked, position, end)
+            if not self._was_invalid(position):
+                return replace(pending, state="ended")
+
+    def _carried_on(self, asked: Asked, there: int, end: int) -> Fate:
+        return self._judged(self.asked(there), end).told_of(self.shard, asked.offset)
+
+    def _next_change(self, asked: Asked, start: int, end: int) -> tuple[int, bool] | None:
+        """The next record that ends the request or carries it on, and whether it does the latter.
+
+        Decided as intake does it, for an index that holds nothing but this request.
+        """
+        at, caller_id = asked.offset, asked.fate.caller_id
+        named = {
+            request_id(self.shard, one): Named(at, False, caller_id) for one in (at, asked.origin)
+        }
+        view = View(Labels(at, 0), frozenset(), {}, named=named)
+        for batch in self._requests(start, end):
+            others = [record for record in batch.records if not self._follows(record, at)]
+            changes = parse(
+                self.contract, batch._replace(records=others), self.now_ms, None
+            ).changes
+            touched = touched_by(changes)
+            names_it = not named.keys().isdisjoint(touched.ids)
+            if not (at in touched.cold or names_it or caller_id in touched.caller_ids):
+                continue
+            for offset, change in changes:
+                if isinstance(change, Replacement) and change.id not in named:
+                    change = change.asked  # if it came too late, its own outcome says so
+                if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).frozen:
+                    return offset, isinstance(change, Carried)
+        return None
+
+    def _follows(self, record: Record, at: int) -> bool:
+        """Whether it asks for the next time of a request: written with the receipt of that one."""
+        source = self.shard.source(at).encode()
+        return follows(record.headers) and record.headers[-1][1] == source
+
+    def _was_invalid(self, offset: int) -> bool:
+        """A request that the service's own limits refuse replaces nothing."""
+        outcome = self.outcome(self.asked(offset))
+        return outcome is not None and outcome.state == "invalid"
+
+
+def origin_of(record: Record) -> int:
+    """The request as its caller wrote it: of a carried record that of another offset."""
+    if carried(record.headers):
+        with suppress(ValueError):  # a forged one
+            return carry_of(record).origin
+    return record.offset
+
+
+def _nearest_first(low: int, near: int, high: int) -> Iterator[tuple[int, int]]:
+    """The stretches of `low` to `high` - 1, those that begin at `near` and at `low` before the rest."""
+    behind, after = min(near + NEAR, high), min(low + NEAR, near)
+    stretches = [(near, behind), (low, after), (behind, high), (after, near)]
+    return ((first, last) for first, last in stretches if first < last)
+
+
+def _place_in(places: Places, offset: int) -> Place | None:
+    for at, pairs in places.items():
+        for asked, there in pairs:
+            if asked == offset:
+                topic, _, partition = at.rpartition("/")
+                return Place(topic, int(partition), there)
+    return None

@@ -1,0 +1,444 @@
+"""What is due, sorted: what goes out, what goes alone, what is a dead letter, and what waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blackbox.core.follow_ups import Endings
+from blackbox.core.intake import refused_entry
+from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
+from blackbox.core.plan import Due, PutOff
+from blackbox.core.ports import Journal
+from blackbox.records import entry as entries
+from blackbox.records.carried import as_asked, carried
+from blackbox.records.entry import Entry
+from blackbox.records.errors import Doubt, IndexFull, IndexLost, JournalLost
+from blackbox.records.outgoing import FORMS, Refusal, deliveries
+from blackbox.records.receipt import Claim
+from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
+from blackbox.records.topic_limits import Limits
+
+logger = logging.getLogger("blackbox.core.dispatch")
+
+FIRST_RETRY_MS = 1_000
+LONGEST_RETRY_MS = 60_000
+ALONE_PER_TICK = 8
+ALONE_SPREAD_MS = 50
+MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
+"""Of records that are read from Kafka for the dead letters of one transaction (of larger ones, one), and of offsets."""
+REFRESH_MS = 900_000
+DOUBTFUL_LATER_MS = 5_000
+LETTER_LATER_MS = 15_000
+"""In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
+
+OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
+"""Refusals of whatever is sent there. A broker gives all others to each record of a batch, for the fault of one."""
+
+QUEUED = "what was due for the target before it goes first"
+
+PAUSED: Refusal = (
+    Reason.UNREACHABLE,
+    "the target is paused; blackbox resume TOPIC lets it go on",
+)
+
+
+class Targets(Protocol):
+    """Which of the topics asked for cannot take messages now, what some of them refuse, and their ids."""
+
+    def unavailable(
+        self, topics: Iterable[str], *, anew: bool = False
+    ) -> Mapping[str, Refusal]: ...
+    def limits(self, topics: Collection[str]) -> Mapping[str, Limits]: ...
+    def take_no_batch(self, topics: Iterable[str]) -> None: ...
+    def ids(self, topics: Iterable[str]) -> Mapping[str, str]: ...
+
+
+class Pace(Protocol):
+    """How fast targets are fed."""
+
+    def limited(self) -> Collection[str]: ...
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> Sequence[int]: ...
+    def give_back(self, target: str, count: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Sorted:
+    """A batch, each request in one of four places; `parked` says by band for which targets some of it is."""
+
+    ready: dict[int, Entry] = field(default_factory=dict)
+    alone: dict[int, Entry] = field(default_factory=dict)
+    dead: dict[int, Entry] = field(default_factory=dict)
+    deferred: dict[int, PutOff] = field(default_factory=dict)
+    parked: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """Decides what becomes of each request that is due in one shard.
+
+    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
+    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
+    `endings` are what is written with the outcomes of some requests. Without a `pace` every message
+    goes as soon as it can.
+    """
+
+    shard: Shard
+    targets: Targets
+    journal: Journal
+    reread: Callable[[Record], Entry]
+    dead_letter_topic: str
+    retries: int = 5
+    endings: Endings | None = None
+    pace: Pace | None = None
+
+    def sort(self, due: Due, now_ms: int) -> Sorted:
+        """What to do with a batch that is due."""
+        batch = Sorted()
+        for offset, entry in self._decoded(due, now_ms).items():
+            if offset in due.doubtful:
+                batch.deferred[offset] = _doubtful_later(entry, due.doubtful[offset], now_ms)
+                continue
+            if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
+                detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
+                entry = as_dead(entry, (Reason.EXPIRED, detail))
+            if entry.alone:
+                batch.alone[offset] = entry
+            elif entry.reason is not None:
+                batch.dead[offset] = entry
+            else:
+                batch.ready[offset] = entry
+        for offset in list(batch.alone)[ALONE_PER_TICK:]:
+            later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
+            del batch.alone[offset]
+            batch.deferred[offset] = later_ms, None
+        self._set_unavailable_aside(batch, now_ms, due)
+        self._set_behind_the_parked(batch, due)
+        self._set_large_aside(batch, now_ms)
+        self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
+        return batch
+
+    def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
+        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        limited = self.pace.limited() if self.pace is not None else frozenset[str]()
+        waiting: dict[str, list[int]] = {}
+        for offset, entry in batch.ready.items() if limited else ():
+            if entry.target in limited:
+                waiting.setdefault(entry.target, []).append(offset)
+        later: dict[str, int] = {}
+        for target, offsets in waiting.items():
+            assert self.pace is not None
+            offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
+            due_ms = [batch.ready[offset].due_ms for offset in offsets]
+            try:
+                times = self.pace.times(target, due_ms, now_ms)
+            except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
+                continue
+            for offset, at_ms in zip(offsets, times, strict=True):
+                if at_ms > now_ms:
+                    del batch.ready[offset]
+                    batch.deferred[offset] = at_ms, None
+                    later[target] = later.get(target, 0) + 1
+        return later
+
+    def give_back(self, later: Mapping[str, int]) -> None:
+        """The times that were taken for what is read again now."""
+        for target, count in later.items():
+            assert self.pace is not None
+            with suppress(Doubt, IndexFull):
+                self.pace.give_back(target, count)
+
+    def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
+        batch: dict[int, Entry] = {}
+        lost: list[int] = []
+        for offset, stored in due.entries:
+            try:
+                batch[offset] = entries.decode(stored or b"")
+            except ValueError as unreadable:
+                why = unreadable if stored else "no payload in Redis"
+                logger.warning("%s: %s, read again", self.shard.source(offset), why)
+                lost.append(offset)
+        found = self.journal.records(lost) if lost else {}
+        for offset in lost:
+            batch[offset] = (
+                self.reread(found[offset]) if offset in found else payload_lost(offset, now_ms)
+            )
+        return batch
+
+    def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
+        """For which targets what is parked is to come out: they may take messages, or never will."""
+        all_topics = {to: to or self.dead_letter_topic for to in parked}
+        topics = {to: topic for to, topic in all_topics.items() if topic not in paused}
+        try:
+            refusals = self.targets.unavailable(set(topics.values())) if topics else {}
+        except JournalLost:
+            return set()
+        return {
+            to
+            for to, topic in topics.items()
+            if topic not in refusals or not _may_park(to, refusals[topic])
+        }
+
+    def _set_unavailable_aside(self, batch: Sorted, now_ms: int, due: Due) -> None:
+        paused = due.paused
+        wanted = {entry.target for entry in batch.ready.values()}
+        wanted |= {self._destination(entry) for entry in batch.alone.values()}
+        ending = self._ending(batch) if self.endings is not None else {}
+        others = {topic for topics in ending.values() for topic in topics}
+        asked_for = {*wanted, *others, self.dead_letter_topic}
+        unavailable = {
+            **self.targets.unavailable(asked_for.difference(paused)),
+            **dict.fromkeys(asked_for.intersection(paused), PAUSED),
+        }
+        for topic in others & unavailable.keys():
+            logger.error(
+                "%s: what recurs or is scheduled waits: %s", self.shard, unavailable[topic][1]
+            )
+        for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
+            for offset, entry in list(part.items()):
+                refusal = unavailable.get(self._destination(entry))
+                if refusal is not None and _parks(batch, offset, entry, refusal, due.parked):
+                    del part[offset]
+                    continue
+                for topic in ending.get(offset, ()) if refusal is None else ():
+                    if topic in unavailable:
+                        refusal = Reason.UNREACHABLE, unavailable[topic][1]
+                if refusal is not None:
+                    del part[offset]
+                    self._retry_or_end(batch, offset, entry, refusal, now_ms)
+        waiting = sum(
+            entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
+        )
+        if waiting and self.dead_letter_topic in unavailable:
+            self.say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+
+    def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
+        """What comes due anew for a target with a backlog: it goes out in the order of due times."""
+        for part in (batch.ready, batch.alone) if due.backlogs else ():
+            for offset, entry in list(part.items()):
+                is_new = offset not in due.released and not entry.expires_ms
+                if is_new and waits_for(entry) in due.backlogs:
+                    del part[offset]
+                    _park(batch, offset, entry, QUEUED)
+
+    def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
+        """By request, the topics that something is written to with its end."""
+        assert self.endings is not None
+        everything = {**batch.ready, **batch.alone, **batch.dead}
+        if not self.endings.has_some(everything.values()):
+            return {}
+        return {offset: self.endings.topics(entry) for offset, entry in everything.items()}
+
+    def _set_refused_aside(self, batch: Sorted, now_ms: int, *, is_backlog: bool) -> None:
+        """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
+        messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
+        limits = self.targets.limits({entry.target for entry in messages.values()})
+        strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
+        refused: dict[int, Entry] = {}
+        for message in deliveries(self.shard, strict):
+            refusal = limits[message.topic].refusal(message)
+            if refusal is not None:
+                offset = message.offset
+                refused[offset] = as_dead(strict[offset], refusal)
+                del (batch.alone if offset in batch.alone else batch.ready)[offset]
+        if not batch.ready:
+            batch.dead |= refused
+        elif is_backlog:
+            batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
+        else:
+            batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
+
+    def _set_large_aside(self, batch: Sorted, now_ms: int) -> None:
+        """Dead letters whose records are in Kafka, but for some that lie together: good messages wait for the read."""
+        large = sorted(offset for offset, entry in batch.dead.items() if entry.left_bytes)
+        read_bytes = 0
+        for offset in large:
+            read_bytes += batch.dead[offset].left_bytes
+            if offset - large[0] > MOST_LETTER_SPAN:
+                del batch.dead[offset]
+                later_ms = now_ms + ALONE_SPREAD_MS * (1 + len(batch.deferred))
+                batch.deferred[offset] = later_ms, None
+            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:
+                del batch.dead[offset]
+                batch.deferred[offset] = now_ms, None
+
+    def _destination(self, entry: Entry) -> str:
+        return entry.target if entry.reason is None else self.dead_letter_topic
+
+    def _retry_or_end(
+        self, batch: Sorted, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> None:
+        reason, detail = refusal
+        is_over = entry.attempts >= self.retries and reason != Reason.UNREACHABLE
+        if is_over and entry.reason is None:
+            detail = f"{detail}, tried {entry.attempts + 1} times"
+            batch.dead[offset] = as_dead(entry, (reason, detail))
+            return
+        if reason == Reason.UNREACHABLE:  # for as long as it takes, and no try of the target
+            count, later = entry.waits, entry._replace(waits=entry.waits + 1)
+        else:
+            count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
+            detail = f"{detail}; attempt {later.attempts} of {self.retries + 1}"
+        if entry.reason is None:
+            later = later._replace(detail=detail)
+        wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
+        goes_on = reason == Reason.UNREACHABLE and entry.detail == later.detail
+        if goes_on and wait_ms == LONGEST_RETRY_MS and not _is_to_be_refreshed(now_ms, wait_ms):
+            batch.deferred[offset] = now_ms + wait_ms, None
+        else:
+            batch.deferred[offset] = now_ms + wait_ms, later
+
+    def put_off(
+        self,
+        batch: Mapping[int, Entry],
+        suspects: Mapping[int, Refusal],
+        parked: Mapping[int, str],
+        now_ms: int,
+        apart: Collection[int] = (),
+    ) -> dict[int, PutOff]:
+        """What the broker refused, out of the way: parked, later, alone, or as a dead letter.
+
+        `apart` was sent in record batches of its own, so that it is refused for itself.
+        """
+        aside, crowded = Sorted(), set[str]()
+        gone = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
+        away = self._away({self._destination(batch[o]) for o in gone})
+        for count, (offset, refusal) in enumerate(suspects.items(), 1):
+            entry = batch[offset]
+            # what is written with its end goes in one batch with others', and may be what was refused
+            has_ending = self.endings is not None and bool(self.endings.topics(entry))
+            is_apart = offset in apart and not has_ending
+            is_alone = entry.alone or len(suspects) == 1 or is_apart
+            told = away.get(self._destination(entry))
+            if told is not None and _parks(aside, offset, entry, told, parked):
+                continue
+            is_crowded = refusal[0] == Reason.TOO_LARGE and not has_ending
+            if is_crowded and not is_alone:  # all of them together may be too large
+                crowded.add(self._destination(entry))
+                aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
+            elif not is_alone and refusal[0] not in OF_A_TOPIC:
+                later_ms = now_ms + ALONE_SPREAD_MS * count
+                aside.deferred[offset] = later_ms, entry._replace(alone=True)
+            elif refusal[0] in MAY_COME_BACK and not self._is_given_up(entry, refusal):
+                self._retry_or_end(aside, offset, entry, refusal, now_ms)
+            else:
+                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
+        self.targets.take_no_batch(crowded)
+        letters = [
+            why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
+        ]
+        if letters:
+            self.say_that_letters_wait(len(letters), letters[0][1])
+        return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+
+    def _away(self, targets: Collection[str]) -> Mapping[str, Refusal]:
+        """Which of these the brokers themselves say cannot be reached: others did not answer in time, and are tried again."""
+        try:
+            return self.targets.unavailable(targets) if targets else {}
+        except JournalLost:
+            return {}
+
+    def _is_given_up(self, letter: Entry, refusal: Refusal) -> bool:
+        """Whether a dead letter was refused often enough, for a reason that may be in what it holds."""
+        has_tried = letter.attempts >= self.retries
+        return letter.reason is not None and refusal[0] not in OF_A_TOPIC and has_tried
+
+    def say_that_letters_wait(self, count: int, why: str) -> None:
+        logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
+
+    def _as_letter(
+        self, offset: int, entry: Entry, refusal: Refusal, now_ms: int
+    ) -> tuple[int, Entry]:
+        """What the broker refused for good: a message as a dead letter, a dead letter in less."""
+        reason, detail = refusal
+        if entry.reason is None:
+            return now_ms, as_dead(entry, refusal)
+        if entry.shortened + 1 == FORMS:
+            logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
+            return now_ms + LONGEST_RETRY_MS, entry
+        told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
+        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
+
+    def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
+        """The records of these requests, as far as Kafka has them, as their callers wrote them."""
+        found = dict(self.journal.records(offsets))
+        for offset, record in found.items():
+            if carried(record.headers):
+                with suppress(ValueError):  # not ours, and refused for that
+                    found[offset] = as_asked(record)
+        return found
+
+
+def _parks(
+    batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
+) -> bool:
+    """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""
+    to = waits_for(entry)
+    if not _may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
+        return False
+    if batch.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
+        return False
+    _park(batch, offset, entry, refusal[1])
+    return True
+
+
+def _may_park(to: str, refusal: Refusal) -> bool:
+    """A dead letter waits for its topic whatever that lacks; a message becomes a dead letter, unless its target is away."""
+    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)
+
+
+def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
+    if entry.reason is not None:  # a letter's detail is for its reader
+        entry = entry._replace(waits=max(1, entry.waits))
+    elif entry.waits == 0 or entry.detail != why:
+        entry = entry._replace(waits=entry.waits + 1, detail=why)
+    batch.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
+
+
+def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:
+    """Until it is known whether it was delivered."""
+    why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
+    told = entry._replace(waits=entry.waits + 1)
+    if entry.reason is None:
+        told = told._replace(detail=why)
+    at_ms = now_ms + DOUBTFUL_LATER_MS
+    goes_on = entry.detail == told.detail and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
+    return at_ms, None if goes_on else told
+
+
+def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
+    """Whether a payload that waits on is written again: in Redis it outlives its time by an hour at least."""
+    return now_ms // REFRESH_MS != (now_ms - wait_ms) // REFRESH_MS
+
+
+def as_dead(entry: Entry, refusal: Refusal) -> Entry:
+    """The dead letter that a request has become."""
+    reason, detail = refusal
+    return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
+
+
+RECORD_GONE = "the record, too large to be kept in Redis, is gone from Kafka"
+
+
+def is_record(entry: Entry) -> bool:
+    """Whether the entry stands for the request's own record, as an invalid one does."""
+    return not entry.target
+
+
+def as_record(offset: int, entry: Entry) -> Record:
+    """What is left of a request whose record is gone from Kafka, or the record itself."""
+    headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
+    return Record(offset, entry.due_ms, entry.key, entry.message, headers)
+
+
+def payload_lost(offset: int, now_ms: int) -> Entry:
+    """What becomes a dead letter in the place of a request of which nothing is left."""
+    detail = (
+        "the payload is gone from Redis and the record from Kafka; "
+        "check maxmemory-policy and the request topic's retention.ms"
+    )
+    nothing = Record(offset, now_ms, None, None, [])
+    return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)

@@ -1,0 +1,115 @@
+"""What is done for every open shard of a process now and again, beside its owner."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
+from threading import Event, Thread
+
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_owner import Owner
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import TopicIds
+from blackbox.journal.trim import Trimmer
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, ForeignIndex
+
+logger = logging.getLogger("blackbox.core.low_water")
+
+FIRST_S = 60.0
+FIRST_SHARE = 0.1
+"""After a start it waits so long, or this share of the interval: who is restarted often trims as well."""
+
+WALKED_SHARE = 0.9
+"""Of the interval, in which all shards are walked over."""
+
+BINDING_S = 1.0
+"""What callers write within this time to a topic that was deleted and created again may go out twice."""
+
+
+@dataclass(eq=False, repr=False)
+class Caretaker:
+    """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
+
+    Spreads the walks over most of `interval_s`, to keep the load low. A process that lives no longer than that still
+    finishes one over each shard.
+    """
+
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    owners: Callable[[], Sequence[Owner]]
+    _: KW_ONLY
+    interval_s: float
+    retention_s: float
+
+    def __post_init__(self) -> None:
+        self._trimmer = Trimmer(self.access, int(self.retention_s * 1000))
+        self._ids = TopicIds(self.access)
+        self._stopping = Event()
+
+    def start(self) -> None:
+        for work in (self._run, self._watch_bindings):
+            Thread(target=work, name="caretaker", daemon=True).start()
+
+    def stop(self) -> None:
+        """End soon; a walk under way is forgotten."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        wait_s = min(FIRST_S, self.interval_s * FIRST_SHARE)
+        while not self._stopping.wait(wait_s):
+            began = time.monotonic()
+            owners = self.owners()
+            # who is cut off begins with another next time
+            for owner in random.sample(owners, len(owners)):
+                if self._stopping.is_set():
+                    return
+                self._look_after(owner)
+            wait_s = max(1.0, began + self.interval_s - time.monotonic())
+
+    def _watch_bindings(self) -> None:
+        """In a thread of its own, as a walk takes minutes."""
+        while not self._stopping.wait(BINDING_S):
+            try:
+                self._check_bindings()
+            except Exception:
+                logger.exception("asking for the ids of topics failed; again later")
+
+    def _check_bindings(self) -> None:
+        """A topic that is created again may have passed the position of its index before anybody reads it."""
+        bound = [(owner, owner.binding) for owner in self.owners()]
+        topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
+        now = self._ids.of(topics)
+        for owner, binding in bound:
+            topic_id = now.get(owner.shard.topic)
+            if binding is not None and topic_id not in (None, binding.topic_id):
+                owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+
+    def _look_after(self, owner: Owner) -> None:
+        binding = owner.binding
+        try:
+            mark = owner.find_low_water(self._walked_for(), self._stopping)
+            if mark is None or binding is None or self._stopping.is_set():
+                return
+            now_ms = self.clock.earliest_ms()
+            with closing(ShardJournal(owner.shard, self.access)) as journal:
+                # another's records are not ours to remove
+                if journal.binding(binding.group) != binding:
+                    owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+                    return
+                written_ms = journal.written_ms(mark.requests)
+            self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
+            self._trimmer.trim(owner.shard, mark, now_ms)
+        except Doubt as reason:
+            logger.info("%s: no new low-water mark: %s", owner.shard, reason)
+        except Exception:
+            logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
+
+    def _walked_for(self) -> float:
+        return self.interval_s * WALKED_SHARE / max(1, len(self.owners()))

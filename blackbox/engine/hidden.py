@@ -1,0 +1,76 @@
+"""Requests behind an open transaction of whoever writes there: nobody can read them before it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from blackbox.engine.metrics import Metrics
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.topics import Topics
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.engine.hidden")
+
+LOOK_S = 10.0
+TOLD_AFTER_S = 30.0
+
+
+class Hidden:
+    """What `look` finds of the shards that this process owns, as metrics; the log names what lasts.
+
+    A transaction that is open at two looks is not told from two that follow each other, unless what
+    can be read has moved on between them.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        metrics: Metrics,
+        shards: Callable[[], Iterable[Shard]],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access = access
+        self._topics: Topics | None = None
+        self._metrics = metrics
+        self._shards = shards
+        self._now_s = now_s
+        self._since: dict[Shard, tuple[int, float]] = {}
+        self._told: set[Shard] = set()
+
+    def look(self) -> None:
+        shards = list(self._shards())
+        if not shards:
+            self._since = {}
+            return
+        topics = self._topics or Topics(self._access.admin())
+        written = topics.ends(shards, committed=False)
+        # Later, so that a transaction that ended in between is not told.
+        readable = topics.ends(shards, committed=True)
+        self._topics = topics if readable else None  # its client may have lost sight of all brokers
+        ours = set(self._shards())  # some may have gone meanwhile
+        self._note({s: (readable[s], written[s]) for s in ours if s in readable and s in written})
+
+    def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:
+        before, now_s = self._since, self._now_s()
+        self._since = {}
+        for shard, (readable, written) in ends.items():
+            held_s = 0.0
+            if readable < written:
+                at, since_s = before.get(shard, (readable, now_s))
+                self._since[shard] = readable, since_s if at == readable else now_s
+                held_s = now_s - self._since[shard][1]
+            self._metrics.hidden(shard, max(0, written - readable), held_s)
+            self._tell(shard, readable, written - readable, held_s)
+
+    def _tell(self, shard: Shard, readable: int, count: int, held_s: float) -> None:
+        if held_s <= TOLD_AFTER_S:
+            self._told.discard(shard)
+        elif shard not in self._told:
+            self._told.add(shard)
+            logger.warning(
+                "%s: an open transaction has hidden %d records from offset %d on for %.0f s, those of all "
+                "callers; if it does not end: kafka-transactions.sh find-hanging --topic %s --partition %d",
+                shard, count, readable, held_s, shard.topic, shard.partition,
+            )  # fmt: skip

@@ -1,0 +1,298 @@
+"""What the verbs did, as Prometheus metrics. Fed from their return values, never from inside them."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from blackbox.core.dispatch import Dispatched
+from blackbox.core.intake import Taken
+from blackbox.core.plan import Labels
+from blackbox.core.recovery import Recovered
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
+
+LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0)  # fmt: skip
+
+BATCH_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+COUNTERS = {
+    "accepted": ("Requests stored", "topic"),
+    "invalid": ("Requests not understood, or too late to replace", "topic"),
+    "cancelled": ("Pending requests cancelled", "topic"),
+    "replaced": ("Pending requests replaced", "topic"),
+    "delivered": ("Messages delivered", "topic"),
+    "fired": ("Messages delivered", "target"),
+    "dead": ("Dead letters written", "topic", "reason"),
+    "refused": ("Requests not admitted, by the caller's rule", "caller", "reason"),
+    "retried": ("Deliveries put off", "topic"),
+    "recoveries": ("Shards opened, at start and after doubts", "shard"),
+    "void": ("Outcomes that did not come true, delivered again", "shard"),
+    "gone": ("Requests removed by retention before they were read", "shard"),
+    "oscillator_written": ("Seconds written to the oscillator topic", "topic"),
+    "batch_records": ("Spark engine: requests read in batches",),
+}
+"""By name: the text, then the labels."""
+
+GAUGES = {
+    "pending": ("Requests in the index", "shard"),
+    "in_doubt": (
+        "Pending requests that may have been delivered, where nobody can read yet whether they were",
+        "shard",
+    ),
+    "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
+    "journal_position": ("Next offset to be read", "shard", "journal"),
+    "journal_low_water_age_seconds": (
+        "Age of the oldest request that a lost Redis would be rebuilt from",
+        "shard",
+    ),
+    "journal_low_water_position": ("Records below it are not needed", "shard", "journal"),
+    "rebuild_records": ("Requests that a rebuild has read, and is to read", "shard", "state"),
+    "shard_open": ("1 when the shard is open here", "shard"),
+    "hidden_records": ("Records of the request topic behind an open transaction", "shard"),
+    "hidden_seconds": ("For how long an open transaction has hidden what is behind it", "shard"),
+    "shard_unread": ("Spark engine: 1 while its requests cannot be read, and it delivers", "shard"),
+    "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
+    "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
+    "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
+    "kafka_clock_behind_seconds": (
+        "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts",
+        "shard",
+    ),
+    "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
+    "intake_paused": ("1 while Redis has no room and Kafka holds the requests",),
+}
+
+Sample = tuple[str, tuple[str, ...], float]
+"""name of the metric, values of its labels, its value"""
+
+
+class Report(NamedTuple):
+    """All that a process counted and shows, in a form that JSON can hold.
+
+    `lateness` are the counts of the histogram's buckets, then the sum in seconds.
+    """
+
+    counters: Sequence[Sample] = ()
+    gauges: Sequence[Sample] = ()
+    lateness: Sequence[float] = ()
+
+
+class Lateness(Collector):
+    """How long after its due time a message could be read; a histogram that takes whole batches."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lock = Lock()
+        self._counts = [0] * (len(LATENESS_S) + 1)
+        self._sum_s = 0.0
+        registry.register(self)
+
+    def observe(self, due_ms: Sequence[int], at_ms: int) -> None:
+        """Count messages that were due at `due_ms` and delivered together at `at_ms`."""
+        late_s = sorted(max(0, at_ms - due) / 1000 for due in due_ms)
+        with self._lock:
+            self._sum_s += sum(late_s)
+            below = 0
+            for place, bound in enumerate(LATENESS_S):
+                upto = bisect_left(late_s, bound + 1e-9)
+                self._counts[place] += upto - below
+                below = upto
+            self._counts[-1] += len(late_s) - below
+
+    def totals(self) -> list[float]:
+        """The count of each bucket, then the sum of all in seconds."""
+        with self._lock:
+            return [*self._counts, self._sum_s]
+
+    def add(self, totals: Sequence[float]) -> None:
+        """Count what another process observed, in the form of `totals`."""
+        with self._lock:
+            self._counts = [
+                own + int(more) for own, more in zip(self._counts, totals[:-1], strict=True)
+            ]
+            self._sum_s += totals[-1]
+
+    def collect(self) -> Iterable[Metric]:
+        *counts, sum_s = self.totals()
+        total = 0.0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip([*map(str, LATENESS_S), "+Inf"], counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(
+            "blackbox_lateness_seconds", "Delivered after the due time by this much"
+        )
+        family.add_metric([], buckets, sum_s)
+        yield family
+
+
+class Metrics:
+    """All metrics of a process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.lateness = Lateness(self.registry)
+        self._counters = {
+            name: Counter(f"blackbox_{name}", text, labels, registry=self.registry)
+            for name, (text, *labels) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"blackbox_{name}", text, labels, registry=self.registry)
+            for name, (text, *labels) in GAUGES.items()
+        }
+        self.skew = self._gauges["redis_clock_skew_seconds"]
+        self.rules_valid = self._gauges["callers_file_valid"]
+        self.rules_valid.set(1)
+        self.paused = self._gauges["intake_paused"]
+        self._batches = Histogram(
+            "blackbox_batch_seconds",
+            "Spark engine: how long a batch of intake took",
+            buckets=BATCH_S,
+            registry=self.registry,
+        )
+        self._hand_over = Histogram(
+            "blackbox_window_handover_seconds",
+            "Spark engine: no task owned a group of shards for this long",
+            buckets=BATCH_S,
+            registry=self.registry,
+        )
+
+    def batch(self, records: int, took_s: float) -> None:
+        """A batch of Spark's intake ended."""
+        self._batches.observe(took_s)
+        self._counters["batch_records"].inc(records)
+
+    def handed_over(self, took_ms: int) -> None:
+        """The shards of a group passed from one window of Spark's dispatch to the next."""
+        self._hand_over.observe(took_ms / 1000)
+
+    def taken(self, shard: Shard, taken: Taken) -> None:
+        for name in ("accepted", "invalid", "cancelled", "replaced"):
+            self._counters[name].labels(shard.topic).inc(getattr(taken, name))
+        if taken.ahead_ms is not None:
+            self._gauges["kafka_clock_ahead_seconds"].set(taken.ahead_ms / 1000)
+        for (reason, caller), count in taken.refused.items():
+            self._counters["refused"].labels(caller, reason).inc(count)
+
+    def dispatched(self, shard: Shard, did: Dispatched, at_ms: int) -> None:
+        """`at_ms`: when the tick had ended, so that the messages could be read."""
+        if did.due_ms:
+            self._counters["delivered"].labels(shard.topic).inc(len(did.due_ms))
+            self.lateness.observe(did.due_ms, at_ms)
+        for target, count in did.targets.items():
+            self._counters["fired"].labels(target).inc(count)
+        for reason, count in did.dead.items():
+            self._counters["dead"].labels(shard.topic, reason).inc(count)
+        if did.retried:
+            self._counters["retried"].labels(shard.topic).inc(did.retried)
+        is_behind = did.is_full and did.oldest_ms is not None
+        overdue_ms = max(0, at_ms - did.oldest_ms) if is_behind and did.oldest_ms else 0
+        self._gauges["pending"].labels(str(shard)).set(
+            did.pending - len(did.due_ms) - sum(did.dead.values())
+        )
+        self._gauges["in_doubt"].labels(str(shard)).set(did.in_doubt)
+        self._gauges["oldest_overdue_seconds"].labels(str(shard)).set(overdue_ms / 1000)
+
+    def kafka_behind(self, shard: Shard, behind_ms: int) -> None:
+        self._gauges["kafka_clock_behind_seconds"].labels(str(shard)).set(behind_ms / 1000)
+
+    def recovered(self, shard: Shard, recovered: Recovered) -> None:
+        self._counters["recoveries"].labels(str(shard)).inc()
+        self._counters["void"].labels(str(shard)).inc(recovered.void)
+        self._counters["gone"].labels(str(shard)).inc(recovered.gone)
+
+    def positions(self, shard: Shard, labels: Labels) -> None:
+        self._gauges["journal_position"].labels(str(shard), "requests").set(labels.requests)
+        self._gauges["journal_position"].labels(str(shard), "receipts").set(labels.receipts)
+
+    def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
+        """The mark, and when what it waits for was written: its age grows until the next mark."""
+        age_s = partial(_age_s, written_ms)
+        self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(age_s)
+        self._gauges["journal_low_water_position"].labels(str(shard), "requests").set(mark.requests)
+        self._gauges["journal_low_water_position"].labels(str(shard), "receipts").set(mark.receipts)
+
+    def rebuilding(self, shard: Shard, read: int, total: int) -> None:
+        self._gauges["rebuild_records"].labels(str(shard), "read").set(read)
+        self._gauges["rebuild_records"].labels(str(shard), "total").set(total)
+
+    def opened(self, shard: Shard, is_open: bool) -> None:
+        self._gauges["shard_open"].labels(str(shard)).set(is_open)
+
+    def hidden(self, shard: Shard, records: int, held_s: float) -> None:
+        self._gauges["hidden_records"].labels(str(shard)).set(records)
+        self._gauges["hidden_seconds"].labels(str(shard)).set(held_s)
+
+    def unread(self, shard: Shard, is_unread: bool) -> None:
+        self._gauges["shard_unread"].labels(str(shard)).set(is_unread)
+
+    def given_up(self, shard: Shard) -> None:
+        """Stop showing gauges of a shard that another process owns now."""
+        for name, (_, *labels) in GAUGES.items():
+            if "shard" in labels:
+                self._gauges[name].remove_by_labels({"shard": str(shard)})
+
+    def oscillated(self, topic: str, seconds: int) -> None:
+        """So many seconds were written to the oscillator topic."""
+        self._counters["oscillator_written"].labels(topic).inc(seconds)
+
+    def oscillator_lag(self, topic: str, lag_s: Callable[[], float] | None) -> None:
+        """How far behind the topic is, asked whenever it is shown; None: others write it."""
+        if lag_s is not None:
+            self._gauges["oscillator_lag_seconds"].labels(topic).set_function(lag_s)
+        else:
+            self._gauges["oscillator_lag_seconds"].remove_by_labels({"topic": topic})
+
+    def report(self) -> Report:
+        """Everything counted and shown so far, for another process to `absorb`."""
+        return Report(
+            counters=[
+                (name, tuple(sample.labels.values()), sample.value)
+                for name, counter in self._counters.items()
+                for sample in _samples(counter)
+                if sample.labels and sample.name.endswith("_total")
+            ],
+            gauges=[
+                (name, tuple(sample.labels.values()), sample.value)
+                for name, gauge in self._gauges.items()
+                for sample in _samples(gauge)
+                if sample.labels
+            ],
+            lateness=self.lateness.totals(),
+        )
+
+    def absorb(self, report: Report, before: Report) -> None:
+        """Add what another process counted since its report `before`, and show what it shows now.
+
+        What is less than before was counted by a process that began anew, and is added whole.
+        """
+        counted = {(name, tuple(labels)): value for name, labels, value in before.counters}
+        for name, labels, value in report.counters:
+            earlier = counted.get((name, tuple(labels)), 0.0)
+            self._counters[name].labels(*labels).inc(value - earlier if value >= earlier else value)
+        for name, labels, value in report.gauges:
+            self._gauges[name].labels(*labels).set(value)
+        shown = {(name, tuple(labels)) for name, labels, _ in report.gauges}
+        for name, labels, _ in before.gauges:
+            if (name, tuple(labels)) not in shown:
+                self._gauges[name].remove(*labels)
+        if report.lateness:
+            since = before.lateness or [0.0] * len(report.lateness)
+            more = [now - then for now, then in zip(report.lateness, since, strict=True)]
+            self.lateness.add(more if min(more) >= 0 else report.lateness)
+
+
+def _age_s(written_ms: int) -> float:
+    return max(0.0, time.time() - written_ms / 1000)
+
+
+def _samples(family: Counter | Gauge) -> Iterable[Any]:
+    return next(iter(family.collect())).samples

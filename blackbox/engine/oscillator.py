@@ -1,0 +1,115 @@
+"""A record for each second, on a topic of its own: written by whoever owns the first shard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from threading import Event, Thread
+
+from blackbox.config.settings import Settings
+from blackbox.engine.metrics import Metrics
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.seconds import Seconds
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.engine.oscillator")
+
+BATCH = 10_000
+"""Most seconds of one transaction, when a gap is filled."""
+
+LOOK_S = 0.2
+"""Between two looks at whether the shard has come."""
+
+AGAIN_S = 1.0
+
+
+def begun(last: int, now_ms: int) -> range:
+    """The seconds to write next, behind the last one written."""
+    return range(last + 1, now_ms // 1000 + 1)[:BATCH]
+
+
+@dataclass(eq=False, repr=False)
+class Oscillator:
+    """Writes every second once, from `start` to `stop`, while this process owns the first shard.
+
+    That is partition 0 of the request topic that is first by name. In a thread of its own; does
+    nothing without a topic for it. `shards` are those that this process owns.
+    """
+
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    shards: Callable[[], Collection[Shard]]
+
+    def __post_init__(self) -> None:
+        self._topic = self.settings.oscillator_topic
+        self._turn = Shard(min(self.settings.topics), 0)
+        self._last: int | None = None
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="oscillator", daemon=True)
+
+    def start(self) -> None:
+        if self._topic is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Write no more once the transaction in flight has ended."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _lag_s(self) -> int:
+        """How many seconds have begun and are not written."""
+        now = self.clock.earliest_ms() // 1000
+        return 0 if self._last is None else max(0, now - self._last)
+
+    def _is_ours(self) -> bool:
+        return not self._stopping.is_set() and self._turn in self.shards()
+
+    def _run(self) -> None:
+        assert self._topic is not None
+        while not self._stopping.is_set():
+            if not self._is_ours():
+                self.metrics.oscillator_lag(self._topic, None)
+                self._last = None
+                self._stopping.wait(LOOK_S)
+                continue
+            try:
+                self._write_while_ours(self._topic)
+            except Doubt as reason:
+                if not self._stopping.is_set():
+                    logger.warning("%s; trying again in %g s", reason, AGAIN_S)
+            except Exception:
+                logger.exception("%s: unexpected; trying again in %g s", self._topic, AGAIN_S)
+            self._stopping.wait(AGAIN_S if self._is_ours() else 0)
+
+    def _write_while_ours(self, topic: str) -> None:
+        """1. fence the writer before; 2. read where it ended; 3. go on from there.
+
+        An empty topic begins with the second in which it was first to be written.
+        """
+        seconds = Seconds(self.access, topic)
+        try:
+            last = seconds.open()
+            logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
+            if last is None:
+                last = self._last or self.clock.earliest_ms() // 1000 - 1
+            self._last = last
+            self.metrics.oscillator_lag(topic, self._lag_s)
+            while self._is_ours():
+                now_ms = self.clock.earliest_ms()
+                if due := begun(self._last, now_ms):
+                    seconds.write(due)
+                    self._last = due[-1]
+                    self.metrics.oscillated(topic, len(due))
+                else:
+                    self._stopping.wait(1 - now_ms % 1000 / 1000)
+        finally:
+            seconds.close()

@@ -1,0 +1,200 @@
+"""The process engine: every shard this process owns, in one process, with a clock that polls them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Event, Thread
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats, kafka, own_topics
+from blackbox.core.intake import Parsed, parse
+from blackbox.engine import hidden
+from blackbox.engine.hidden import Hidden
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.oscillator import Oscillator
+from blackbox.engine.promoter import Schedule, schedule
+from blackbox.engine.redis_monitor import Watch
+from blackbox.engine.shard_pool import Owners
+from blackbox.journal.membership import Membership
+from blackbox.journal.reader import RequestReader
+from blackbox.journal.topics import GROW_S
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, IndexFull
+from blackbox.records.request import Shard
+from blackbox.support import interpreter
+
+logger = logging.getLogger("blackbox.engine.process")
+
+INTAKE_RECORDS = 4000
+GATHER_S = 0.005
+STOP_S = 3.0
+PAUSE_S = 0.2
+
+
+class Service:
+    """Takes in and dispatches the shards that the consumer group gives to this process."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = Clock()
+        self._kafka = kafka(settings)
+        self._topics = own_topics(settings, self._kafka)
+        self._formats = formats(settings)
+        self._reader = RequestReader(self._kafka, most_records=INTAKE_RECORDS, gather_s=GATHER_S)
+        self._watch = Watch(
+            settings, metrics, self._clock, pause=self._reader.pause, resume=self._reader.resume
+        )
+        self._membership = Membership(
+            self._kafka,
+            list(settings.topics),
+            settings.instance_id,
+            gained=lambda shard: self._owners.gain(shard),
+            lost=lambda shards: self._owners.lose(shards),
+        )
+        self._owners = Owners(
+            settings,
+            self._kafka,
+            metrics,
+            self._clock,
+            confirm=self._membership.confirm,
+            opened=self._reader.start,
+            closed=self._reader.stop,
+        )
+        self._promotion = Schedule(
+            settings, self._kafka, self._clock, shards=self._owners.open_shards
+        )
+        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
+        self._oscillator = Oscillator(
+            settings, self._kafka, metrics, self._clock, shards=self._membership.owned
+        )
+        self._stopping = Event()
+        self._intake = Thread(target=self._take_in, name="intake", daemon=True)
+        self._scheduler = BackgroundScheduler(
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
+
+    def start(self) -> None:
+        """Create what is missing of ours, then join the group. Raises a Doubt when Kafka or Redis is away."""
+        settings = self._settings
+        self._watch.observe_clock()
+        self._topics.ensure()
+        self._scheduler.add_job(
+            self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
+        )
+        schedule(self._scheduler, self._promotion, settings)
+        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
+        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.add_job(
+            interpreter.give_memory_back,
+            "interval",
+            seconds=interpreter.GIVEN_BACK_EVERY_S,
+            id="memory",
+        )
+        self._scheduler.start()
+        self._intake.start()
+        self._membership.start()
+        self._oscillator.start()
+
+    def stop(self) -> None:
+        """Finish the ticks in flight, give every shard up, leave the group."""
+        self._stopping.set()
+        self._promotion.stop()
+        self._oscillator.stop()
+        self._scheduler.shutdown(wait=False)
+        self._intake.join(STOP_S)
+        self._owners.close()
+        self._membership.close()
+        self._reader.close()
+        self._oscillator.join()
+
+    def is_live(self) -> bool:
+        """Whether the threads of this process go on; what Kafka and Redis do is no reason to restart it."""
+        return not self._scheduler.running or self._intake.is_alive()
+
+    def is_ready(self) -> bool:
+        """Every shard the group gave to this process is open."""
+        return self._membership.has_joined and not self.not_open()
+
+    def stuck(self) -> list[Shard]:
+        """The shards where something has been due for a minute and nothing was delivered."""
+        return self._owners.stuck()
+
+    def not_open(self) -> list[Shard]:
+        """The shards that the group gave to this process and that are not open."""
+        return sorted(self._membership.owned() - self._owners.open_shards())
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, what was in the way the last time."""
+        return self._owners.why_not_open()
+
+    def _take_in(self) -> None:
+        """Store what was read; while Redis is busy with it, read and parse what comes next."""
+        ahead: dict[Shard, Parsed] = {}
+
+        def read_ahead() -> None:
+            if not ahead:
+                ahead.update(self._read(wait=False))
+
+        while not self._stopping.is_set():
+            batches = dict(ahead) or self._read(wait=True)
+            ahead.clear()
+            for shard, batch in batches.items():
+                self._take(shard, batch, read_ahead)
+
+    def _read(self, *, wait: bool) -> dict[Shard, Parsed]:
+        try:
+            batches, lost = self._reader.read(wait=wait)
+            for failure in lost:
+                self._owners.doubt(failure.shard, failure)
+            latest_ms = self._clock.latest_ms()
+            admission = self._owners.admission
+            rules = None if admission is None else admission.rules()
+            return {
+                shard: parse(
+                    self._formats[shard.topic],
+                    batch,
+                    latest_ms,
+                    self._settings.horizon_ms_of(shard.topic),
+                    rules,
+                )
+                for shard, batch in batches.items()
+            }
+        except Doubt as reason:
+            logger.warning("%s; trying again", reason)
+        except Exception as reason:
+            logger.exception("reading requests failed unexpectedly; every shard recovers")
+            for owner in self._owners.all():
+                owner.doubt(reason)
+        self._stopping.wait(PAUSE_S)
+        return {}
+
+    def _take(self, shard: Shard, batch: Parsed, meanwhile: Callable[[], None]) -> None:
+        owner = self._owners.get(shard)
+        try:
+            if owner is not None:
+                owner.take(batch, meanwhile)
+        except IndexFull as full:
+            self._watch.is_full(f"{full}; requests wait in Kafka until it has")
+            self._reader.start(shard, batch.start)
+        except Exception as reason:
+            logger.exception("%s: intake failed unexpectedly; recovering", shard)
+            self._owners.doubt(shard, reason)
+
+    def _grow_receipts(self) -> None:
+        self._topics.grow_receipts(self._membership.owned())
+
+    def _look(self) -> None:
+        """Once a second: Redis' clock and memory, and the positions for lag monitors."""
+        self._watch.look()
+        self._membership.note(
+            {
+                owner.shard: labels.requests
+                for owner in self._owners.all()
+                if (labels := owner.labels) is not None
+            }
+        )

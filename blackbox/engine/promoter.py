@@ -1,0 +1,153 @@
+"""Wiring of promotion: one shard after the other, for whoever runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from threading import Event
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats
+from blackbox.core.bits import Bits
+from blackbox.core.plan import Labels
+from blackbox.core.promotion import Promoted, Promotion
+from blackbox.index.inspector import Inspector
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.carrier import Carrier
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.core.promotion")
+
+LONGEST_PAUSE_S = 3600.0
+FIRST_S = 30.0
+"""After a start, so that what came near meanwhile does not wait for long."""
+
+
+def schedule(scheduler: BackgroundScheduler, schedule: Schedule, settings: Settings) -> None:
+    """Promote soon, then four times within the horizon, so that one run may fail; hourly without one."""
+    within_s = min(settings.hot_horizon_s or LONGEST_PAUSE_S, settings.renew_after_ms / 1000)
+    every_s = min(LONGEST_PAUSE_S, within_s / 4)
+    soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
+    scheduler.add_job(schedule.run, "interval", seconds=every_s, next_run_time=soon, id="promote")
+
+
+class Promoter:
+    """Promotes shards, now and again. Not safe for use from two threads at once."""
+
+    def __init__(self, settings: Settings, access: KafkaAccess) -> None:
+        self._settings = settings
+        self._access = access
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._formats = formats(settings)
+        self._untold: set[str] = set()
+        """Topics of which it was said that Kafka does not tell how long it keeps them."""
+
+    def promote(
+        self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
+    ) -> Promoted:
+        """One run for one shard, which ends when `confirm` raises a Doubt; raises as `Promotion.run`."""
+        labels, cold = self._look(shard)
+        if labels is None:
+            raise Doubt(f"{shard}: its index is empty or lost; promote when it is open again")
+        if not cold:
+            return Promoted(shard)
+        journal = ShardJournal(shard, self._access)
+        carrier = Carrier(shard, self._access)
+        with closing(journal), closing(carrier):
+            return Promotion(
+                shard=shard,
+                label=labels.requests,
+                cold=cold,
+                journal=journal,
+                carrier=carrier,
+                contract=self._formats[shard.topic],
+                lead_ms=self._settings.horizon_ms,
+                renew_after_ms=self._renew_after_ms(shard.topic),
+                confirm=confirm,
+            ).run(now_ms)
+
+    def close(self) -> None:
+        self._inspector.close()
+
+    def _look(self, shard: Shard) -> tuple[Labels | None, Bits]:
+        try:
+            return self._inspector.cold(shard)
+        except IndexLost:  # a connection that was kept may have ended long ago
+            return self._inspector.cold(shard)
+
+    def _renew_after_ms(self, topic: str) -> int:
+        """Half of what Kafka keeps at most: time enough for a run that fails.
+
+        Where Kafka does not tell, as if it kept no more than it must: without a run nothing comes near.
+        """
+        found = Topics(self._access.admin()).describe([topic]).get(topic)
+        if found is None:
+            raise Doubt(f"{topic}: there is no such topic; promoting again when it is there")
+        wanted_ms = self._settings.renew_after_ms
+        if isinstance(found.settings, TopicSettings):
+            kept_ms = found.settings.retention_ms
+        else:
+            kept_ms = self._settings.kept_ms_of(topic)
+            self._warn(topic, f"{found.settings}", kept_ms)
+        return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
+
+    def _warn(self, topic: str, why: str, kept_ms: int) -> None:
+        if topic not in self._untold:
+            self._untold.add(topic)
+            logger.warning(
+                "%s: cannot tell how long Kafka keeps it: %s; taken to be %d s, with which requests "
+                "beyond the horizon may be written again more often than needed; with ACLs, grant "
+                "DescribeConfigs on topic %s",
+                topic, why, kept_ms // 1000, topic,
+            )  # fmt: skip
+
+
+class Schedule:
+    """What a service calls now and again for the shards it owns; a failure waits for the next time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        access: KafkaAccess,
+        clock: Clock,
+        shards: Callable[[], Collection[Shard]],
+    ) -> None:
+        self._promoter = Promoter(settings, access)
+        self._clock = clock
+        self._shards = shards
+        self._stopping = Event()
+
+    def run(self) -> None:
+        for shard in sorted(self._shards()):
+            try:
+                self._promote(shard)
+            except Doubt as reason:
+                if not self._stopping.is_set():
+                    logger.warning("%s; promoting again at the next time", reason)
+            except Exception:
+                logger.exception("%s: promotion failed unexpectedly", shard)
+
+    def stop(self) -> None:
+        """End the run in flight within a batch."""
+        self._stopping.set()
+
+    def _promote(self, shard: Shard) -> None:
+        def confirm() -> None:
+            if self._stopping.is_set() or shard not in self._shards():
+                raise Doubt(f"{shard}: given up while it was being promoted")
+
+        confirm()
+        done = self._promoter.promote(shard, self._clock.earliest_ms(), confirm)
+        if done.near or done.renewed:
+            logger.info(
+                "%s: of %d cold requests %d came near, %d were written anew",
+                shard, done.cold, done.near, done.renewed,
+            )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What an engine watches once a second: Redis' clock and memory, and the callers' rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from threading import Lock
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import rules
+from blackbox.engine.metrics import Metrics
+from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
+from blackbox.records.clock import MAX_SKEW_MS, Clock
+from blackbox.records.errors import Doubt
+
+logger = logging.getLogger("blackbox.engine.redis_monitor")
+
+RESUME_AT = 0.75
+PATIENT_LOOKS = 10
+"""So many looks between the two shares, and some requests are read all the same.
+
+What is due in a week may use 80 % until then. Nothing else would ever be read.
+"""
+
+
+@dataclass(eq=False, repr=False)
+class Watch:
+    """Keeps the clock and tells when Redis has no room (`pause`) and has it again (`resume`)."""
+
+    settings: Settings
+    metrics: Metrics
+    clock: Clock
+    _: KW_ONLY
+    pause: Callable[[], None]
+    resume: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._rules = rules(self.settings)
+        self._redis = RedisServer(self.settings.redis_url.get_secret_value())
+        self._lock = Lock()
+        self._is_full = False
+        self._looks = 0
+        self._is_apart = False
+
+    def observe_clock(self) -> None:
+        """Read Redis' clock. Raises IndexLost when Redis does not answer."""
+        self.clock.observe(self._redis.now_ms())
+
+    def look(self) -> None:
+        """One look; a Redis that does not answer is only logged."""
+        if self._rules is not None:
+            self._rules.rules()
+            self.metrics.rules_valid.set(self._rules.problem is None)
+        try:
+            self.observe_clock()
+            used = self._memory_used()
+        except Doubt as reason:
+            logger.warning("%s", reason)
+            return
+        self._compare_clocks()
+        if used >= PAUSE_AT:
+            self._looks = 0
+            self.is_full(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
+        elif used <= RESUME_AT or self._looks >= PATIENT_LOOKS:
+            self._has_room()
+        else:
+            self._looks += 1
+
+    def is_full(self, why: str) -> None:
+        """Leave requests in Kafka until Redis has room again."""
+        with self._lock:
+            if self._is_full:
+                return
+            self._is_full, self._looks = True, 0
+            self.metrics.paused.set(1)
+            self.pause()
+        logger.warning("%s", why)
+
+    def _memory_used(self) -> float:
+        """0 where Redis does not tell: a store that it refuses then pauses intake for a second."""
+        try:
+            return self._redis.memory_used()
+        except NotTold:
+            return 0.0
+
+    def _has_room(self) -> None:
+        with self._lock:
+            if not self._is_full:
+                return
+            self._is_full = False
+            self.metrics.paused.set(0)
+            self.resume()
+        logger.info("Redis has room again; reading requests")
+
+    def _compare_clocks(self) -> None:
+        skew_ms = self.clock.skew_ms()
+        self.metrics.skew.set(skew_ms / 1000)
+        was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
+        if self._is_apart and not was_apart:
+            logger.error(
+                "Redis' clock and this host's are %d ms apart: deliveries are late by that; "
+                "synchronise both with NTP", skew_ms,
+            )  # fmt: skip

@@ -1,0 +1,347 @@
+"""Who calls the verbs of one shard in the process engine: a thread that opens, dispatches, recovers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import KW_ONLY, dataclass
+from threading import Event, Lock, Thread
+from typing import Protocol
+
+from tenacity import Retrying, stop_when_event_set, wait_random_exponential
+from tenacity.nap import sleep_using_event
+
+from blackbox.core.dispatch import Dispatch, Dispatched
+from blackbox.core.intake import Intake, Opening, Parsed, Taken
+from blackbox.core.low_water import LowWater
+from blackbox.core.plan import Batch, Binding, Labels
+from blackbox.core.recovery import Recovered, Recovery
+from blackbox.engine.metrics import Metrics
+from blackbox.index.shard_index import ShardIndex
+from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
+from blackbox.records.errors import Doubt, Refused
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.engine.shard_owner")
+
+SHORT_RUN_S = 5.0
+WRITTEN_WITHIN_S = 60.0
+LONGEST_PAUSE_S = 10.0
+"""Between two openings, when a shard opens well and is in doubt again within seconds."""
+
+GATHER_S = 0.012
+"""Shortest time between two ticks that were not full: tiny transactions cost as much as large ones."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Everything an owner holds of a shard, from one opening to the next doubt."""
+
+    index: ShardIndex
+    intake: Intake
+    dispatch: Dispatch
+    recovery: Recovery
+    low_water: LowWater
+    clock: ShardClock
+    journal: Closable
+    closing: tuple[Closable, ...]
+
+
+@dataclass(eq=False, repr=False)
+class Owner:
+    """Owns one shard from `start` to `stop`, through any number of doubts."""
+
+    shard: Shard
+    take_hold: Callable[[Owner], Hold]
+    _: KW_ONLY
+    clock: Clock
+    metrics: Metrics
+    wake_up: bool
+    stuck_after_s: float
+    opened: Callable[[Owner, int], None]
+    doubted: Callable[[Owner], None]
+    ended: Callable[[Owner], None]
+    gather_s: float = GATHER_S
+
+    def __post_init__(self) -> None:
+        self._hold: Hold | None = None
+        self.is_open = False
+        self._doubt: Exception | None = None
+        self._problem = ""
+        self._recovered: Recovered | None = None
+        self._walked: tuple[Hold, Labels, int, Future[Mark]] | None = None
+        self._lock = Lock()
+        self._stopping = Event()
+        self._look = Event()
+        self._next_due_ms: int | None = None
+        self._progress = time.monotonic()
+        self._is_kafka_behind = False
+        self._thread = Thread(target=self._run, name=str(self.shard), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the tick in flight, then give the shard up."""
+        self._stopping.set()
+        self._look.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the shard is given up; False when that takes longer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something has been due for long and nothing was delivered."""
+        return time.monotonic() - self._progress > self.stuck_after_s
+
+    @property
+    def labels(self) -> Labels | None:
+        hold = self._hold
+        return hold.index.labels if hold is not None and self.is_open else None
+
+    @property
+    def binding(self) -> Binding | None:
+        """What the index belongs to, while the shard is open."""
+        recovered = self._recovered
+        return recovered.binding if recovered is not None and self.is_open else None
+
+    @property
+    def why_not_open(self) -> str:
+        """Why the last try to open it failed; empty while it is open, or opens for the first time."""
+        return "" if self.is_open else self._problem
+
+    def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
+        """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
+
+        None when the shard is not open. Raises a Doubt when it has to be tried again, also when `stopping` is set.
+        """
+        hold = self._hold
+        if hold is None or not self.is_open:
+            return None
+        if hold.index.doubtful:
+            raise Doubt(f"{self.shard}: whether some requests were delivered cannot be read yet")
+        walk = hold.index.walk()
+        try:
+            pause_s = walk_s / walk.slices()
+            while walk.slice():
+                if stopping.wait(pause_s) or self._hold is not hold:
+                    raise Doubt("the walk was given up before its end, as the shard was")
+        finally:
+            walk.close()
+        written: Future[Mark] = Future()
+        self._walked = hold, walk.labels, walk.lowest, written
+        self._look.set()
+        try:
+            return written.result(WRITTEN_WITHIN_S)
+        except (TimeoutError, CancelledError):
+            raise Doubt(f"{self.shard}: the mark was not written") from None
+
+    def _write_mark(self, hold: Hold) -> None:
+        """In the owner's thread, which alone may use its producer."""
+        if self._walked is None:
+            return
+        (walked_in, labels, lowest, written), self._walked = self._walked, None
+        if walked_in is hold and written.set_running_or_notify_cancel():
+            try:
+                written.set_result(hold.low_water.write(labels, lowest))
+            except BaseException as error:
+                written.set_exception(error)
+                raise
+        else:
+            written.cancel()
+
+    def poll(self) -> None:
+        """Look at the index now."""
+        self._look.set()
+
+    def doubt(self, reason: Exception) -> None:
+        """Stop what is being done with the shard and recover."""
+        self._doubt = reason
+        self._look.set()
+
+    def take(self, batch: Parsed, meanwhile: Callable[[], None] | None = None) -> bool:
+        """Give a batch of request records to intake; False when the shard is not open, or in doubt.
+
+        `meanwhile` may be called while Redis is busy with the batch.
+        Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
+        """
+        hold = self._hold
+        if hold is None or not self.is_open or self._doubt is not None:
+            return False  # what was read is read again once the shard is opened anew
+        label = hold.index.labels.requests
+        if label < batch.start:
+            self.opened(self, label)  # something before it was not stored: read from there again
+            return False
+        try:
+            taken = hold.intake.store(batch, self.clock.latest_ms(), meanwhile)
+            self._account_for(hold, taken)
+        except Doubt as reason:
+            if self._hold is hold:
+                self.doubt(reason)
+            return False
+        return True
+
+    def _account_for(self, hold: Hold, taken: Taken) -> None:
+        self.metrics.taken(self.shard, taken)
+        self.metrics.positions(self.shard, hold.index.labels)
+        if taken.first_due_ms is not None:
+            self.expect(taken.first_due_ms)
+
+    def expect(self, due_ms: int) -> None:
+        """Look at the index at this due time, if nothing is known to be due before it."""
+        if self.wake_up:
+            with self._lock:
+                if self._next_due_ms is None or due_ms < self._next_due_ms:
+                    self._next_due_ms = due_ms
+                    self._look.set()
+
+    def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
+        """What recovery calls for the requests that the index does not know yet."""
+        assert self._hold is not None
+        taken = self._hold.intake.apply(batch, self.clock.latest_ms(), opening)
+        self._account_for(self._hold, taken)
+        return taken
+
+    def _run(self) -> None:
+        again = Retrying(
+            wait=wait_random_exponential(multiplier=0.1, max=10),
+            stop=stop_when_event_set(self._stopping),
+            sleep=sleep_using_event(self._stopping),
+            reraise=True,
+        )
+        short_runs = 0
+        while not self._stopping.is_set():
+            began, gets_on = time.monotonic(), False
+            try:
+                again(self._open)
+                began = time.monotonic()
+                self._dispatch_until_doubt()
+            except Exception as reason:
+                gets_on = isinstance(reason, Refused)  # what was refused is out of the way
+                if not self._stopping.is_set():
+                    self._explain(reason)
+            finally:
+                self._let_go()
+            is_short = time.monotonic() - began < SHORT_RUN_S and not gets_on
+            short_runs = short_runs + 1 if is_short else 0
+            self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
+        self.ended(self)
+
+    def _open(self) -> None:
+        began = time.monotonic()
+        try:
+            self._hold = self.take_hold(self)
+            recovered = self._hold.recovery.open()
+            self._hold.low_water.last = recovered.mark
+            self._hold.low_water.topic_id = recovered.binding.topic_id
+            self._hold.low_water.group = recovered.binding.group
+            self._hold.journal.close()  # seldom needed from now on
+            self._doubt = None
+            if self._stopping.is_set():
+                raise Doubt(f"{self.shard}: given up while it was being opened")
+            try:
+                self._tick(self._hold)  # a shard that cannot deliver is not open
+            except Refused as refused:
+                # what was refused is out of the way: it opens again without a pause
+                self._doubt = refused
+        except Exception as reason:
+            self._explain(reason)
+            self._let_go()
+            raise
+        self.is_open = True
+        self._recovered = recovered
+        self.metrics.recovered(self.shard, recovered)
+        self.opened(self, self._hold.index.labels.requests)
+        logger.info(
+            "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
+            self.shard, time.monotonic() - began, *self._hold.index.labels,
+            recovered.outcomes, recovered.void,
+        )  # fmt: skip
+
+    def _dispatch_until_doubt(self) -> None:
+        hold = self._hold
+        assert hold is not None
+        while not self._stopping.is_set():
+            self._look.clear()
+            with self._lock:  # so that intake wakes this thread for what the tick misses
+                self._next_due_ms = None
+            if self._doubt is not None:
+                raise self._doubt
+            began = time.monotonic()
+            did = self._tick(hold)
+            self._write_mark(hold)
+            if not did.is_full:
+                self._wait(hold.clock, did, began)
+
+    def _tick(self, hold: Hold) -> Dispatched:
+        try:
+            did = hold.dispatch.tick(hold.clock.earliest_ms())
+        except Refused:
+            self._tell(hold, hold.dispatch.done)
+            raise
+        self._tell(hold, did)
+        return did
+
+    def _tell(self, hold: Hold, did: Dispatched) -> None:
+        now_ms = hold.clock.earliest_ms()
+        if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
+            self._progress = time.monotonic()
+        self.metrics.dispatched(self.shard, did, now_ms)
+        self.metrics.positions(self.shard, hold.index.labels)
+        self._compare_clocks(hold.clock)
+
+    def _compare_clocks(self, clock: ShardClock) -> None:
+        behind_ms = clock.behind_ms()
+        self.metrics.kafka_behind(self.shard, behind_ms)
+        was_behind, self._is_kafka_behind = self._is_kafka_behind, behind_ms > MAX_SKEW_MS
+        if self._is_kafka_behind and not was_behind:
+            logger.warning(
+                "%s: Kafka's clock is %d ms behind Redis' and this host's: deliveries are late by that, except "
+                "countdowns that began by it; synchronise all with NTP, and slew Kafka's: a step would make these early",
+                self.shard, behind_ms,
+            )  # fmt: skip
+
+    def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:
+        """Until the next due time or the next poll, and never less than the gathering time."""
+        with self._lock:
+            known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
+            self._next_due_ms = min(known_ms, default=None)
+        self._stopping.wait(max(0.0, began + self.gather_s - time.monotonic()))
+        while not self._look.is_set():
+            wait_s = None
+            if self.wake_up and self._next_due_ms is not None:
+                wait_s = (self._next_due_ms - clock.earliest_ms()) / 1000
+                if wait_s <= 0:
+                    return
+            self._look.wait(wait_s)
+
+    def _explain(self, reason: Exception) -> None:
+        self._problem = str(reason)
+        if isinstance(reason, Doubt):
+            logger.warning("%s; recovering", reason)
+        else:
+            logger.exception("%s: unexpected; recovering", self.shard)
+
+    def _let_go(self) -> None:
+        hold, self._hold = self._hold, None
+        was_open, self.is_open = self.is_open, False
+        walked, self._walked = self._walked, None
+        if walked is not None:
+            walked[3].cancel()  # who waits for its mark walks again later
+        if was_open:
+            self.doubted(self)
+        if hold is not None:
+            for part in hold.closing:
+                try:
+                    part.close()
+                except Exception:
+                    logger.exception("%s: closing failed; going on", self.shard)

@@ -1,0 +1,220 @@
+"""Every shard that one process owns, whichever engine gave it the shard."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from threading import Lock
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import admission, formats, pace
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import Endings
+from blackbox.core.intake import Intake
+from blackbox.core.low_water import LowWater
+from blackbox.core.recovery import Recovery
+from blackbox.core.triage import Sorting
+from blackbox.engine.caretaker import Caretaker
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_owner import GATHER_S, Hold, Owner
+from blackbox.formats import may_have_caller_id
+from blackbox.index.connection import pool
+from blackbox.index.server import RedisServer, Room
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.targets import Targets
+from blackbox.journal.writer import Writer
+from blackbox.records.clock import Clock, ShardClock
+from blackbox.records.entry import Entry
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.engine.shard_pool")
+
+STOP_S = 3.0
+STUCK_S = 60.0
+
+
+@dataclass(eq=False, repr=False)
+class Owners:
+    """An Owner for each shard, from `gain` to `lose`.
+
+    `confirm(shard, label)` raises a Doubt unless the shard is still this process'. `opened(shard,
+    label)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
+    `gather_s` is the shortest time between two transactions of a shard that were not full, `lasts_s` how
+    long a shard is owned at most.
+    """
+
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    clock: Clock
+    _: KW_ONLY
+    confirm: Callable[[Shard, int], None]
+    gather_s: float = GATHER_S
+    lasts_s: float = math.inf
+    opened: Callable[[Shard, int], None] = lambda shard, label: None
+    closed: Callable[[Shard], None] = lambda shard: None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._connections = pool(settings.redis_url.get_secret_value())
+        self._targets = Targets(self.access)
+        self._formats = formats(settings)
+        self.admission = admission(settings, self.access)
+        self._pace = pace(settings)
+        self._owners: dict[Shard, Owner] = {}
+        self._lock = Lock()
+        self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
+        self._caretaker = Caretaker(
+            self.access, self.metrics, self.clock, self.all,
+            interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
+        )  # fmt: skip
+        self._caretaker.start()
+
+    def gain(self, shard: Shard) -> None:
+        """Own this shard from now on."""
+        owner = Owner(
+            shard,
+            self._take_hold,
+            clock=self.clock,
+            metrics=self.metrics,
+            wake_up=self.settings.wake_up,
+            gather_s=self.gather_s,
+            stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
+            opened=self._opened,
+            doubted=self._doubted,
+            ended=self._ended,
+        )
+        with self._lock:
+            self._owners[shard] = owner
+        owner.start()
+
+    def lose(self, shards: Sequence[Shard]) -> None:
+        """Give these shards up after the ticks in flight; returns when it is done, after 3 s at most."""
+        with self._lock:
+            owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
+        for owner in owners:
+            self.closed(owner.shard)
+            owner.stop()
+        deadline = time.monotonic() + STOP_S
+        for owner in owners:
+            if not owner.join(max(0.0, deadline - time.monotonic())):
+                logger.warning("%s: still busy; its next owner will fence it", owner.shard)
+
+    def close(self) -> None:
+        """Look after no shard any more; those that are owned go on until they are lost."""
+        self._caretaker.stop()
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """The shards whose opening failed, and why it did the last time."""
+        return {owner.shard: why for owner in self.all() if (why := owner.why_not_open)}
+
+    def get(self, shard: Shard) -> Owner | None:
+        with self._lock:
+            return self._owners.get(shard)
+
+    def all(self) -> list[Owner]:
+        with self._lock:
+            return list(self._owners.values())
+
+    def doubt(self, shard: Shard, reason: Exception) -> None:
+        """Let this shard recover, if it is owned here."""
+        owner = self.get(shard)
+        if owner is not None:
+            owner.doubt(reason)
+
+    def poll(self) -> None:
+        """Let every owner look at its index now."""
+        for owner in self.all():
+            owner.poll()
+
+    def stuck(self) -> list[Shard]:
+        """The shards where something has been due for a minute and nothing was delivered."""
+        return sorted(owner.shard for owner in self.all() if owner.is_stuck)
+
+    def open_shards(self) -> set[Shard]:
+        return {owner.shard for owner in self.all() if owner.is_open}
+
+    def _counted(self, ended: Mapping[int, Entry]) -> dict[str, list[int]]:
+        """Offsets by the callers whose pending requests are counted, whatever they ended with."""
+        if self.admission is None or not (rules := self.admission.rules()).counted:
+            return {}
+        found: dict[str, list[int]] = {name: [] for name in rules.counted}
+        for offset, entry in ended.items():
+            name, _ = rules.of(entry.caller)
+            if name in found:
+                found[name].append(offset)
+        return {name: offsets for name, offsets in found.items() if offsets}
+
+    def _opened(self, owner: Owner, offset: int) -> None:
+        with self._lock:
+            if self._owners.get(owner.shard) is owner:
+                self.metrics.opened(owner.shard, True)
+                self.opened(owner.shard, offset)
+
+    def _doubted(self, owner: Owner) -> None:
+        with self._lock:
+            if self._owners.get(owner.shard) is owner:
+                self.metrics.opened(owner.shard, False)
+                self.closed(owner.shard)
+
+    def _ended(self, owner: Owner) -> None:
+        with self._lock:
+            if owner.shard not in self._owners:
+                self.metrics.given_up(owner.shard)
+
+    def _take_hold(self, owner: Owner) -> Hold:
+        settings, shard = self.settings, owner.shard
+        index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
+        clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
+        writer = Writer(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
+        has_id = may_have_caller_id(settings.topics[shard.topic])
+        journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
+        originals = ShardJournal(shard, self.access, ahead=1)
+        contract = self._formats[shard.topic]
+        horizon_ms = settings.horizon_ms_of(shard.topic)
+        intake = Intake(contract, index, horizon_ms, self.admission)
+        uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
+        closing = (index, writer, journal, originals, uncommitted)
+        is_schedule = shard.topic in settings.schedule_topics
+        history_topic = settings.history_topic if is_schedule else None
+
+        def confirm() -> None:
+            kept = index.load()
+            known = None if kept is None else kept.labels.requests
+            # Not 0 for a lost index: what was read before tells whether receipts are missing.
+            self.confirm(shard, journal.committed(settings.group_id) if known is None else known)
+
+        recovery = Recovery(
+            shard=shard,
+            group=settings.group_id,
+            index=index,
+            journal=journal,
+            writer=writer,
+            confirm=confirm,
+            apply=owner.apply_while_opening,
+            ahead=lambda batch: intake.upcoming(batch, self.clock.latest_ms()),
+            now_ms=self.clock.earliest_ms,
+            has_room=self._has_room,
+            progress=partial(self.metrics.rebuilding, shard),
+        )
+        low_water = LowWater(shard, index, writer, self.clock.earliest_ms)
+        sorting = Sorting(
+            shard=shard,
+            targets=self._targets,
+            journal=originals,
+            reread=intake.reread,
+            dead_letter_topic=settings.dead_letter_topic,
+            retries=settings.retries,
+            endings=Endings(shard, contract, uncommitted, history_topic),
+            pace=self._pace,
+        )
+        dispatch = Dispatch(
+            index, writer, sorting, settings.batch_limit, self._counted, clock.is_outdated
+        )
+        return Hold(index, intake, dispatch, recovery, low_water, clock, journal, closing)

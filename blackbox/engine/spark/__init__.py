@@ -1,0 +1,1 @@
+"""The Spark engine: intake is a streaming query, dispatch are tasks that linger."""

@@ -1,0 +1,192 @@
+"""One Spark task of dispatch: it lingers, and owns a group of shards, until its window ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from blackbox.config.settings import Settings
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.shard_pool import Owners
+from blackbox.index.bus import Bus, Listener
+from blackbox.index.server import RedisServer
+from blackbox.journal.access import KafkaAccess
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.request import Shard
+from blackbox.spark.tables import as_reports
+from blackbox.support import interpreter, logs
+
+logger = logging.getLogger("blackbox.spark.dispatch")
+
+LOOK_S = 0.1
+GATHER_S = 0.03
+"""Intake has the processor too: fewer, larger transactions leave it more."""
+
+REPORT_S = 1.0
+FRESH_S = 3.0
+"""How old the last lease may be for a shard to be opened: a driver repeats it every second."""
+
+ABANDONED_S = 15.0
+"""Without a lease for so long, the driver is gone."""
+
+
+def lease_of(run: str) -> str:
+    """The kind of note by which a driver says which shards are whose."""
+    return f"lease.{run}"
+
+
+def report_of(run: str) -> str:
+    """The kind of note by which tasks say how their shards are."""
+    return f"report.{run}"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a task is told: as which group, for how long at most, which shards at first.
+
+    A successor is there to take them over after about half of that time.
+
+    `number` grows with every window of a driver: a task that hears of a later one for its group
+    was given up for lost, and ends. Spark's own second attempt at a task ends at once, without
+    a report: the driver gives it a number of its own.
+    """
+
+    run: str
+    settings: Settings
+    access: KafkaAccess
+    group: int
+    number: int
+    shards: frozenset[Shard]
+    length_s: float
+
+    def __call__(self, nothing: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in nothing:
+            pass
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() > 0:
+            return
+        interpreter.tune()
+        logs.to_stderr()
+        yield from as_reports([_Stay(self).linger()])
+
+
+class _Stay:
+    """A window as it passes."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        settings = window.settings
+        url = settings.redis_url.get_secret_value()
+        self._clock = Clock()
+        self._metrics = Metrics()
+        self._redis = RedisServer(url)
+        self._bus = Bus(url, settings.group_id)
+        self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
+        self._owners = Owners(
+            settings,
+            window.access,
+            self._metrics,
+            self._clock,
+            confirm=self._confirm,
+            gather_s=GATHER_S,
+            lasts_s=window.length_s / 2,
+        )
+        self._mine: frozenset[Shard] = frozenset()
+        self._heard_s = time.monotonic()
+        self._is_over = False
+        self._opened_ms: int | None = None
+        self._reported: set[Shard] | None = None
+
+    def linger(self) -> dict[str, Any]:
+        """Until the window ends; returns the last report."""
+        began = time.monotonic()
+        looked = reported = float("-inf")
+        poll_s = self._window.settings.poll_interval_ms / 1000
+        try:
+            self._observe()
+            self._follow(self._window.shards)
+            while not self._is_over and time.monotonic() - began < self._window.length_s:
+                to_poll_s = max(0.0, looked + poll_s - time.monotonic())
+                self._hear(self._listener.next(min(LOOK_S, to_poll_s)))
+                now = time.monotonic()
+                if now - looked >= poll_s:
+                    looked = now
+                    self._owners.poll()
+                is_news = self._owners.open_shards() != self._reported
+                if is_news or now - reported >= REPORT_S:
+                    reported = now
+                    self._observe()
+                    report = self._report()
+                    with suppress(IndexLost):
+                        self._bus.send(report_of(self._window.run), report)
+                self._is_over |= now - self._heard_s > ABANDONED_S
+        finally:
+            self._owners.close()
+            self._owners.lose(list(self._mine))
+            report = self._report()
+            self._bus.close()
+            self._listener.close()
+            self._redis.close()
+        return report
+
+    def _hear(self, note: tuple[str, Any] | None) -> None:
+        if note is None:
+            return
+        kind, content = note
+        if kind == "soon":
+            topic, partition, due_ms = content
+            owner = self._owners.get(Shard(topic, partition))
+            if owner is not None:
+                owner.expect(due_ms)
+            return
+        self._heard_s = time.monotonic()
+        number, shards = content.get(str(self._window.group), (None, ()))
+        if number is None or number > self._window.number:
+            self._is_over = True
+        elif number == self._window.number:
+            self._follow(frozenset(Shard(*shard) for shard in shards))
+
+    def _follow(self, shards: frozenset[Shard]) -> None:
+        before, self._mine = self._mine, shards
+        self._owners.lose(list(before - shards))
+        for shard in sorted(shards - before):
+            self._owners.gain(shard)
+
+    def _confirm(self, shard: Shard, label: int) -> None:
+        if shard not in self._mine:
+            raise Doubt(f"{shard}: given to another owner")
+        if time.monotonic() - self._heard_s > FRESH_S:
+            raise Doubt(f"{shard}: not confirmed by the driver for {FRESH_S} s")
+
+    def _observe(self) -> None:
+        with suppress(IndexLost):
+            self._clock.observe(self._redis.now_ms())
+
+    def _report(self) -> dict[str, Any]:
+        is_open = self._owners.open_shards()
+        if self._opened_ms is None and self._mine and is_open >= self._mine:
+            self._opened_ms = self._clock.earliest_ms()
+        self._reported = is_open
+        return {
+            "group": self._window.group,
+            "number": self._window.number,
+            "owned": _as_lists(self._mine),
+            "open": _as_lists(is_open),
+            "stuck": _as_lists(self._owners.stuck()),
+            "why_not_open": [[list(s), why] for s, why in self._owners.why_not_open().items()],
+            "opened_ms": self._opened_ms,
+            "at_ms": self._clock.earliest_ms(),
+            "metrics": list(self._metrics.report()),
+        }
+
+
+def _as_lists(shards: Sequence[Shard] | set[Shard] | frozenset[Shard]) -> list[list[Any]]:
+    return [list(shard) for shard in sorted(shards)]

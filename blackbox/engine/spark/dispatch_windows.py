@@ -1,0 +1,336 @@
+"""The driver's side of dispatch: tasks that linger, one for each group of shards, and their successors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Event, Lock, Thread
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from blackbox.config.settings import Settings
+from blackbox.engine.metrics import Metrics, Report
+from blackbox.engine.shard_pool import STUCK_S
+from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
+from blackbox.index.bus import Bus, Listener
+from blackbox.journal.access import KafkaAccess
+from blackbox.records.errors import IndexLost
+from blackbox.records.request import Shard
+from blackbox.spark.failures import in_one_line
+from blackbox.spark.session import numbered
+from blackbox.spark.tables import REPORT, reports
+
+logger = logging.getLogger("blackbox.spark.dispatch")
+
+WINDOW_S = 600.0
+WINDOW_SETTING = "spark.blackbox.window.seconds"
+FRESH_S = 5.0
+"""How old a task's last report may be for its shards to count as open."""
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+LISTEN_S = 0.2
+LOOK_S = 0.05
+
+
+class WindowLost(Exception):
+    """A window ended before its time."""
+
+
+@dataclass(slots=True)
+class _Passing:
+    """A window, from the launch of its Spark job to its end, and what its task last reported."""
+
+    number: int
+    group: int
+    began_s: float = field(default_factory=time.monotonic)
+    heard_s: float = float("-inf")
+    owned: frozenset[Shard] = frozenset()
+    is_open: frozenset[Shard] = frozenset()
+    stuck: frozenset[Shard] = frozenset()
+    why_not_open: Mapping[Shard, str] = field(default_factory=dict)
+    opened_ms: int | None = None
+    counted: Report = field(default_factory=Report)
+    last: Mapping[str, Any] | None = None
+    failure: Exception | None = None
+    has_ended: bool = False
+
+
+class DispatchWindows:
+    """Keeps every shard that was assigned in the window of some task, until `stop`.
+
+    Tasks follow the lease that `renew` repeats: they take and give up shards while they linger. A
+    window that has lasted 10 minutes gets a successor, which takes its shards over once its task is
+    there: so load finds its way to new executors, and nothing waits for Spark.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        access: KafkaAccess,
+        metrics: Metrics,
+        run: str,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._access = access
+        self._metrics = metrics
+        self._run = run
+        self._window_s = float(session.conf.get(WINDOW_SETTING, str(WINDOW_S)) or WINDOW_S)
+        url = settings.redis_url.get_secret_value()
+        self._bus = Bus(url, settings.group_id)
+        self._listener = Listener(url, settings.group_id, (report_of(run),))
+        self._topics = list(settings.topics)
+        self._shards: frozenset[Shard] = frozenset()
+        self._count = 0
+        self._number = 0
+        self._turns: dict[int, int] = {}
+        self._given_up: dict[int, tuple[int, int]] = {}
+        self._passing: dict[int, _Passing] = {}
+        self._keepers: dict[int, Thread] = {}
+        self._lock = Lock()
+        self._bus_lock = Lock()
+        self._stopping = Event()
+        self._ears = Thread(target=self._listen, name="reports", daemon=True)
+
+    def start(self, groups: int) -> None:
+        """Let so many tasks begin to linger; they take shards when some are assigned."""
+        self._ears.start()
+        self.assign((), groups)
+
+    def assign(self, shards: Iterable[Shard], groups: int) -> bool:
+        """Spread these shards over so many groups; the tasks hear of it at once, False if not."""
+        with self._lock:
+            self._shards, self._count = frozenset(shards), groups
+            for group in range(groups):
+                if group not in self._keepers:
+                    keeper = Thread(
+                        target=self._keep, args=(group,), name=f"group-{group}", daemon=True
+                    )
+                    self._keepers[group] = keeper
+                    keeper.start()
+        return self.renew()
+
+    def renew(self) -> bool:
+        """Tell the tasks that their driver lives, and what is theirs; to be repeated every second.
+
+        False when they cannot be told.
+        """
+        with self._lock:
+            lease = {
+                str(group): [
+                    self._turns.get(group, 0),
+                    [list(shard) for shard in sorted(self._shards_of(group))],
+                ]
+                for group in range(self._count)
+            }
+        try:
+            with self._bus_lock:
+                self._bus.send(lease_of(self._run), lease)
+        except IndexLost as reason:
+            logger.warning("cannot renew the lease of dispatch: %s", reason)
+            return False
+        return True
+
+    def wait_given_up(self, shards: Iterable[Shard], timeout_s: float) -> bool:
+        """Wait until no task owns any of these shards; False when that takes longer."""
+        given_up = frozenset(shards)
+        deadline = time.monotonic() + timeout_s
+        while any(window.owned & given_up for window in self._fresh()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def open_shards(self) -> set[Shard]:
+        """The shards that tasks have reported open within the last seconds."""
+        return {shard for window in self._fresh() for shard in window.is_open}
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, what tasks said was in the way."""
+        return {
+            shard: why for window in self._fresh() for shard, why in window.why_not_open.items()
+        }
+
+    def stuck(self) -> set[Shard]:
+        """The shards whose task says so, or has not been heard of for a minute."""
+        long_ago_s = time.monotonic() - STUCK_S
+        with self._lock:
+            silent = {
+                shard
+                for window in self._passing.values()
+                if max(window.heard_s, window.began_s) < long_ago_s
+                and self._turns.get(window.group) == window.number
+                for shard in self._shards_of(window.group)
+            }
+        return silent | {shard for window in self._fresh() for shard in window.stuck}
+
+    def stop(self, timeout_s: float) -> None:
+        """Let every task finish its ticks and end; cancel those that take longer, or cannot hear."""
+        self._stopping.set()
+        can_hear = self.assign((), 0)
+        deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
+        for keeper in self._keepers.values():
+            keeper.join(max(0.0, deadline - time.monotonic()))
+        for number in list(self._passing):
+            logger.warning("window %d does not end in time; cancelled", number)
+            with suppress(Py4JError, OSError):
+                self._session.sparkContext.cancelJobGroup(_job_group(number))
+        self._ears.join(1.0)
+        self._bus.close()
+        self._listener.close()
+
+    def _shards_of(self, group: int) -> frozenset[Shard]:
+        return frozenset(
+            shard
+            for shard in self._shards
+            if (self._topics.index(shard.topic) + shard.partition) % max(1, self._count) == group
+        )
+
+    def _fresh(self) -> list[_Passing]:
+        oldest_s = time.monotonic() - FRESH_S
+        with self._lock:
+            return [window for window in self._passing.values() if window.heard_s >= oldest_s]
+
+    def _keep(self, group: int) -> None:
+        """See to it that one window of the group is passing, and its successor there in time."""
+        present: _Passing | None = None
+        following: _Passing | None = None
+        pause_s = FIRST_PAUSE_S
+        while present is not None or not self._stopping.is_set():
+            if following is not None and following.has_ended:
+                self._explain(following, pause_s)
+                following = None
+                pause_s = self._pause(pause_s)
+            if present is not None and present.has_ended:
+                failed = present.failure is not None
+                self._explain(present, pause_s)
+                lasted_s = time.monotonic() - present.began_s
+                present, following = following, None
+                if present is None and failed:
+                    pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
+            elif following is not None and following.heard_s > following.began_s:
+                self._give_turn(following)
+            if not self._stopping.is_set() and group < self._count:
+                if present is None:
+                    present = self._launch(group)
+                elif following is None and time.monotonic() - present.began_s > self._window_s:
+                    following = self._launch(group)
+                if present is not None and following is None:
+                    self._give_turn(present)
+            self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
+
+    def _launch(self, group: int) -> _Passing:
+        with self._lock:
+            self._number += 1
+            is_first = not any(window.group == group for window in self._passing.values())
+            window = Window(
+                run=self._run,
+                settings=self._settings,
+                access=self._access,
+                group=group,
+                number=self._number,
+                shards=self._shards_of(group) if is_first else frozenset(),
+                length_s=2 * self._window_s,
+            )
+            passing = self._passing[window.number] = _Passing(window.number, group)
+        name = f"window-{window.number}"
+        Thread(target=self._pass, args=(window, passing), name=name, daemon=True).start()
+        return passing
+
+    def _pass(self, window: Window, passing: _Passing) -> None:
+        try:
+            context = self._session.sparkContext
+            context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
+            context.setLocalProperty("spark.scheduler.pool", "dispatch")
+            lingering = numbered(self._session, 1).mapInArrow(window, REPORT)
+            found = reports(lingering.collect())
+            if not found:
+                raise WindowLost("its Python worker or its executor ended")
+            [passing.last] = found
+        except Exception as failure:
+            passing.failure = failure
+        self._end(passing)
+
+    def _give_turn(self, window: _Passing) -> None:
+        with self._lock:
+            if self._turns.get(window.group) == window.number:
+                return
+            self._turns[window.group] = window.number
+        self.renew()
+
+    def _end(self, window: _Passing) -> None:
+        with self._lock:
+            if window.last is not None:
+                self._count_in(window, window.last)
+            ended_ms = window.last["at_ms"] if window.last else int(time.time() * 1000)
+            self._given_up[window.group] = window.number, ended_ms
+            self._metrics.absorb(window.counted._replace(gauges=()), window.counted)
+            for other in self._passing.values():
+                if other is not window:  # it may show the same shards
+                    self._metrics.absorb(other.counted, other.counted)
+            del self._passing[window.number]
+            for other in self._passing.values():
+                self._measure(other)
+            window.has_ended = True
+
+    def _explain(self, window: _Passing, pause_s: float) -> None:
+        if window.failure is not None and not self._stopping.is_set():
+            logger.warning(
+                "dispatch group %d failed: %s; again in %.1f s",
+                window.group, in_one_line(window.failure), pause_s,
+            )  # fmt: skip
+
+    def _pause(self, pause_s: float) -> float:
+        """Wait, and return how long the next pause is."""
+        self._stopping.wait(pause_s)
+        return min(LONGEST_PAUSE_S, pause_s * 2)
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            note = self._listener.next(LISTEN_S)
+            try:
+                if note is not None:
+                    self._hear(note[1])
+            except Exception:
+                logger.exception("a report of dispatch cannot be used; going on")
+
+    def _hear(self, report: Mapping[str, Any]) -> None:
+        with self._lock:
+            window = self._passing.get(report["number"])
+            if window is None:
+                return
+            window.heard_s = time.monotonic()
+            window.owned = _shards(report["owned"])
+            window.is_open = _shards(report["open"])
+            window.stuck = _shards(report["stuck"])
+            window.why_not_open = {Shard(*shard): why for shard, why in report["why_not_open"]}
+            self._count_in(window, report)
+            window.opened_ms = report["opened_ms"]
+            self._measure(window)
+
+    def _measure(self, window: _Passing) -> None:
+        """How long nobody had the group's shards, once it is known of both windows."""
+        number, given_up_ms = self._given_up.get(window.group, (window.number, 0))
+        if window.opened_ms is not None and number < window.number:
+            del self._given_up[window.group]
+            self._metrics.handed_over(max(0, window.opened_ms - given_up_ms))
+
+    def _count_in(self, window: _Passing, report: Mapping[str, Any]) -> None:
+        counted = Report(*report["metrics"])
+        self._metrics.absorb(counted, window.counted)
+        window.counted = counted
+
+
+def _job_group(number: int) -> str:
+    return f"blackbox-window-{number}"
+
+
+def _shards(lists: Iterable[Iterable[Any]]) -> frozenset[Shard]:
+    return frozenset(Shard(*parts) for parts in lists)

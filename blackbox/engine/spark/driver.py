@@ -1,0 +1,239 @@
+"""The Spark engine: one driver that lets Spark call the verbs, for the shards the group gave it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Event, Lock
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from blackbox.config.settings import Half, Settings
+from blackbox.config.wiring import kafka, own_topics
+from blackbox.engine import hidden
+from blackbox.engine.hidden import Hidden
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.oscillator import Oscillator
+from blackbox.engine.promoter import Schedule, schedule
+from blackbox.engine.redis_monitor import Watch
+from blackbox.engine.spark.dispatch_windows import DispatchWindows
+from blackbox.engine.spark.intake_stream import IntakeStream
+from blackbox.index.inspector import Inspector
+from blackbox.journal.membership import Membership
+from blackbox.journal.topics import GROW_S
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
+from blackbox.spark.session import start_session
+
+logger = logging.getLogger("blackbox.spark")
+
+STOP_S = 2.5
+
+
+class EngineFailed(Exception):
+    """Spark ended, and this application cannot go on without it."""
+
+
+class SparkEngine:
+    """Takes in and dispatches, on Spark, the shards that the consumer group gives to this driver.
+
+    With `only`, one half; the other half is then another application. `failed` is called when the
+    engine cannot go on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        only: Half | None = None,
+        failed: Callable[[Exception], None] = lambda reason: None,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._only = only
+        self._failed = failed
+        self._run = uuid.uuid4().hex[:12]
+        self._clock = Clock()
+        self._kafka = kafka(settings)
+        self._topics = own_topics(settings, self._kafka)
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._has_room = Event()
+        self._has_room.set()
+        self._watch = Watch(
+            settings, metrics, self._clock, pause=self._has_room.clear, resume=self._has_room.set
+        )
+        self._shards: set[Shard] = set()
+        self._lock = Lock()
+        self._session: SparkSession | None = None
+        self._windows: DispatchWindows | None = None
+        self._stream: IntakeStream | None = None
+        self._slots = 0
+        self._is_stopping = False
+        group = f"{settings.group_id}.intake" if only == "intake" else settings.group_id
+        self._membership = Membership(
+            self._kafka.in_group(group),
+            list(settings.topics),
+            settings.instance_id,
+            gained=self._gained,
+            lost=self._lost,
+        )
+        self._promotion = Schedule(
+            settings, self._kafka, self._clock, shards=self._membership.owned
+        )
+        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
+        self._oscillator = Oscillator(
+            settings, self._kafka, metrics, self._clock, shards=self._membership.owned
+        )
+        self._scheduler = BackgroundScheduler(
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
+
+    def start(self) -> None:
+        """Create what is missing of ours, start Spark, join the group. Raises a Doubt when Kafka or
+        Redis is away."""
+        settings = self._settings
+        self._watch.observe_clock()
+        self._topics.ensure()
+        began = time.monotonic()
+        self._session = start_session(settings.spark_master, settings.spark_settings())
+        logger.info(
+            "Spark %s on %s after %.1f s",
+            self._session.version, self._session.sparkContext.master, time.monotonic() - began,
+        )  # fmt: skip
+        self._slots = self._count_slots()
+        if self._only != "intake":
+            self._windows = DispatchWindows(
+                self._session, settings, self._kafka, self._metrics, self._run
+            )
+            self._windows.start(self._groups())
+            self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
+            schedule(self._scheduler, self._promotion, settings)
+        if self._only != "dispatch":
+            self._stream = IntakeStream(
+                self._session, settings, self._kafka, self._metrics, self._run,
+                has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,
+                tell_full=self._watch.is_full,
+            )  # fmt: skip
+            self._stream.start()
+        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
+        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
+        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.start()
+        self._membership.start()
+        if self._only != "intake":
+            self._oscillator.start()
+
+    def stop(self) -> None:
+        """Finish the ticks and the batch in flight, leave the group, end Spark."""
+        self._is_stopping = True
+        self._promotion.stop()
+        self._oscillator.stop()
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        if self._stream is not None:
+            self._stream.stop(0)
+        if self._windows is not None:
+            self._windows.stop(STOP_S)
+        if self._stream is not None and not self._stream.stop(STOP_S):
+            logger.warning("the batch of intake takes too long; given up, it is read again")
+        self._membership.close()
+        if self._session is not None:
+            with suppress(Py4JError, OSError):  # its JVM may be what ended
+                self._session.stop()
+        self._oscillator.join()
+
+    def is_live(self) -> bool:
+        """A driver that cannot go on ends by itself: see `_look`."""
+        return True
+
+    def is_ready(self) -> bool:
+        """Every shard the group gave to this driver is open, and its requests are being read."""
+        return self._membership.has_joined and not self.not_open()
+
+    def stuck(self) -> list[Shard]:
+        """The shards where something has been due for a minute and nothing was delivered."""
+        return sorted(self._windows.stuck()) if self._windows is not None else []
+
+    def not_open(self) -> list[Shard]:
+        """The shards of this driver that no task has open, or that are not being read."""
+        owned = self._membership.owned()
+        missing: set[Shard] = set()
+        if self._windows is not None:
+            missing |= owned - self._windows.open_shards()
+        if self._stream is not None:
+            missing |= owned - self._stream.reading()
+        return sorted(missing)
+
+    def why_not_open(self) -> dict[Shard, str]:
+        """Of the shards that could not be opened, or are not read, what was in the way the last time."""
+        unread = self._stream.why_not_read() if self._stream is not None else {}
+        return unread | (self._windows.why_not_open() if self._windows is not None else {})
+
+    def _gained(self, shard: Shard) -> None:
+        with self._lock:
+            self._shards.add(shard)
+            self._assign()
+
+    def _lost(self, shards: Sequence[Shard]) -> None:
+        with self._lock:
+            self._shards.difference_update(shards)
+            self._assign()
+        if self._windows is not None and not self._windows.wait_given_up(shards, STOP_S):
+            logger.warning("some shards are still busy; their next owner will fence them")
+
+    def _assign(self) -> None:
+        if self._windows is not None:
+            self._windows.assign(self._shards, self._groups())
+        if self._stream is not None:
+            self._stream.assign(self._shards)
+
+    def _groups(self) -> int:
+        """Tasks that linger: half of Spark's slots, so that the other half is for intake."""
+        return self._slots if self._only == "dispatch" else self._slots // 2
+
+    def _grow_receipts(self) -> None:
+        self._topics.grow_receipts(self._membership.owned())
+
+    def _look(self) -> None:
+        """Once a second: Spark, Redis' clock and memory, the positions for lag monitors."""
+        try:
+            slots = self._count_slots()
+        except EngineFailed as reason:
+            if not self._is_stopping:
+                self._failed(reason)
+            return
+        if slots != self._slots:
+            logger.info("Spark has %d slots now, %d before", slots, self._slots)
+            with self._lock:
+                self._slots = slots
+                self._assign()
+        self._watch.look()
+        self._note_positions()
+
+    def _note_positions(self) -> None:
+        try:
+            labels = {shard: self._inspector.labels(shard) for shard in self._membership.owned()}
+        except Doubt:  # whoever opens or reads the shard says so
+            return
+        self._membership.note(
+            {shard: found.requests for shard, found in labels.items() if found is not None}
+        )
+
+    def _count_slots(self) -> int:
+        assert self._session is not None
+        try:
+            context = self._session.sparkContext
+            if context._jsc.sc().isStopped():
+                raise EngineFailed(
+                    f"Spark's master {self._settings.spark_master} ended this application"
+                )
+            return max(2, context.defaultParallelism)
+        except (Py4JError, OSError, AttributeError) as error:
+            raise EngineFailed(f"Spark's JVM is gone: {error}") from error

@@ -1,0 +1,306 @@
+"""The driver's side of intake: a streaming query from the request topics into the indexes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock, Thread
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from blackbox.config.settings import Settings
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.spark.checkpoint import Checkpoint
+from blackbox.engine.spark.intake_task import IntakeTask, Stored
+from blackbox.engine.spark.kafka_source import FORMAT, RANGES, kafka_source, reachable, spelled
+from blackbox.engine.spark.left_out import LeftOut
+from blackbox.index.inspector import Inspector
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Ends, Range
+from blackbox.records.errors import Doubt
+from blackbox.records.request import Shard
+from blackbox.spark.failures import in_one_line
+from blackbox.spark.tables import REPORT, reports
+
+logger = logging.getLogger("blackbox.spark.intake")
+
+BATCH_RECORDS = 500_000
+"""Most records in a batch; how many there are is for `BatchSize` to say."""
+
+LOOK_S = 0.1
+SETTLE_S = 0.3
+ASKED_AT_ONCE = 8
+MISSING_S = 1.0
+"""How often it is asked for the shards that are not read while others are."""
+TRIED_RECORDS = 4000
+"""As many are read of a shard that was left behind, to see whether it can be read."""
+
+TRIES = 4
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+
+class IntakeStream:
+    """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
+
+    A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
+    does it when it opens the shard. One that Kafka does not give is left behind, and the others go on; it
+    is tried again every second. One that Kafka is silent about is left out of the query (`LeftOut`). While
+    `has_room` is not set no batch is started, and requests wait in Kafka.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        access: KafkaAccess,
+        metrics: Metrics,
+        run: str,
+        *,
+        has_room: Event,
+        tasks: Callable[[], int],
+        tell_full: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._has_room = has_room
+        self._tasks = tasks
+        self._tell_full = tell_full
+        self._metrics = metrics
+        self._task = IntakeTask(run, settings, access)
+        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+        self._wanted: frozenset[Shard] = frozenset()
+        self._assigned: frozenset[Shard] = frozenset()
+        self._in_query: frozenset[Shard] = frozenset()
+        self._behind: dict[Shard, str] = {}
+        self._silent: dict[Shard, str] = {}
+        self._left_out = LeftOut(access)
+        self._ends = Ends(access)
+        self._stopping = Event()
+        self._changed = Event()
+        self._in_batch = Lock()
+        self._is_ending = False
+        self._thread = Thread(target=self._run, name="intake", daemon=True)
+        session.dataSource.register(kafka_source(access))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def assign(self, shards: Iterable[Shard]) -> None:
+        """Read these shards from now on, and no others."""
+        self._wanted = frozenset(shards)
+        self._changed.set()
+
+    def reading(self) -> frozenset[Shard]:
+        """The shards that are being read now."""
+        return self._in_query - self.why_not_read().keys()
+
+    def why_not_read(self) -> dict[Shard, str]:
+        """Of the shards that are to be read, what is in the way."""
+        return self._silent | self._behind | self._left_out.why()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the batch in flight, then end; False when that takes longer."""
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._read_until_changed()
+            except Exception as failure:
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() - began > LONGEST_PAUSE_S:
+                    pause_s = FIRST_PAUSE_S
+                logger.warning("intake failed: %s; again in %.1f s", in_one_line(failure), pause_s)
+                self._stopping.wait(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            finally:
+                self._in_query = frozenset()
+        self._ends.close()
+
+    def _read_until_changed(self) -> None:
+        while self._changed.is_set():  # shards come one by one, and a query takes a second to start
+            self._changed.clear()
+            self._changed.wait(SETTLE_S)
+        wanted = self._wanted
+        self._left_out.keep(wanted)
+        starts = self._starts(wanted)
+        self._behind = {}
+        self._tell_unread(wanted)
+        if not starts:
+            self._changed.wait(LOOK_S)
+            return
+        missing = wanted - starts.keys()
+        until_s = time.monotonic() + MISSING_S
+        query = self._start_query(starts)
+        try:
+            while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
+                if self._left_out.why().keys() & starts.keys():
+                    break
+                if time.monotonic() > until_s:
+                    if self._may_be_read(missing):
+                        break
+                    if self._in_query and self._must_go_back():
+                        break
+                    until_s = time.monotonic() + MISSING_S
+                self._changed.wait(LOOK_S)
+            failure = query.exception()
+            if failure is not None:
+                raise failure
+        finally:
+            self._end(query)
+
+    def _must_go_back(self) -> bool:
+        """Whether a shard that was left behind can be read again, and more of it than was tried."""
+        labels = {shard: self._start_of(shard) for shard in self._in_query}
+        starts = {(t, p): at for (t, p), at in labels.items() if isinstance(at, int)}
+        ends, silent = reachable(self._ends, starts)
+        self._tell_silent({Shard(*at): why for at, why in silent.items()})
+        self._tell_unread(self._in_query)
+        tried = [
+            Range(*at, start, min(ends[at], start + TRIED_RECORDS))
+            for at, start in starts.items()
+            if at in ends and Shard(*at) in self._behind
+        ]
+        if not tried:
+            return False
+        with self._in_batch:
+            rows = self._session.createDataFrame(tried, RANGES)
+            self._account_for(reports(rows.mapInArrow(self._task, REPORT).collect()))
+        return any(
+            Shard(one.topic, one.partition) not in self._behind
+            and one.end < ends[one.topic, one.partition]
+            for one in tried
+        )
+
+    def _tell_unread(self, shards: Iterable[Shard]) -> None:
+        why_not = self.why_not_read()
+        for shard in shards:
+            self._metrics.unread(shard, shard in why_not)
+
+    def _tell_silent(self, silent: dict[Shard, str]) -> None:
+        before, self._silent = self._silent, silent
+        for shard in silent.keys() - before.keys():
+            logger.warning("%s cannot be read: %s; the others go on", shard, silent[shard])
+        for shard in before.keys() - silent.keys():
+            logger.info("%s can be read again", shard)
+
+    def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
+        """From where on to read each shard whose index answers."""
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+            found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
+        starts = self._given({shard: at for shard, at in found.items() if isinstance(at, int)})
+        for shard, failure in found.items():
+            if isinstance(failure, Doubt):
+                missing = len(wanted) - len(starts)
+                logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
+                break
+        return starts
+
+    def _may_be_read(self, missing: Iterable[Shard]) -> bool:
+        """Whether one can be that could not when the query was started."""
+        found = {shard: self._start_of(shard) for shard in missing}
+        return bool(self._given({s: at for s, at in found.items() if isinstance(at, int)}))
+
+    def _given(self, starts: dict[Shard, int]) -> dict[Shard, int]:
+        """Those that Kafka is not silent about."""
+        self._left_out.look(starts)
+        return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
+
+    def _start_of(self, shard: Shard) -> int | Doubt | None:
+        """None while requests cannot be stored."""
+        try:
+            labels = self._inspector.labels(shard)
+            is_ready = labels is not None and self._inspector.is_ready(shard)
+        except Doubt as reason:
+            return reason
+        return labels.requests if labels is not None and is_ready else None
+
+    def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
+        self._assigned = frozenset(starts)
+        offsets = spelled({(topic, p): start for (topic, p), start in starts.items()})
+        self._is_ending = False
+        self._checkpoint = Checkpoint()
+        try:
+            return self._start_at(offsets)
+        except BaseException:
+            self._checkpoint.close()
+            raise
+
+    def _start_at(self, offsets: Mapping[str, Mapping[str, int]]) -> StreamingQuery:
+        context = self._session.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", "intake")
+        records = (
+            self._session.readStream.format(FORMAT)
+            .option("startingOffsets", orjson.dumps(offsets).decode())
+            .option("maxOffsetsPerTrigger", BATCH_RECORDS)
+            .option("tasks", self._tasks())
+            .load()
+        )
+        return (
+            records.mapInArrow(self._task, REPORT)
+            .writeStream.foreachBatch(self._run_batch)
+            .option("checkpointLocation", self._checkpoint.folder.as_uri())
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+
+    def _run_batch(self, batch: DataFrame, number: int) -> None:
+        """Run a batch until every shard has all of it; the same batch again changes nothing."""
+        for attempt in range(TRIES):
+            while not self._has_room.wait(LOOK_S):
+                if self._is_ending:
+                    return
+            with self._in_batch:
+                if self._is_ending:
+                    return
+                began = time.monotonic()
+                done: list[Stored] = reports(batch.collect())
+                self._account_for(done)
+                records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
+                self._metrics.batch(records, time.monotonic() - began)
+            if all(stored.problem is None or stored.is_behind for stored in done):
+                if not self._in_query:
+                    # A query's first batch may be an empty one, but everything is warm now.
+                    self._in_query = self._assigned
+                    logger.info("reading %d shards", len(self._in_query))
+                return
+            self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
+        raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
+
+    def _account_for(self, done: list[Stored]) -> None:
+        behind = dict(self._behind)
+        for stored in done:
+            shard, problem = stored.shard, stored.problem
+            self._metrics.taken(shard, stored.taken)
+            if problem is None:
+                if behind.pop(shard, None) is not None:
+                    logger.info("%s is read again", shard)
+            elif stored.is_silent:
+                self._left_out.leave(shard, problem)
+            elif stored.is_behind:
+                if shard not in behind:
+                    logger.warning("%s is left behind: %s; the others go on", shard, problem)
+                behind[shard] = problem
+            elif stored.is_full:
+                self._tell_full(f"{problem}; requests wait in Kafka until it has")
+            else:
+                logger.warning("%s: %s; reading it again", shard, problem)
+        self._behind = behind
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Stop a query without killing the tasks of its batch in flight."""
+        self._is_ending = True
+        with self._in_batch:
+            pass
+        query.stop()
+        self._checkpoint.close()

@@ -1,0 +1,295 @@
+"""One Spark task of intake: ranges that the Kafka source planned enter the indexes of their shards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import admission, check_log, formats
+from blackbox.core.intake import Intake, Parsed, Taken, parse
+from blackbox.core.plan import Batch
+from blackbox.index.bus import Bus
+from blackbox.index.connection import pool
+from blackbox.index.server import RedisServer
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.records import leader_epochs, read_records
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import TopicIds
+from blackbox.records.clock import Clock
+from blackbox.records.errors import Doubt, IndexFull, IndexLost, JournalSilent, LabelsMoved
+from blackbox.records.request import Shard
+from blackbox.spark.tables import as_reports
+from blackbox.support import interpreter, logs
+
+logger = logging.getLogger("blackbox.spark.intake")
+
+CLOCK_S = 1.0
+MOST_MISSING = 4000
+"""Offsets that a batch makes up for, with all others waiting; of more, the next query makes batches."""
+
+SILENCE_S = 2.5
+"""Half of what a batch, and with it the other shards, waits for one that Kafka gives nothing of."""
+
+
+class _Unread(NamedTuple):
+    """Of the range from `start` on, Kafka did not give everything."""
+
+    shard: Shard
+    start: int
+    why: Doubt
+
+
+class Stored(NamedTuple):
+    """What a task did for one shard; `problem` says why not all of its records are in the index.
+
+    `label` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
+    `is_behind`: Kafka does not give them, or the index is not begun or belongs to something else, which is
+    no other shard's concern; `is_silent`: it was waited for in vain, which the other shards of the batch did too.
+    """
+
+    shard: Shard
+    taken: Taken
+    label: int
+    problem: str | None = None
+    is_full: bool = False
+    is_behind: bool = False
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeTask:
+    """What a task is told. `run` names the application, so that workers keep nothing of another."""
+
+    run: str
+    settings: Settings
+    access: KafkaAccess
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_reports(_intakes(self).take_in(rows))
+
+
+class _Intakes:
+    """The intakes of the shards that this Python worker has seen, kept from task to task."""
+
+    def __init__(self, task: IntakeTask) -> None:
+        self.run = task.run
+        self._access = task.access
+        self._grace_s = task.settings.grace_s
+        self._horizon_ms = {t: task.settings.horizon_ms_of(t) for t in task.settings.topics}
+        self._soon_ms = task.settings.poll_interval_ms
+        self._formats = formats(task.settings)
+        self._admission = admission(task.settings, task.access)
+        url = task.settings.redis_url.get_secret_value()
+        self._connections = pool(url)
+        self._redis = RedisServer(url)
+        self._bus = Bus(url, task.settings.group_id)
+        self._clock = Clock()
+        self._observed_s = 0.0
+        self._ids = TopicIds(task.access)
+        self._known_ids: dict[str, str] = {}
+        self._identified_s = float("-inf")
+        self._held: dict[Shard, tuple[ShardIndex, Intake]] = {}
+
+    def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
+        """Store what the rows hold; while Redis is busy with one batch, read and parse the next.
+
+        A shard that cannot take a batch is left as it is: whoever reads on from its label, the
+        next batch or recovery, finds what is missing in Kafka.
+        """
+        done: dict[Shard, Stored] = {}
+        coming = self._parsed(rows)
+        ahead: list[tuple[Shard, Parsed] | _Unread | Exception] = []
+
+        def read_ahead() -> None:
+            if not ahead:
+                try:
+                    ahead.extend(islice(coming, 1))
+                except Exception as failure:  # not one of Redis, which is busy meanwhile
+                    ahead.append(failure)
+
+        read_ahead()
+        while ahead:
+            found = ahead.pop()
+            if isinstance(found, Exception):
+                raise found
+            if isinstance(found, _Unread):
+                so_far = done.setdefault(found.shard, _nothing_of(found.shard, found.start))
+                if so_far.problem is None:
+                    done[found.shard] = _stopped_by(so_far, found.why)
+            else:
+                shard, parsed = found
+                so_far = done.setdefault(shard, _nothing_of(shard, parsed.start))
+                if so_far.problem is None:
+                    done[shard] = self._store(so_far, parsed, read_ahead)
+            read_ahead()
+        return list(done.values())
+
+    def close(self) -> None:
+        for shard in list(self._held):
+            self._drop(shard)
+        self._connections.disconnect()
+        self._redis.close()
+        self._bus.close()
+
+    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed] | _Unread]:
+        ranges = [Range(**row) for some in rows for row in some.to_pylist()]
+        unread: list[_Unread] = []
+
+        def lost(wanted: Range, why: Doubt) -> None:
+            unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, why))
+
+        for chunk in read_ranges(self._access, ranges, lost, SILENCE_S):
+            self._observe()
+            shard = Shard(chunk.range.topic, chunk.range.partition)
+            batch = Batch(
+                chunk.start,
+                chunk.end,
+                read_records(chunk.messages),
+                leader_epochs(chunk.messages),
+            )
+            contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
+            rules = None if self._admission is None else self._admission.rules()
+            yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic], rules)
+        yield from unread
+
+    def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
+        shard = so_far.shard
+        was_held = shard in self._held
+        try:
+            try:
+                taken, label = self._store_in_order(shard, parsed, meanwhile)
+            except IndexLost:
+                if not was_held:
+                    raise
+                self._drop(shard)  # a connection that was kept may have ended long ago
+                taken, label = self._store_in_order(shard, parsed, meanwhile)
+            self._announce(shard, taken)
+            return so_far._replace(taken=_sum(so_far.taken, taken), label=label)
+        except (Doubt, IndexFull) as reason:
+            self._drop(shard)
+            return _stopped_by(so_far, reason)
+
+    def _store_in_order(
+        self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
+    ) -> tuple[Taken, int]:
+        """What was taken, with what was missing before it, and the label reached."""
+        index, intake = self._hold(shard)
+        try:
+            taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
+        except LabelsMoved:
+            before = self._read_up_to(parsed.start, shard, index, intake)
+            taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
+        return taken, index.labels.requests
+
+    def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
+        """Redis went back, or a batch before this one was not stored: read again what is missing."""
+        taken = Taken(0, 0, 0, 0, None)
+        kept = index.load()
+        if kept is None:
+            raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
+        labels = kept.labels
+        if start - labels.requests > MOST_MISSING:
+            raise LabelsMoved(f"{shard}: {labels.requests} to {start - 1} are missing in its index")
+        logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
+        reader = PartitionReader(self._access, silence_s=SILENCE_S)
+        with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
+            for batch in journal.requests(labels.requests, start):
+                taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
+        return taken
+
+    def _announce(self, shard: Shard, taken: Taken) -> None:
+        """Tell dispatch what is due before its next look anyway."""
+        first_ms = taken.first_due_ms
+        if first_ms is not None and first_ms <= self._clock.latest_ms() + self._soon_ms:
+            with suppress(IndexLost):
+                self._bus.send("soon", (shard.topic, shard.partition, first_ms))
+
+    def _observe(self) -> None:
+        if time.monotonic() - self._observed_s > CLOCK_S:
+            with suppress(IndexLost):
+                self._clock.observe(self._redis.now_ms())
+                self._observed_s = time.monotonic()
+
+    def _hold(self, shard: Shard) -> tuple[ShardIndex, Intake]:
+        held = self._held.get(shard)
+        if held is None:
+            index = ShardIndex(
+                shard, self._connections, grace_s=self._grace_s,
+                is_behind=partial(self._has_receipt_since, shard),
+                topic_id=partial(self._topic_id, shard.topic),
+            )  # fmt: skip
+            contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
+            intake = Intake(
+                contract, index, horizon_ms, self._admission,
+                check_log=partial(check_log, shard, self._access),
+            )  # fmt: skip
+            held = self._held[shard] = index, intake
+        return held
+
+    def _topic_id(self, topic: str) -> str | None:
+        """As it was within the last second; None while the brokers do not answer."""
+        if time.monotonic() - self._identified_s > CLOCK_S:
+            self._known_ids = self._ids.of(list(self._formats))
+            self._identified_s = time.monotonic()
+        return self._known_ids.get(topic)
+
+    def _has_receipt_since(self, shard: Shard, offset: int) -> bool:
+        with closing(ShardJournal(shard, self._access, ahead=1)) as journal:
+            end = journal.receipt_bounds().end
+            return next(iter(journal.receipts(offset, end)), None) is not None
+
+    def _drop(self, shard: Shard) -> None:
+        held = self._held.pop(shard, None)
+        if held is not None:
+            held[0].close()
+
+
+_kept: _Intakes | None = None
+
+
+def _intakes(task: IntakeTask) -> _Intakes:
+    global _kept
+    if _kept is None or _kept.run != task.run:
+        interpreter.tune()
+        logs.to_stderr()
+        if _kept is not None:
+            _kept.close()
+        _kept = _Intakes(task)
+    return _kept
+
+
+def _stopped_by(so_far: Stored, reason: Doubt | IndexFull) -> Stored:
+    return so_far._replace(
+        problem=str(reason),
+        is_full=isinstance(reason, IndexFull),
+        is_behind=isinstance(reason, Doubt) and not isinstance(reason, IndexLost),
+        is_silent=isinstance(reason, JournalSilent),
+    )
+
+
+def _nothing_of(shard: Shard, start: int) -> Stored:
+    return Stored(shard, Taken(0, 0, 0, 0, None), start)
+
+
+def _sum(one: Taken, other: Taken) -> Taken:
+    first_ms = [ms for ms in (one.first_due_ms, other.first_due_ms) if ms is not None]
+    counts = ("accepted", "invalid", "cancelled", "replaced", "carried")
+    return Taken(
+        **{name: getattr(one, name) + getattr(other, name) for name in counts},
+        first_due_ms=min(first_ms, default=None),
+        refused=Counter(one.refused) + Counter(other.refused),
+        ahead_ms=one.ahead_ms if other.ahead_ms is None else other.ahead_ms,
+    )

@@ -1,0 +1,188 @@
+"""Where request topics are read next, as a stream for Spark.
+
+A row is a range of offsets and no record: the task that gets it reads the range itself
+(`blackbox.journal.ranges`). Records then do not pass through Spark, which costs more than all that
+intake does with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from blackbox.engine.spark.batch_size import BatchSize
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Ends, Partition, Positions, Range
+
+FORMAT = "blackbox-kafka"
+
+RANGES = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("start", LongType()),
+        StructField("end", LongType()),
+    ]
+)
+"""What is to be read, `start` to `end` - 1 of a partition."""
+
+NEWS_S = 0.5
+
+
+def kafka_source(access: KafkaAccess) -> type[DataSource]:
+    """The format `blackbox-kafka` for these brokers, to be registered with a Spark session.
+
+    The access travels inside the class, so that no secret is ever among the options, which Spark
+    shows in plans and on its page.
+    """
+    return type("BlackboxKafka", (KafkaSource,), {"access": access})
+
+
+class KafkaSource(DataSource):
+    """Ranges of partitions, as a stream."""
+
+    access: ClassVar[KafkaAccess]
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return RANGES
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        given = {name.lower(): value for name, value in self.options.items()}
+        starts = unspelled(json.loads(given["startingoffsets"]))
+        most_offsets, most_tasks = int(given["maxoffsetspertrigger"]), int(given["tasks"])
+        return StreamReader(self.access, starts, most_offsets, most_tasks)
+
+
+@dataclass(frozen=True)
+class Ranges(InputPartition):
+    """The ranges of one task."""
+
+    ranges: tuple[Range, ...]
+
+
+class StreamReader(DataSourceStreamReader):
+    """Plans the micro-batches of a stream. Offsets are spelled `{"TB": {"0": 23}}`, as Spark does."""
+
+    def __init__(
+        self, access: KafkaAccess, starts: Positions, most_offsets: int, most_tasks: int
+    ) -> None:
+        self._access = access
+        self._starts = starts
+        self._most_offsets = most_offsets
+        self._most_tasks = most_tasks
+        self._size = BatchSize()
+        self._ends: Ends | None = None
+        self._is_first = True
+        self._latest: Positions = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return spelled(self._starts)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends; waits up to 0.5 s when there is nothing for it yet."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return spelled(self._next(unspelled(start), most))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._most_offsets)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return spelled(self._latest) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
+        # The first batch of a query, which says from where it reads and makes everything warm.
+        also_empty = start == end
+        begins = unspelled(start)
+        ranges = [
+            Range(*at, begins.get(at, stop), stop)
+            for at, stop in unspelled(end).items()
+            if begins.get(at, stop) < stop or also_empty
+        ]
+        return packed(ranges, self._most_tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The ranges of one task as rows."""
+        assert isinstance(partition, Ranges)
+        rows = [wanted._asdict() for wanted in partition.ranges]
+        yield pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(RANGES))
+
+    def stop(self) -> None:
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
+
+    def _next(self, start: Positions, most: int | None) -> Positions:
+        self._size.is_done()
+        # Made late: the reader itself is pickled for the tasks, and clients cannot be.
+        self._ends = self._ends or Ends(self._access)
+        reachable = self._reachable(self._ends, start)
+        was_first, self._is_first = self._is_first, False
+        if reachable == start and not was_first:
+            if not self._ends.wait_for_news(start, NEWS_S):
+                return start
+            reachable = self._reachable(self._ends, start)
+        return reachable if most is None else self._size.plan(start, reachable, most)
+
+    def _reachable(self, ends: Ends, start: Positions) -> Positions:
+        """Partitions that cannot be read stay where they are; IntakeStream tells of them."""
+        self._latest, _ = reachable(ends, start)
+        return start | self._latest
+
+
+def reachable(ends: Ends, start: Positions) -> tuple[Positions, dict[Partition, str]]:
+    """How far each partition can be read now, and why some cannot."""
+    found, silent = ends.last_of_each(start)
+    lost = {at: str(why) for at, why in silent.items()}
+    for at, end in found.items():
+        if end < start[at]:
+            lost[at] = (
+                f"{at[0]}/{at[1]}: was read up to {start[at]}, but ends at {end}; it was truncated, or "
+                "deleted and created again"
+            )
+    return {at: end for at, end in found.items() if at not in lost}, lost
+
+
+def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
+    """Whole ranges packed into at most so many tasks of similar size: the largest task, and in each the smallest
+    range, first."""
+    count = min(most_tasks, len(ranges))
+    tasks: list[list[Range]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for wanted in sorted(ranges, key=_size, reverse=True):
+        lightest = sizes.index(min(sizes))
+        tasks[lightest].append(wanted)
+        sizes[lightest] += max(1, _size(wanted))
+    largest_first = sorted(tasks, key=lambda task: sum(map(_size, task)), reverse=True)
+    return [Ranges(tuple(reversed(task))) for task in largest_first]
+
+
+def spelled(positions: Positions) -> dict[str, Any]:
+    """Positions as Spark's Kafka source spells them; equal positions are spelled alike."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(positions.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def unspelled(offsets: Mapping[str, Mapping[str, int]]) -> Positions:
+    return {
+        (topic, int(partition)): offset
+        for topic, places in offsets.items()
+        for partition, offset in places.items()
+    }
+
+
+def _size(wanted: Range) -> int:
+    return wanted.end - wanted.start

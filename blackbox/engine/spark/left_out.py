@@ -1,0 +1,77 @@
+"""Shards that Kafka gives nothing of: a batch that waits for them is a batch that everybody waits for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from threading import Lock
+from typing import NamedTuple
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.partition_reader import given_of
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.spark.intake")
+
+TRY_S = 2.5
+"""Longer than a consumer takes to say how far it has fetched, if there are only aborted records."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+
+
+class _Left(NamedTuple):
+    why: str
+    until_s: float
+    pause_s: float
+    is_out: bool = True
+
+
+class LeftOut:
+    """Who is not read until a look of its own finds that Kafka gives its records again.
+
+    One that comes back and is silent again is looked at after twice the time, up to 60 s. Safe for use from two
+    threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess) -> None:
+        self._access = access
+        self._left: dict[Shard, _Left] = {}
+        self._lock = Lock()
+
+    def why(self) -> dict[Shard, str]:
+        """Those that are not to be read, and what was in the way."""
+        return {shard: left.why for shard, left in list(self._left.items()) if left.is_out}
+
+    def leave(self, shard: Shard, why: str) -> None:
+        """Until a look finds that it can be read."""
+        now = time.monotonic()
+        with self._lock:
+            before = self._left.get(shard)
+            is_same = before is not None and now < before.until_s + LONGEST_PAUSE_S
+            pause_s = (
+                min(LONGEST_PAUSE_S, 2 * before.pause_s) if before and is_same else FIRST_PAUSE_S
+            )
+            self._left[shard] = _Left(why, now + pause_s, pause_s)
+        logger.warning("%s is left out: %s; the others go on", shard, why)
+
+    def keep(self, shards: Iterable[Shard]) -> None:
+        """Forget all but these."""
+        with self._lock:
+            self._left = {shard: self._left[shard] for shard in shards if shard in self._left}
+
+    def look(self, starts: Mapping[Shard, int]) -> None:
+        """Try those whose time has come, each at the offset where it is to be read on."""
+        now = time.monotonic()
+        due = {
+            shard: starts[shard]
+            for shard, left in list(self._left.items())
+            if left.is_out and left.until_s <= now and shard in starts
+        }
+        given = given_of(self._access, due, TRY_S) if due else set()
+        with self._lock:
+            for shard in due.keys() & self._left.keys():
+                left, is_out = self._left[shard], shard not in given
+                self._left[shard] = left._replace(until_s=now + left.pause_s, is_out=is_out)
+        for shard in given:
+            logger.info("%s can be read again", shard)

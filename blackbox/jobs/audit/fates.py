@@ -1,0 +1,472 @@
+"""What became of each request, and what is wrong with it: steps of the audit, table to table."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_, or_
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql.functions import (
+    array,
+    array_compact,
+    broadcast,
+    coalesce,
+    col,
+    concat,
+    count,
+    exists,
+    explode,
+    greatest,
+    hex,
+    lead,
+    lit,
+    lower,
+    lpad,
+    shiftright,
+    struct,
+    timestamp_millis,
+    when,
+)
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
+
+from blackbox.spark.journals import PLACE, SHARD, settled
+
+ASKED = [
+    *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
+]  # fmt: skip
+"""What of a request's record is needed to judge it."""
+
+MARKS = (
+    "topic string, partition int, id_prefix string, first long, end long, "
+    "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
+    "requests_low long, requests_high long, receipts_low long, receipts_high long, "
+    "steady boolean, told_from_ms long, "
+    "requests_from long, receipts_from long, requests_to long, receipts_to long"
+)
+"""Of each shard: what is kept, from `first` to `end` - 1 without the gaps, and from `whole_from` on
+without any; where it ended before the receipts were read (`end_later`); between which values its
+labels were while the index was read, and whether it had some that did not go back; since when all
+receipts are kept (null: from the first one on); between which offsets lies what was in the journals
+at the first look and not applied (`…_from` to `…_to` - 1)."""
+
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
+"""What target topics hold, from `kept_from` to `kept_to` - 1."""
+
+FATE = [
+    "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
+    "to_topic", "to_partition", "to_offset", "ended_by",
+]  # fmt: skip
+
+STATES = (
+    "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",
+    "unknown",
+)  # fmt: skip
+
+
+def fates(
+    asked: DataFrame,
+    outcomes: DataFrame,
+    held: DataFrame,
+    marks: DataFrame,
+    found: DataFrame | None = None,
+    spans: DataFrame | None = None,
+) -> DataFrame:
+    """One row for each offset that a journal, the index or a target names, with all they say of it.
+
+    `asked` has the columns ASKED, `held` those of an index; `found` and `spans` come together.
+    """
+    by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
+        *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
+        col("kind").alias("ended_as"),
+    )  # fmt: skip
+    asked = asked.withColumn("carries", when(col("origin").isNotNull(), col("carries")))
+    told = _told(outcomes)
+    if spans is not None:
+        told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
+    index = _index(held)
+    ended = _ended(asked, by_id, told)
+    rows = asked.join(ended.hint("merge"), PLACE, "left")
+    rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
+    rows = _with_carried(rows, asked, told, index, ended)
+    if found is not None:
+        rows = rows.join(_copies(found), PLACE, "full")
+    rows = rows.join(broadcast(marks), SHARD, "inner")
+    return _with_state(rows.withColumn("id", _id()))
+
+
+def requests(fates: DataFrame) -> DataFrame:
+    """The fates of requests only: without cancels, and without offsets that hold none."""
+    return fates.where(col("kind").isin("request", "invalid"))
+
+
+def exceptions(
+    fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
+) -> DataFrame:
+    """What is wrong, one row each. `late_ms` is how late is too late at `now_ms`; None: nothing."""
+    rules = _rules()
+    if late_ms is not None:
+        rules["late"] = _late(now_ms, late_ms)
+    if targets:
+        _add_target_rules(rules)
+    faults = array(
+        *(
+            when(broken, struct(lit(kind).alias("kind"), detail.alias("detail")))
+            for kind, (broken, detail) in rules.items()
+        )
+    )
+    rows = fates.withColumn("fault", explode(array_compact(faults)))
+    return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
+
+
+def is_known() -> Column:
+    """Whether the journals still keep this offset of the request topic."""
+
+    def holds(gap: Column) -> Column:
+        return (col("offset") >= gap["start"]) & (col("offset") < gap["end"])
+
+    return (col("offset") >= col("first")) & ~exists("gaps", holds)
+
+
+def lateness() -> Column:
+    """Delivered after it was due, or was asked for if that is later, in ms."""
+    return greatest(col("outcome_ms") - _due_since(), lit(0))
+
+
+def _due_since() -> Column:
+    """A request that was asked for when it was due already is late from then on."""
+    asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
+    return greatest(col("due_ms"), asked_ms)
+
+
+def _with_carried(
+    rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame, ended: DataFrame
+) -> DataFrame:
+    """With what became of requests of the cold tier: `carried_by` another record.
+
+    A record that carries on what was carried or ended before, or is in the index itself, counts for nothing;
+    one whose request had its outcome as well, and has one of its own, is the second: `outcome_of`.
+    """
+    carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
+    if carrying.isEmpty():
+        nothing = lit(None).cast("long")
+        return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
+    before = [*SHARD, "carries"]
+
+    def of_previous(table: DataFrame, column: str, name: str) -> DataFrame:
+        return table.select(*SHARD, col("offset").alias("carries"), col(column).alias(name))
+
+    judged = (
+        carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
+        .join(of_previous(told, "receipt", "ended_at"), before, "left")
+        .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
+        .join(told.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(of_previous(ended, "ended_by", "over_at"), before, "left")
+    )
+    stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
+    was_over = coalesce(col("over_at") < col("offset"), lit(False))
+    counts = (col("offset") == col("first")) & ~stayed & ~was_over
+    judged = judged.select(
+        *PLACE,
+        (counts | col("own").isNotNull()).alias("counts"),
+        when(col("own").isNotNull() & col("ended_at").isNotNull(), col("carries")).alias(
+            "outcome_of"
+        ),
+        when(counts, col("carries")).alias("takes"),
+    )
+    carried = judged.where(col("takes").isNotNull()).select(
+        *SHARD, col("takes").alias("offset"), col("offset").alias("carried_by")
+    )
+    kind = when(col("counts"), col("kind")).when(col("counts").isNull(), col("kind"))
+    return (
+        rows.join(judged.drop("takes"), PLACE, "left")
+        .join(carried, PLACE, "left")
+        .withColumn("kind", kind.otherwise(lit("void")))
+        .drop("counts")
+    )
+
+
+def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
+    """What ends requests: the next record under their caller id, or a cancel or replacement by their id.
+
+    Their id is that of the first record also of what was carried on. `stays`: such a cancel leaves the
+    mark of a cold one where it is, until that is written again.
+    """
+    is_any_by_id = not by_id.isEmpty()
+    if is_any_by_id:
+        late = _too_late(by_id, told)
+        asked = asked.join(late, PLACE, "left_anti")
+        by_id = by_id.join(
+            late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
+        )
+    later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
+    named = asked.where(col("caller_id").isNotNull())
+    following = named.select(
+        *PLACE,
+        lead("offset").over(later).alias("ended_by"),
+        lead("kind").over(later).alias("ended_as"),
+        lead("carries").over(later).alias("ended_carries"),
+    )
+    is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
+    ended = following.where(is_ended).drop("ended_carries").withColumn("stays", lit(False))
+    if not is_any_by_id:
+        return ended
+    by_id = by_id.where(col("ended_by") > col("offset"))
+    requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
+    named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("stays", lit(False))
+    moved = (
+        requests_only.where(col("origin").isNotNull())
+        .withColumnsRenamed({"offset": "now", "origin": "offset"})
+        .join(by_id, PLACE)
+        .where(col("ended_by") > col("now"))
+        .select(
+            *SHARD, col("now").alias("offset"), "ended_by", "ended_as", lit(True).alias("stays")
+        )
+    )
+    first = struct("ended_by", "ended_as", "stays")
+    every = ended.unionByName(named).unionByName(moved)
+    both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
+    return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.stays")
+
+
+def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
+    """The replacements of what had its outcome before, or that were told to be too late: they end nothing."""
+    replacing = by_id.where(col("ended_as") == lit("request"))
+    had_ended = replacing.join(told, PLACE, "left_semi").select(
+        *SHARD, col("ended_by").alias("offset")
+    )
+    told_so = told.where(col("outcome") == lit("invalid")).select(PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(told_so, PLACE)
+    return had_ended.unionByName(own).distinct()
+
+
+def _told(outcomes: DataFrame) -> DataFrame:
+    """The first outcome of each request, how many there are, and the last."""
+    place = struct("to_topic", "to_partition", "to_offset")
+    first = struct("receipt", "outcome", "at_ms", place.alias("to"))
+    last = struct("receipt", "outcome", place.alias("to"))
+    grouped = (
+        settled(outcomes)
+        .groupBy(PLACE)
+        .agg(
+            count(lit(1)).alias("outcomes"),
+            smallest(first).alias("told"),
+            largest(last).alias("again"),
+        )
+    )
+    return grouped.select(
+        *PLACE,
+        "outcomes",
+        "told.receipt",
+        "told.outcome",
+        col("told.at_ms").alias("outcome_ms"),
+        "told.to.*",
+        "again",
+    )
+
+
+def _index(held: DataFrame) -> DataFrame:
+    """Each entry and each payload once."""
+    return held.groupBy(PLACE).agg(
+        largest("entry").alias("entry"),
+        largest("payload").alias("payload"),
+        largest("cold").alias("cold"),
+    )
+
+
+def _copies(found: DataFrame) -> DataFrame:
+    """How often targets hold each message, where, and by how much the earliest was early."""
+    place = struct("at_topic", "at_partition", "at_offset")
+    return found.groupBy(PLACE).agg(
+        count(lit(1)).alias("copies"),
+        smallest(place).alias("one"),
+        largest(place).alias("other"),
+        largest("early_ms").alias("early_ms"),
+    )
+
+
+def _with_state(rows: DataFrame) -> DataFrame:
+    is_ended = col("ended_by") < col("requests_high")
+    untold = col("due_ms") < col("told_from_ms")
+    unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    in_doubt = ~_any(col("entry"), col("cold")) & _any(untold, unended)
+    state = (
+        when(col("outcome").isNotNull(), col("outcome"))
+        .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
+        .when(is_ended, lit("replaced"))
+        .when(col("offset") >= col("requests_high"), lit("unread"))
+        .when(in_doubt, lit("unknown"))
+        .otherwise(lit("pending"))
+    )
+    is_carried = _is(col("carried_by") < col("requests_high"))
+    is_to_be = col("carries").isNotNull() & (col("offset") >= col("requests_high"))
+    kind = when(is_carried | is_to_be, lit("carried")).otherwise(col("kind"))
+    is_request = col("kind").isin("request", "invalid")
+    return rows.withColumn("kind", kind).withColumn("state", when(is_request, state))
+
+
+def _rules() -> dict[str, tuple[Column, Column]]:
+    """By kind, when a row breaks the rule, and what to say then."""
+    pending_throughout = (
+        col("kind").isin("request", "invalid")
+        & (col("offset") < col("requests_low"))
+        & (col("receipt").isNull() | (col("receipt") >= col("receipts_high")))
+        & (col("ended_by").isNull() | (col("ended_by") >= col("requests_high")))
+        & (col("state") != lit("unknown"))
+    )
+    was_told = col("receipt") < col("receipts_low")
+    is_left = _is(col("stays") & col("cold"))
+    was_ended = ((col("ended_by") < col("requests_low")) & ~is_left) | _is(
+        col("carried_by") < col("requests_low")
+    )
+    never_asked = (col("offset") < col("requests_low")) & (
+        col("kind").isNull() | col("kind").isin("cancel", "void")
+    )
+    not_read = (col("offset") >= col("requests_high")) & col("steady")
+    over_throughout = _any(was_told, was_ended, never_asked, not_read)
+    entry, payload, cold = _is(col("entry")), _is(col("payload")), _is(col("cold"))
+    gone = cold & (col("offset") < col("first"))
+    return {
+        "lost": (
+            gone | (is_known() & pending_throughout & ~entry & ~cold),
+            when(gone, lit("in the cold tier, and Kafka does not keep it any more")).otherwise(
+                _text(
+                    "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
+                    "not in the index",
+                )
+            ),
+        ),
+        "orphan-entry": (is_known() & (entry | cold) & over_throughout, _why_orphan()),
+        "no-payload": (is_known() & entry & ~payload, lit("its entry is there, its payload not")),
+        "orphan-payload": (~entry & payload, lit("its payload is there, its entry not")),
+        "duplicated": (
+            is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
+            when(
+                col("outcome_of").isNotNull(),
+                _text(col("outcome"), ", as was the request it carries, at ", col("outcome_of")),
+            ).otherwise(_text(
+                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
+                ", last ", col("again.outcome"), _at("again.to.to_"),
+            )),
+        ),
+        "no-request": (
+            is_known()
+            & col("receipt").isNotNull()
+            & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
+            & (col("kind").isNull() | (col("kind") == lit("cancel"))),
+            _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
+        ),
+        "early": (
+            (col("outcome") == lit("delivered"))
+            & (col("outcome_ms") < col("due_ms"))
+            & (col("timestamp_ms") <= col("outcome_ms")),
+            _text("delivered ", col("due_ms") - col("outcome_ms"), " ms before it was due"),
+        ),
+    }  # fmt: skip
+
+
+def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
+    since = _due_since()
+    delivered = (col("outcome") == lit("delivered")) & (lateness() > late_ms)
+    overdue = (col("state") == lit("pending")) & (lit(now_ms) - since > late_ms)
+    by_ms = when(delivered, lateness()).otherwise(lit(now_ms) - since)
+    what = when(delivered, lit("delivered ")).otherwise(lit("still pending "))
+    return delivered | overdue, _text(what, by_ms, " ms after it was due")
+
+
+def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
+    """Rules on what the target topics really hold; they extend some of the others."""
+    several = col("copies") > lit(1)
+    twice, said_twice = rules["duplicated"]
+    copies = _text(
+        "targets hold it ",
+        col("copies"),
+        " times: ",
+        _place("one.at_"),
+        " to ",
+        _place("other.at_"),
+    )
+    rules["duplicated"] = (
+        twice | (is_known() & several),
+        when(several, copies).otherwise(said_twice),
+    )
+    early, said_early = rules["early"]
+    stamped = col("early_ms") > lit(0)
+    rules["early"] = (
+        early | stamped,
+        when(stamped, _text("in its target ", col("early_ms"), " ms before it was due")).otherwise(
+            said_early
+        ),
+    )
+    delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
+    is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    same = reduce(
+        and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
+    )  # fmt: skip
+    rules["not-there"] = (
+        delivered & is_kept & ~_any(several, same),
+        _text("told to be", _at("to_"), ", which holds something else or nothing"),
+    )
+    is_told = (
+        _is(delivered & same)
+        | (col("outcomes") > lit(1))
+        | (col("told_from_ms").isNotNull() & (col("due_ms") < col("told_from_ms")))
+    )
+    rules["unaccounted"] = (
+        is_known() & (col("copies") == lit(1)) & ~_is(is_told),
+        _text(_place("one.at_"), " holds it, and no receipt says so"),
+    )
+
+
+def _why_orphan() -> Column:
+    return (
+        when(col("outcome").isNotNull(), _text("in the index, but ", col("outcome")))
+        .when(col("kind").isNull(), lit("in the index, but no such request"))
+        .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
+        .when(col("state") == lit("unread"), lit("in the index, but above its label"))
+        .when(
+            col("carried_by").isNotNull(), _text("in the index, but carried by ", col("carried_by"))
+        )
+        .when(
+            col("kind") == lit("void"),
+            lit("in the index, but it carries on what needs no carrying"),
+        )
+        .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
+    )
+
+
+def _is(condition: Column) -> Column:
+    """A condition on what may be missing, which then does not hold."""
+    return coalesce(condition, lit(False))
+
+
+def _any(*conditions: Column) -> Column:
+    return reduce(or_, map(_is, conditions))
+
+
+def _text(*parts: Column | str) -> Column:
+    """A sentence; what is missing in it reads as nothing."""
+    columns = [lit(part) if isinstance(part, str) else part.cast("string") for part in parts]
+    return concat(*(coalesce(column, lit("")) for column in columns))
+
+
+def _at(columns: str) -> Column:
+    """` at orders/3@17`, missing where there is no place."""
+    return concat(lit(" at "), _place(columns))
+
+
+def _place(columns: str) -> Column:
+    """`orders/3@17`; the names of the columns begin with `columns`."""
+    topic, partition, offset = (
+        col(f"{columns}{part}").cast("string") for part in ("topic", "partition", "offset")
+    )
+    return concat(topic, lit("/"), partition, lit("@"), offset)
+
+
+def _id() -> Column:
+    """`blackbox.records.request.request_id` of the row's place."""
+    asked_at = coalesce(col("origin"), col("offset"))
+    high = shiftright(asked_at, 48).bitwiseOR(lit(0x8000))
+    low = asked_at.bitwiseAND(lit(0xFFFF_FFFF_FFFF))
+    digits = (lower(lpad(hex(part), size, "0")) for part, size in ((high, 4), (low, 12)))
+    return concat(col("id_prefix"), next(digits), lit("-"), next(digits))

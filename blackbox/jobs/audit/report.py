@@ -1,0 +1,88 @@
+"""An audit as one file for people: opens from disk, loads nothing, runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from blackbox.jobs.audit import plots
+from blackbox.jobs.audit.audit import Verdict
+from blackbox.jobs.audit.fates import STATES
+
+NAMED = 200
+LISTED = 20
+TEMPLATE = Path(__file__).with_name("report.html")
+
+
+def page(verdict: Verdict) -> str:
+    """The HTML of a verdict; whatever callers wrote comes out as text."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "count": "{:,}".format, "counted": _counted, "moment": moment, "took": plots.duration,
+    }  # fmt: skip
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        verdict=verdict,
+        plots=_plots(verdict),
+        states={s: n for s, n in verdict.states.items() if n or s in ("pending", "delivered")},
+        named=verdict.exceptions[:NAMED],
+        rest=verdict.found - min(NAMED, len(verdict.exceptions)),
+        tables={
+            "caller": _rows(verdict.callers, "(no caller)"),
+            "target": _rows(verdict.targets, "(no target)"),
+            "hour due": _rows(
+                {moment(ms)[:16]: verdict.hours[ms] for ms in sorted(verdict.hours, reverse=True)}
+            ),
+        },
+    )
+
+
+def moment(ms: int) -> str:
+    """`2026-11-21 12:00:00 UTC`; beyond what calendars hold, the number itself."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
+    """Title, what it shows, and the drawing, which matplotlib has escaped."""
+    drawn: list[tuple[str, str, str]] = []
+    if verdict.lateness is not None:
+        about = "deliveries by how long after their due time they were dispatched"
+        drawn.append(("Lateness", about, plots.lateness(verdict.lateness)))
+    if verdict.asked is not None:
+        about = "requests asked and messages delivered, a second, UTC"
+        drawn.append(("Throughput", about, plots.throughput(verdict.asked, verdict.delivered)))
+    if verdict.due is not None:
+        about = (
+            f"pending requests by due time, each bar {plots.duration(verdict.due.width_ms)}, UTC"
+        )
+        drawn.append(("Coming due", about, plots.pending(verdict.due)))
+    if verdict.callers:
+        about = "what became of their requests; dead counts expired and invalid ones too"
+        drawn.append(("Callers", about, plots.callers(verdict.callers)))
+    return [(title, about, Markup(svg)) for title, about, svg in drawn]
+
+
+def _rows(
+    found: Mapping[Any, Mapping[str, int]], nothing: str = ""
+) -> tuple[list[str], list[tuple[str, list[int]]], int]:
+    """The states that occur, the first rows, and how many more there are."""
+    states = [state for state in STATES if any(state in counts for counts in found.values())]
+    rows = [
+        (nothing if name is None else str(name), [counts.get(state, 0) for state in states])
+        for name, counts in list(found.items())[:LISTED]
+    ]
+    return states, rows, len(found) - len(rows)

@@ -1,0 +1,63 @@
+"""Spark tasks that read what target topics hold of the messages delivered to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Chunk, Range
+from blackbox.journal.records import read_headers
+from blackbox.records.recurrence import AGAIN
+from blackbox.records.request import placed
+from blackbox.spark.journal_tasks import chunks
+from blackbox.spark.tables import as_batches
+
+FOUND = (
+    "topic string, partition int, offset long, at_topic string, at_partition int, at_offset long, "
+    "early_ms long"
+)
+"""A message at `at_…` that says it was asked for at `topic`/`partition`@`offset`.
+
+`early_ms` is how long before its due time the broker appended it, null where the broker does not
+stamp records itself.
+"""
+
+_APPENDED = 2
+"""The kind of timestamp that the broker gives (TIMESTAMP_LOG_APPEND_TIME)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Reads the ranges whose numbers are its rows; only what came from one of `topics` counts."""
+
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+    topics: frozenset[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        read = chunks(self.access, self.ranges, batches)
+        return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
+
+    def _found(self, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+        at = (chunk.range.topic, chunk.range.partition)
+        for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
+            own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
+            said = own.get("blackbox-source") or own.get(AGAIN) or b""
+            source = placed(said.decode(errors="replace"))
+            if source is not None and source[0].topic in self.topics:
+                kind, at_ms = message.timestamp()
+                due_ms = _number(own.get("blackbox-due-ms"))
+                early_ms = due_ms - at_ms if kind == _APPENDED and due_ms is not None else None
+                shard, offset = source
+                yield (*shard, offset, *at, message.offset(), early_ms)
+
+
+_OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
+
+
+def _number(text: bytes | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() and len(text) <= 18 else None

@@ -1,0 +1,403 @@
+"""One run of the ledger: what the journals have that it lacks, step by step."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql.functions import col, count, date_from_unix_date, floor, greatest, least, lit
+
+from blackbox.config.settings import Settings
+from blackbox.jobs.ledger import manifest as manifests
+from blackbox.jobs.ledger.files import Files
+from blackbox.jobs.ledger.fit import misfits
+from blackbox.jobs.ledger.ledger import POSITION, Measured, explained, measure, newest, rows
+from blackbox.jobs.ledger.manifest import Covered, File, Last, Manifest, Replaced
+from blackbox.journal.access import KafkaAccess
+from blackbox.records.request import Shard
+from blackbox.spark.failures import LedgerError
+from blackbox.spark.journals import (
+    PIECE,
+    PLACE,
+    TABLES,
+    Journal,
+    Span,
+    of_table,
+    reach,
+    read_outcomes,
+    read_requests,
+)
+
+STEP = 2_000_000
+DAY_MS = 86_400_000
+LAST_DAY = 2_932_896
+"""9999-12-31: a record's own timestamp may be anything."""
+
+WRITING = {
+    "compression": "zstd",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+"""Version 1: of a task that ran twice, only one attempt's files are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is done at once, and how long what is replaced is kept."""
+
+    step: int
+    """Offsets: what a kill costs at most."""
+    small_bytes: int = 32 << 20
+    many: int = 8
+    """So many small files of a day are made into few."""
+    file_bytes: int = 128 << 20
+    compacted_bytes: int = 1 << 30
+    """Per run and table."""
+    manifests: int = 5
+    readers_s: int = 86_400
+    """So long the files of a ledger that was opened stay."""
+
+
+@dataclass(slots=True)
+class TableDone:
+    """What a run did to a table, and what the table now is."""
+
+    rows_added: int = 0
+    compacted: int = 0
+    compacted_into: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    days: int = 0
+
+
+@dataclass(slots=True)
+class Done:
+    """What a run did."""
+
+    path: str
+    manifest: Manifest
+    steps: int = 0
+    tables: dict[str, TableDone] = field(
+        default_factory=lambda: {table: TableDone() for table in TABLES}
+    )
+    seconds: float = 0.0
+
+
+def extend(
+    session: SparkSession,
+    settings: Settings,
+    access: KafkaAccess,
+    path: str,
+    *,
+    accept_gap: bool = False,
+    limits: Limits | None = None,
+) -> Done:
+    """Bring the ledger to where the journals end now; makes it when there is none.
+
+    1. compare its manifest with the journals in Kafka;
+    2. step by step: write new files, then publish a manifest that names them;
+    3. make few files of a day's many small ones, published the same way;
+    4. remove old manifests, and files that no manifest names.
+
+    A kill at any moment leaves the newest manifest as it is. Raises LedgerError, and JournalLost
+    when Kafka does not answer; steps that were published stay.
+    """
+    started_s = time.monotonic()
+    with explained():
+        files = Files(session, path)
+        step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
+        run = _Run(session, settings, access, files, limits or Limits(step))
+        with run.not_overtaken():
+            run.compare(accept_gap=accept_gap)
+            run.read_on()
+            run.compact()
+            run.clean()
+    for table, done in run.done.tables.items():
+        held = run.done.manifest.of(table)
+        done.rows = sum(file.rows for file in held)
+        done.files = len(held)
+        done.bytes = sum(file.bytes for file in held)
+        done.days = len({file.day for file in held})
+    run.done.seconds = time.monotonic() - started_s
+    return run.done
+
+
+class _Run:
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        access: KafkaAccess,
+        files: Files,
+        limits: Limits,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._access = access
+        self._files = files
+        self._limits = limits
+        self._todo: dict[Journal, Span] = {}
+        self._is_changed = False
+        self._oldest = min(manifests.published(files), default=0)
+        self.done = Done(files.root, newest(files))
+
+    @contextmanager
+    def not_overtaken(self) -> Iterator[None]:
+        """Say so when another run was faster: it removes the files of this one, whose job fails."""
+        try:
+            with explained():
+                yield
+        except LedgerError:
+            number = self.done.manifest.number + 1
+            if manifests.published(self._files)[-1:] >= [number]:
+                raise manifests.overtaken(self._files, number) from None
+            raise
+
+    def compare(self, *, accept_gap: bool) -> None:
+        """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
+        manifest = self.done.manifest
+        in_kafka = reach(self._settings, self._access)
+        if not in_kafka and not manifest.number:
+            topics = ", ".join(self._settings.topics)
+            raise LedgerError(
+                f"no request topic ({topics}) on {self._settings.kafka_bootstrap_servers}; "
+                "`blackbox run` creates what is missing"
+            )
+        problems = misfits(manifest, in_kafka, list(self._settings.topics), self._access)
+        gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
+        if not accept_gap:
+            problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
+        if problems:
+            raise LedgerError("\n".join(problems))
+        held = dict(manifest.journals)
+        for journal, span in in_kafka.items():
+            covered = self._covered(journal, span)
+            held[journal] = covered.beyond_gap(span.start) if journal in gaps else covered
+            self._todo[journal] = Span(held[journal].end, span.end)
+        self._is_changed = held != manifest.journals
+        self.done.manifest = replace(manifest, journals=held)
+
+    def read_on(self) -> None:
+        """Write what is missing, in steps that are published one by one."""
+        for step in _steps(self._todo, self._limits.step):
+            written: list[File] = []
+            held = dict(self.done.manifest.journals)
+            for table in TABLES:
+                if spans := of_table(step, table):
+                    added, last = self._write(table, self._fresh(table, spans))
+                    written += added
+                    self.done.tables[table].rows_added += sum(file.rows for file in added)
+                    for shard, span in spans.items():
+                        journal = Journal(table, shard)
+                        held[journal] = held[journal].extended(span.end, last.get(shard))
+            self._publish(journals=held, files=(*self.done.manifest.files, *written))
+            self.done.steps += 1
+        if self._is_changed:
+            self._publish()
+
+    def compact(self) -> None:
+        """Make few files of a day's many small ones; some days in one run, the others later."""
+        manifest = self.done.manifest
+        gone: set[str] = set()
+        made: list[File] = []
+        for table in TABLES:
+            done = self.done.tables[table]
+            for chosen in self._worth_compacting(manifest.of(table)):
+                frame = rows(self._session, self._files, table, [file.path for file in chosen])
+                fresh, _ = self._write(table, self._gathered(table, frame, chosen))
+                if manifests.total(fresh) != manifests.total(chosen):
+                    raise LedgerError(
+                        f"{self._files.uri(table)}: compaction read other rows than were written; "
+                        "nothing was changed: run `blackbox ledger --verify`"
+                    )
+                made += fresh
+                gone |= {file.path for file in chosen}
+                done.compacted += len(chosen)
+                done.compacted_into += len(fresh)
+        if made:
+            by, at_ms = manifest.number + 1, _now_ms()
+            self._publish(
+                files=(*(file for file in manifest.files if file.path not in gone), *made),
+                replaced=(*manifest.replaced, *(Replaced(p, by, at_ms) for p in sorted(gone))),
+            )
+
+    def clean(self) -> None:
+        """Remove old manifests, and files that no manifest names and none ever will.
+
+        Files are written into folders with the number of the manifest that is to name them, and
+        a number is published once: when a manifest has it, its other files are nobody's.
+        """
+        manifest = self.done.manifest
+        numbers = manifests.published(self._files)
+        if not numbers or numbers[-1] != manifest.number:
+            return
+        for number in numbers[: -self._limits.manifests]:
+            self._files.delete(manifests.path_of(number))
+        oldest = numbers[-self._limits.manifests :][0]
+        named = {file.path for file in manifest.files}
+        named |= {file.path for file in self._still_read(manifest.replaced, oldest)}
+        for folder in (*TABLES, manifests.FOLDER):
+            for found in self._files.listed(folder):
+                if _number(found.path) <= manifest.number:
+                    self._remove_unnamed(found.path, is_folder=found.is_folder, named=named)
+
+    def _remove_unnamed(self, path: str, *, is_folder: bool, named: set[str]) -> None:
+        is_temporary = path.startswith(f"{manifests.FOLDER}/.")
+        if is_folder and any(one.startswith(f"{path}/") for one in named):
+            for found in self._files.walk(path):
+                if found.path not in named:
+                    self._files.delete(found.path)
+        elif is_folder or is_temporary:
+            self._files.delete(path)
+
+    def _covered(self, journal: Journal, span: Span) -> Covered:
+        return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
+
+    def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
+        if table == "requests":
+            frame = read_requests(self._session, self._settings, self._access, spans, whole=True)
+        else:
+            frame = read_outcomes(self._session, self._access, spans)
+        offsets = sum(span.end - span.start for span in spans.values())
+        return frame.coalesce(-(-offsets // PIECE))
+
+    def _write(self, table: str, frame: DataFrame) -> tuple[list[File], dict[Shard, Last]]:
+        """Write rows by day into files of the next manifest; they count once that is published."""
+        folder = f"{table}/{self.done.manifest.number + 1:020d}-{uuid.uuid4().hex[:12]}"
+        written = Observation()
+        (
+            frame.withColumn("day", _day(POSITION[table][1]))
+            .observe(written, count(lit(1)).alias("rows"))
+            .write.partitionBy("day")
+            .options(**WRITING)
+            .parquet(self._files.uri(folder))
+        )
+        found = list(self._files.walk(folder))
+        measured = measure(self._session, self._files, table, [file.path for file in found])
+        held = [_file(table, one.path, one.bytes, measured[one.path]) for one in found]
+        count_, _ = manifests.total(held)
+        if count_ != written.get["rows"]:
+            raise LedgerError(
+                f"{self._files.uri(folder)}: {written.get['rows']} rows were written and {count_} "
+                "are there: all of Spark's executors must see the same files; on a cluster, a "
+                "folder of one machine is none"
+            )
+        last: dict[Shard, Last] = {}
+        for one in measured.values():
+            for shard, there in one.last.items():
+                last[shard] = max(there, last.get(shard, there))
+        return held, last
+
+    def _publish(
+        self,
+        journals: Mapping[Journal, Covered] | None = None,
+        files: tuple[File, ...] | None = None,
+        replaced: tuple[Replaced, ...] | None = None,
+    ) -> None:
+        before = self.done.manifest
+        kept = before.replaced if replaced is None else replaced
+        manifest = Manifest(
+            before.number + 1,
+            _now_ms(),
+            before.journals if journals is None else journals,
+            before.files if files is None else files,
+            tuple(self._still_read(kept, self._oldest)),
+        )
+        manifests.publish(self._files, manifest)
+        self.done.manifest = manifest
+        self._is_changed = False
+
+    def _still_read(self, replaced: Iterable[Replaced], oldest: int) -> Iterator[Replaced]:
+        """Files that a kept manifest names, or that a reader may have opened not long ago."""
+        since_ms = _now_ms() - self._limits.readers_s * 1000
+        return (file for file in replaced if file.by > oldest or file.at_ms > since_ms)
+
+    def _worth_compacting(self, held: Iterable[File]) -> Iterator[list[File]]:
+        """Small files of days that have many; of a large day, or of several that are not."""
+        days: dict[str, list[File]] = defaultdict(list)
+        for file in held:
+            if file.bytes < self._limits.small_bytes:
+                days[file.day].append(file)
+        room = self._limits.compacted_bytes
+        gathered: list[File] = []
+        for small in sorted(days.values(), key=len, reverse=True):
+            if len(small) < self._limits.many or room <= 0:
+                break
+            size = sum(file.bytes for file in small)
+            room -= size
+            if size > self._limits.file_bytes:
+                yield small
+            else:
+                gathered += small
+        if gathered:
+            yield gathered
+
+    def _gathered(self, table: str, frame: DataFrame, chosen: Sequence[File]) -> DataFrame:
+        """The same rows, sorted, for one file a day, or for a large day's few."""
+        days = {file.day for file in chosen}
+        place = [*PLACE[:2], POSITION[table][0]]
+        if len(days) > 1:
+            parts = min(len(days), self._session.sparkContext.defaultParallelism)
+            day = _day(POSITION[table][1])
+            return frame.repartition(parts, day).sortWithinPartitions(day, *place)
+        parts = -(-sum(file.bytes for file in chosen) // self._limits.file_bytes)
+        return frame.repartitionByRange(parts, *place).sortWithinPartitions(*place)
+
+
+def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Span]]:
+    """The same spans, cut into steps of at most `size` offsets.
+
+    Requests go first, so that at no time the ledger has an outcome without its request.
+    """
+    step: dict[Journal, Span] = {}
+    room = size
+    for journal, span in sorted(todo.items(), key=lambda one: (TABLES.index(one[0].table), one[0])):
+        start = span.start
+        while start < span.end:
+            end = min(span.end, start + room)
+            step[journal] = Span(start, end)
+            room -= end - start
+            start = end
+            if not room:
+                yield step
+                step, room = {}, size
+    if step:
+        yield step
+
+
+def _day(ms: str) -> Column:
+    days = floor(col(ms) / lit(DAY_MS))
+    return date_from_unix_date(least(greatest(days, lit(0)), lit(LAST_DAY)).cast("int"))
+
+
+def _file(table: str, path: str, size: int, measured: Measured) -> File:
+    day = path.split("/")[2].removeprefix("day=")
+    return File(table, path, day, measured.rows, size, measured.checksum)
+
+
+def _number(path: str) -> int:
+    """The manifest that a folder's files, or a temporary file, were written for."""
+    stem = path.partition("/")[2].lstrip(".").replace(".", "-").partition("-")[0]
+    return int(stem) if stem.isdecimal() else _NONE
+
+
+_NONE = 1 << 63
+
+
+def _gap(journal: Journal, covered: Covered, span: Span) -> str:
+    return (
+        f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
+        f"whose retention removed them before a run read them. Run more often, or give "
+        f"{journal.topic} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
+        f"{span.start} and records the gap"
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

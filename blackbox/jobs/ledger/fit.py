@@ -1,0 +1,72 @@
+"""Whether a ledger and the journals in Kafka are the same journals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+
+from blackbox.jobs.ledger.manifest import Manifest
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.receipts import read_receipts
+from blackbox.spark.journals import Journal, Reach
+
+_ANEW = (
+    "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), "
+    "and keep this one for what was before"
+)
+
+
+def misfits(
+    manifest: Manifest, in_kafka: Reach, topics: Collection[str], access: KafkaAccess
+) -> list[str]:
+    """Why it is not the ledger of these topics, as when one was deleted and created again."""
+    return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
+
+
+def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Iterator[str]:
+    for journal, covered in manifest.journals.items():
+        span = in_kafka.get(journal)
+        if span is None and journal.shard.topic in topics:
+            yield (
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
+                f"has no such partition: the topic was deleted. {_ANEW}"
+            )
+        elif span is not None and span.end < covered.end:
+            yield (
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and in "
+                f"Kafka it ends at {span.end - 1}: it was truncated, or deleted and created "
+                f"again. {_ANEW}"
+            )
+
+
+def _strangers(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
+    """Journals whose last kept record is another one in Kafka now."""
+    for journal, covered in manifest.journals.items():
+        last, span = covered.last, in_kafka.get(journal)
+        if last is None or span is None or span.start > last.offset:
+            continue
+        there_ms = _written_ms(access, journal, last.offset)
+        if there_ms is not None and there_ms != last.at_ms:
+            yield (
+                f"{journal}: the record at offset {last.offset} was written at "
+                f"{_time(there_ms)}, and the ledger has one written at {_time(last.at_ms)}: the "
+                f"topic was deleted and created again. {_ANEW}"
+            )
+
+
+def _written_ms(access: KafkaAccess, journal: Journal, offset: int) -> int | None:
+    """When the record at this offset of the journal in Kafka was written."""
+    wanted = Range(journal.topic, journal.shard.partition, offset, offset + 1)
+    for chunk in read_ranges(access, [wanted]):
+        if journal.table == "requests":
+            return next((int(message.timestamp()[1]) for message in chunk.messages), None)
+        return next((receipt.at_ms for _, receipt in read_receipts(chunk.messages)), None)
+    return None
+
+
+def _time(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):  # a record's own timestamp may be anything
+        return f"{ms} ms"

@@ -1,0 +1,319 @@
+"""The ledger: both journals as Parquet tables, further back than Kafka keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import bit_xor, col, count, lit, struct, xxhash64
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
+
+from blackbox.jobs.ledger import manifest as manifests
+from blackbox.jobs.ledger.files import Files, Found
+from blackbox.jobs.ledger.fit import misfits
+from blackbox.jobs.ledger.manifest import File, Last, Manifest
+from blackbox.journal.access import KafkaAccess
+from blackbox.records.request import Shard
+from blackbox.spark.failures import LedgerError, cause_in
+from blackbox.spark.journal_tasks import OUTCOMES, RECORDS
+from blackbox.spark.journals import PLACE, TABLES, Journal, Reach, Span
+
+__all__ = ["Ledger", "LedgerError", "Verdict"]
+
+SCHEMAS = {"requests": RECORDS, "outcomes": OUTCOMES}
+POSITION = {"requests": ("offset", "timestamp_ms"), "outcomes": ("receipt", "at_ms")}
+"""Where a row stands in its journal, and when that was written."""
+
+UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
+
+AS_THEY_ARE = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+"""Read paths as they are, brackets and all; the first alone would read some files several times."""
+
+MOST_CAUSES = 50
+
+_OURS = re.compile(r"(?:blackbox\.[a-z_.]+\.|^)(?:JournalLost|ValueError): (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a look at every row found: `problems` in words, one each; none means all is well.
+
+    `leftovers` are files no manifest names, of a run that was killed: the next run removes them.
+    """
+
+    files: int
+    rows: int
+    problems: list[str] = field(default_factory=list)
+    leftovers: int = 0
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Spark says into a LedgerError of one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        told = f"{error}\n{_causes(error)}"
+        ours = [match[1] for line in told.splitlines() if (match := _OURS.search(line.strip()))]
+        raise LedgerError(ours[0] if ours else cause_in(told)[:500]) from None
+
+
+def _causes(error: Exception) -> str:
+    """What its causes in Java say, which Spark's own text may leave out.
+
+    Where several stages failed at once, most of them are suppressed ones.
+    """
+    told: list[str] = []
+    java = (
+        error.java_exception
+        if isinstance(error, Py4JJavaError)
+        else getattr(error, "_origin", None)
+    )
+    left = [] if java is None else [java]
+    while left and len(told) < MOST_CAUSES:
+        cause = left.pop()
+        told.append(str(cause.toString()))
+        left += [one for one in (*cause.getSuppressed(), cause.getCause()) if one is not None]
+    return "\n".join(told)
+
+
+class Ledger:
+    """The ledger as its newest manifest describes it; what a later run adds is not seen.
+
+    Its files stay readable for a day after a later run has replaced them.
+    """
+
+    def __init__(self, session: SparkSession, files: Files, manifest: Manifest) -> None:
+        self._session = session
+        self._files = files
+        self.manifest = manifest
+        self.reach = manifest.reach
+
+    @classmethod
+    @explained()
+    def open(cls, session: SparkSession, path: str) -> Ledger:
+        """Raises LedgerError when there is none, it is damaged, or another version wrote it."""
+        ledger = cls._newest(session, path)
+        problems = _absent(ledger._files, ledger.manifest.files, ledger._there())
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise LedgerError(f"{problems[0]}{more}; restore it from a copy, see docs/ledger.md")
+        return ledger
+
+    @classmethod
+    def _newest(cls, session: SparkSession, path: str) -> Ledger:
+        files = Files(session, path)
+        manifest = newest(files)
+        if not manifest.number:
+            raise LedgerError(f"{files.root} holds no ledger; `blackbox ledger` makes one")
+        return cls(session, files, manifest)
+
+    @property
+    def gaps(self) -> dict[Journal, tuple[Span, ...]]:
+        """Offsets within the reach that were removed before they were read."""
+        journals = self.manifest.journals
+        return {journal: held.gaps for journal, held in journals.items() if held.gaps}
+
+    def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
+        """Raises LedgerError unless the journals that are there are those that it keeps."""
+        if problems := misfits(self.manifest, there, topics, access):
+            raise LedgerError("\n".join(problems))
+
+    def requests(self) -> DataFrame:
+        """One row for each record of the request topics; columns of RECORDS."""
+        return self._table("requests")
+
+    def outcomes(self) -> DataFrame:
+        """One row for each outcome that receipts tell; columns of OUTCOMES."""
+        return self._table("outcomes")
+
+    def _table(self, table: str) -> DataFrame:
+        return rows(self._session, self._files, table, [f.path for f in self.manifest.of(table)])
+
+    def _there(self) -> dict[str, Found]:
+        return {found.path: found for table in TABLES for found in self._files.walk(table)}
+
+    @classmethod
+    @explained()
+    def verify(cls, session: SparkSession, path: str) -> Verdict:
+        """Read every row and compare it with what the manifest says; changes nothing.
+
+        Raises LedgerError as `open` does, except for files: those become problems.
+        """
+        return cls._newest(session, path)._verified()
+
+    def _verified(self) -> Verdict:
+        named = self.manifest.files
+        there = self._there()
+        problems = _absent(self._files, named, there)
+        problems += [
+            f"{self._files.uri(path)} is named {times} times in the manifest"
+            for path, times in Counter(file.path for file in named).items()
+            if times > 1
+        ]
+        whole = [f for f in named if f.path in there and there[f.path].bytes == f.bytes]
+        seen = 0
+        for table in TABLES:
+            listed = [file for file in whole if file.table == table]
+            measured = self._read_through(table, [file.path for file in listed])
+            intact = [f for f in listed if _is_as_written(f, measured.get(f.path))]
+            seen += sum(file.rows for file in intact)
+            problems += [
+                f"{self._files.uri(file.path)} was changed: its rows are not those once written"
+                for file in listed
+                if file not in intact
+            ]
+            problems += self._twice(table, [file.path for file in intact])
+            problems += self._beyond(table, [measured[file.path] for file in intact])
+        kept = {file.path for file in named} | {file.path for file in self.manifest.replaced}
+        strangers = [found for path, found in there.items() if path not in kept]
+        copies = list(self._copies(strangers, named))
+        return Verdict(len(named), seen, problems + copies, len(strangers) - len(copies))
+
+    def _read_through(self, table: str, paths: Sequence[str]) -> dict[str, Measured]:
+        """Measure each file; those that cannot be read are missing from the answer."""
+        if not paths:
+            return {}
+        try:
+            return measure(self._session, self._files, table, paths)
+        except (PySparkException, Py4JError):
+            if len(paths) == 1:
+                return {}
+        half = len(paths) // 2
+        return self._read_through(table, paths[:half]) | self._read_through(table, paths[half:])
+
+    def _twice(self, table: str, paths: Sequence[str]) -> Iterator[str]:
+        unique = UNIQUE[table]
+        again = rows(self._session, self._files, table, paths).groupBy(unique).count()
+        doubled = again.where(col("count") > lit(1))
+        number = doubled.count()
+        if number:
+            [one] = doubled.orderBy(unique).limit(1).collect()
+            place = Shard(one["topic"], one["partition"]).source(one["offset"])
+            yield f"{self._files.uri(table)}: {number} rows are there twice, the first of {place}"
+
+    def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
+        for shard, (first, last) in _merged(measured).items():
+            span = self.reach.get(Journal(table, shard))
+            if span is None or first < span.start or last >= span.end:
+                yield (
+                    f"{self._files.uri(table)}: rows of {shard} reach from {first} to {last}, "
+                    "which the manifest does not cover"
+                )
+
+    def _copies(self, strangers: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
+        """Which files have the rows of one that the manifest names, and stand in a folder of such.
+
+        What a run leaves that was killed stands in a folder of its own.
+        """
+        folders = {_folder(file.path) for file in named}
+        beside = [found for found in strangers if _folder(found.path) in folders]
+        for found in beside:
+            for file in named:
+                if found.bytes != file.bytes or found.path.count("/") != file.path.count("/"):
+                    continue
+                if _is_as_written(
+                    file, self._read_through(file.table, [found.path]).get(found.path)
+                ):
+                    original = file.path.rpartition("/")[2]
+                    yield (
+                        f"{self._files.uri(found.path)} is a copy of {original}: its rows are there "
+                        "twice for whoever reads the folder; no reader of the ledger sees it, "
+                        "delete it"
+                    )
+                    break
+
+
+class Measured(NamedTuple):
+    """What a file holds: rows, the XOR of their hashes in hex, and from where to where by shard."""
+
+    rows: int
+    checksum: str
+    first: dict[Shard, int]
+    last: dict[Shard, Last]
+
+
+def newest(files: Files) -> Manifest:
+    """The newest manifest; number 0 where there is no ledger yet."""
+    numbers = manifests.published(files)
+    return manifests.read(files, numbers[-1]) if numbers else Manifest()
+
+
+def rows(session: SparkSession, files: Files, table: str, paths: Sequence[str]) -> DataFrame:
+    """The rows of exactly these files."""
+    if not paths:
+        return session.createDataFrame([], SCHEMAS[table])
+    reader = session.read.schema(SCHEMAS[table]).options(**AS_THEY_ARE)
+    return reader.parquet(*map(files.uri, paths))
+
+
+def measure(
+    session: SparkSession, files: Files, table: str, paths: Sequence[str]
+) -> dict[str, Measured]:
+    """Read files through, and tell what each holds."""
+    if not paths:
+        return {}
+    frame = rows(session, files, table, paths)
+    at, when = POSITION[table]
+    by_shard = (
+        frame.select("*", col("_metadata.file_path").alias("path"))
+        .groupBy("path", "topic", "partition")
+        .agg(
+            count(lit(1)).alias("rows"),
+            bit_xor(xxhash64(*map(col, frame.columns))).alias("checksum"),
+            smallest(at).alias("first"),
+            largest(struct(at, when)).alias("last"),
+        )
+    )
+    found: dict[str, Measured] = {}
+    for one in by_shard.collect():
+        path = "/".join(one["path"].rsplit("/", 4)[1:])
+        before = found.get(path, Measured(0, "0", {}, {}))
+        shard = Shard(one["topic"], one["partition"])
+        found[path] = Measured(
+            before.rows + one["rows"],
+            f"{int(before.checksum, 16) ^ one['checksum'] & (1 << 64) - 1:016x}",
+            before.first | {shard: one["first"]},
+            before.last | {shard: Last(*one["last"])},
+        )
+    return found
+
+
+def _is_as_written(file: File, measured: Measured | None) -> bool:
+    return measured is not None and (measured.rows, measured.checksum) == (file.rows, file.checksum)
+
+
+def _folder(path: str) -> str:
+    """Where the run that wrote a file put it."""
+    return "/".join(path.split("/")[:2])
+
+
+def _absent(files: Files, named: Iterable[File], there: Mapping[str, Found]) -> list[str]:
+    problems = []
+    for file in named:
+        found = there.get(file.path)
+        if found is None:
+            problems.append(f"{files.uri(file.path)} is missing")
+        elif found.bytes != file.bytes:
+            problems.append(
+                f"{files.uri(file.path)} was changed: it has {found.bytes} bytes, not {file.bytes}"
+            )
+    return problems
+
+
+def _merged(measured: Iterable[Measured]) -> dict[Shard, tuple[int, int]]:
+    spans: dict[Shard, tuple[int, int]] = {}
+    for one in measured:
+        for shard, first in one.first.items():
+            last = one.last[shard].offset
+            low, high = spans.get(shard, (first, last))
+            spans[shard] = min(low, first), max(high, last)
+    return spans

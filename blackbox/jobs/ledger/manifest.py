@@ -1,0 +1,188 @@
+"""The manifest of a ledger: which files it is made of, and which offsets they cover."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from blackbox.jobs.ledger.files import Files
+from blackbox.records.request import Shard
+from blackbox.spark.failures import LedgerError
+from blackbox.spark.journals import Journal, Reach, Span
+
+FORMAT = 1
+FOLDER = "manifest"
+
+
+class Last(NamedTuple):
+    """The last record kept of a journal, by which it is known again."""
+
+    offset: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The offsets of one journal of a shard that the ledger holds.
+
+    `gaps` are spans between `start` and `end` that Kafka had removed before they were read.
+    """
+
+    start: int
+    end: int
+    gaps: tuple[Span, ...] = ()
+    last: Last | None = None
+
+    def extended(self, end: int, last: Last | None) -> Covered:
+        return replace(self, end=end, last=last or self.last)
+
+    def beyond_gap(self, start: int) -> Covered:
+        """Goes on at `start`, with what was before it as a gap."""
+        return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
+
+
+class File(NamedTuple):
+    """A file of a table: rows whose `checksum` is the XOR of a 64-bit hash of each, in hex."""
+
+    table: str
+    path: str
+    day: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+class Replaced(NamedTuple):
+    """A file that manifest `by` no longer names; who opened an earlier one may still read it."""
+
+    path: str
+    by: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One published state of a ledger. Number 0 is the ledger that does not exist yet."""
+
+    number: int = 0
+    written_ms: int = 0
+    journals: Mapping[Journal, Covered] = field(default_factory=dict)
+    files: tuple[File, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+
+    @property
+    def reach(self) -> Reach:
+        return {
+            journal: Span(covered.start, covered.end) for journal, covered in self.journals.items()
+        }
+
+    def of(self, table: str) -> list[File]:
+        return [file for file in self.files if file.table == table]
+
+
+def path_of(number: int) -> str:
+    return f"{FOLDER}/{number:020d}.json"
+
+
+def published(files: Files) -> list[int]:
+    """The numbers of all manifests, in order."""
+    names = (found.path.rpartition("/")[2] for found in files.listed(FOLDER))
+    parts = (name.partition(".") for name in names)
+    return sorted(int(n) for n, _, suffix in parts if suffix == "json" and n.isdecimal())
+
+
+def read(files: Files, number: int) -> Manifest:
+    """Raises LedgerError when it is damaged or another version wrote it."""
+    path = path_of(number)
+    try:
+        found = orjson.loads(files.read(path))
+        version = found["format"]
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(files, path) from None
+    if version != FORMAT:
+        raise LedgerError(
+            f"{files.uri(path)} has the format {version!r}, and this version of blackbox reads "
+            f"{FORMAT}: use the version of blackbox that wrote it, or a newer one"
+        )
+    try:
+        if found.pop("sha256") != _digest(found):
+            raise ValueError
+        return _parsed(found)
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(files, path) from None
+
+
+def publish(files: Files, manifest: Manifest) -> None:
+    """Make it the newest one. Raises LedgerError, and changes nothing, when another run was faster."""
+    body = _body(manifest)
+    content = orjson.dumps(body | {"sha256": _digest(body)}, default=list)  # spans are tuples
+    is_new = files.publish(path_of(manifest.number), content)
+    if not is_new or published(files)[-1] != manifest.number:
+        raise overtaken(files, manifest.number)
+
+
+def overtaken(files: Files, number: int) -> LedgerError:
+    return LedgerError(
+        f"another run published manifest {number} of {files.root} at the same time; "
+        "nothing of this step was kept, and nothing is lost: run one at a time"
+    )
+
+
+def _body(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "number": manifest.number,
+        "written_ms": manifest.written_ms,
+        "journals": [
+            {"table": journal.table, **journal.shard._asdict(), **asdict(covered)}
+            for journal, covered in sorted(manifest.journals.items(), key=itemgetter(0))
+        ],
+        "files": [file._asdict() for file in manifest.files],
+        "replaced": [file._asdict() for file in manifest.replaced],
+    }
+
+
+def _parsed(found: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        found["number"],
+        found["written_ms"],
+        dict(map(_journal, found["journals"])),
+        tuple(File(**one) for one in found["files"]),
+        tuple(Replaced(**one) for one in found["replaced"]),
+    )
+
+
+def _journal(one: Mapping[str, Any]) -> tuple[Journal, Covered]:
+    last = one["last"]
+    covered = Covered(
+        one["start"],
+        one["end"],
+        tuple(Span(*gap) for gap in one["gaps"]),
+        None if last is None else Last(*last),
+    )
+    return Journal(one["table"], Shard(one["topic"], one["partition"])), covered
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(body, default=list, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _damaged(files: Files, path: str) -> LedgerError:
+    return LedgerError(
+        f"{files.uri(path)} is damaged: restore it from a copy, or delete it to go back to the "
+        "manifest before it; the next run then reads again from Kafka what is missing"
+    )
+
+
+def total(rows: Iterable[File]) -> tuple[int, int]:
+    """Rows, and the XOR of the checksums."""
+    count, mixed = 0, 0
+    for file in rows:
+        count += file.rows
+        mixed ^= int(file.checksum, 16)
+    return count, mixed

@@ -1,0 +1,1 @@
+"""Requests from files into a request topic."""

@@ -1,0 +1,264 @@
+"""Requests from files into a request topic: judge every row, then send each exactly once."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from blackbox.config.settings import Settings
+from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, cut
+from blackbox.jobs.load.tasks import MOST_SHOWN, Checked, CheckTask, Part, SendTask, Sent
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.loading import Mark, Marks, piece_name
+from blackbox.spark.failures import in_one_line
+from blackbox.spark.session import numbered
+from blackbox.spark.tables import REPORT, reports
+
+LANE_ROWS_PER_S = 20_000
+SILENCE_S = 25.0
+"""An owner whose transaction is open for longer has lost it."""
+LOOK_S = 0.5
+TRIES = 3
+
+KIND_OF_SUFFIX = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+}
+
+__all__ = ["BadRow", "File", "Load", "NotLoaded", "UnusableFile", "find_files", "read_files"]
+
+
+class NotLoaded(Exception):
+    """Sending stopped; what is in stays in, and the same load goes on where it stopped."""
+
+
+class File(NamedTuple):
+    """A file of a load; the same content with the same options has the same fingerprint."""
+
+    path: str
+    kind: str
+    size: int
+    fingerprint: str
+    pieces: list[Piece]
+
+
+class BadRow(NamedTuple):
+    """Why a row is refused. `number` is a line, in Parquet a row, from 1."""
+
+    path: str
+    kind: str
+    number: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What judging found: the rows of each piece, how many are bad, and the first of those."""
+
+    rows: Mapping[str, int]
+    bad: int
+    first: list[BadRow]
+
+
+def find_files(named: Iterable[str], kind: str | None = None) -> list[tuple[str, str]]:
+    """The files that paths, folders and globs name, each once, with their kind.
+
+    In folders what starts with `_` or `.` is no data. Raises UnusableFile.
+    """
+    found: dict[str, str] = {}
+    for name in named:
+        if "://" in name:
+            raise UnusableFile(f"{name}: wanted: a path of this machine; copy the files here first")
+        paths = (
+            [Path(name)]
+            if Path(name).exists()
+            else map(Path, sorted(glob.glob(name, recursive=True)))
+        )
+        inside = [one for path in paths for one in _files_in(path)]
+        if not inside:
+            raise UnusableFile(f"{name}: there is no such file, and none in it")
+        for path in inside:
+            suffix = path.suffix.lower()
+            if kind is None and suffix not in KIND_OF_SUFFIX:
+                known = ", ".join(KIND_OF_SUFFIX)
+                raise UnusableFile(
+                    f"{path}: what is in it? Wanted: a name that ends with one of {known}, "
+                    f"or --format {'|'.join(KINDS)}"
+                )
+            found.setdefault(str(path.resolve()), kind or KIND_OF_SUFFIX[suffix])
+    return list(found.items())
+
+
+def _files_in(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    return sorted(
+        one
+        for one in path.rglob("*")
+        if one.is_file() and not any(p.startswith(("_", ".")) for p in one.relative_to(path).parts)
+    )
+
+
+def read_files(
+    found: Sequence[tuple[str, str]],
+    options: Sequence[str | None],
+    on_bytes: Callable[[int], object] = lambda count: None,
+) -> list[File]:
+    """Read all files once, so that each has its fingerprint, of its content and `options`.
+
+    Raises UnusableFile, also where two of them hold the same: their rows would be in only once.
+    """
+    files: dict[str, File] = {}
+    for path, kind in found:
+        digest, pieces = cut(path, kind, on_bytes)
+        identity = orjson.dumps([kind, digest, *options])
+        fingerprint = hashlib.sha256(identity).hexdigest()[:20]
+        file = File(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
+        if pieces and fingerprint in files:
+            raise UnusableFile(
+                f"{path} holds the same as {files[fingerprint].path}, and the same content is "
+                "loaded once; leave one of them out (--again NAME loads it once more)"
+            )
+        files[fingerprint] = file
+    return list(files.values())
+
+
+class Load:
+    """One load: files, their pieces, and how far each is in the request topic."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        access: KafkaAccess,
+        topic: str,
+        caller: str | None,
+        files: Sequence[File],
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._topic = topic
+        self._caller = caller
+        self._of: dict[str, tuple[File, Piece]] = {
+            piece_name(access, file.fingerprint, number): (file, piece)
+            for file in files
+            for number, piece in enumerate(file.pieces)
+        }
+        self._asking = Marks(access, topic)
+        self._watching = Marks(access, topic)
+        self.marks: dict[str, Mark] = self._asking.of(self._of)
+
+    @property
+    def rows_in(self) -> int:
+        """Rows that were in the topic when last asked."""
+        return sum(mark.rows for mark in self.marks.values())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every piece was sent to its end before."""
+        return all(self._is_finished(name) for name in self._of)
+
+    def _is_finished(self, name: str) -> bool:
+        mark = self.marks.get(name)
+        return mark is not None and mark.rows == mark.total
+
+    def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> Verdict:
+        """Judge every row as the service would; without `whole`, of unfinished pieces only.
+
+        Raises UnusableFile, and NotLoaded when Spark fails.
+        """
+        names = [name for name in self._of if whole or not self._is_finished(name)]
+        pieces = tuple(self._of[name][1] for name in names)
+        task = CheckTask(self._settings, self._topic, self._caller, most_bytes, pieces)
+        rows = {name: mark.total for name, mark in self.marks.items()}
+        first: list[BadRow] = []
+        bad = 0
+        checked: list[Checked] = _reports(numbered(session, len(pieces)).mapInArrow(task, REPORT))
+        for name, found in zip(names, checked, strict=True):
+            if found.problem is not None:
+                raise UnusableFile(found.problem)
+            rows[name] = found.rows
+            bad += found.bad
+            file = self._of[name][0]
+            if len(first) < MOST_SHOWN:
+                first += [BadRow(file.path, file.kind, *one) for one in found.first]
+        return Verdict(rows, bad, first[:MOST_SHOWN])
+
+    def send(
+        self,
+        session: SparkSession,
+        rows: Mapping[str, int],
+        rate: int | None = None,
+    ) -> None:
+        """Send what is not in yet, at `rate` rows per second together.
+
+        What another run of the same load takes over is left to it while it gets on. Raises
+        UnusableFile and NotLoaded.
+        """
+        tries = 0
+        while left := self._left(rows):
+            before = self.rows_in
+            reports = self._send(session, left, rows, rate)
+            problems = [report for report in reports if report.problem is not None]
+            is_shared = any(problem.is_fenced for problem in problems)
+            self.marks = self._asking.of(self._of, settled=not is_shared)
+            for problem in problems:
+                if problem.is_final:
+                    raise UnusableFile(problem.problem)
+            if is_shared:
+                self._wait_for_the_other(rows)
+            tries = 0 if self.rows_in > before else tries + 1
+            if tries == TRIES:
+                raise NotLoaded(problems[0].problem if problems else "nothing more could be sent")
+
+    def ask(self) -> int:
+        """How many rows are in by now; from another thread than the one that sends."""
+        return sum(mark.rows for mark in self._watching.of(self._of).values())
+
+    def _left(self, rows: Mapping[str, int]) -> list[str]:
+        return [n for n in self._of if rows[n] > (self.marks[n].rows if n in self.marks else 0)]
+
+    def _send(
+        self, session: SparkSession, names: list[str], rows: Mapping[str, int], rate: int | None
+    ) -> list[Sent]:
+        parts = [Part(name, self._of[name][1], rows[name]) for name in names]
+        count = len(parts)
+        if rate is not None:
+            slots = session.sparkContext.defaultParallelism
+            count = max(1, min(count, slots, ceil(rate / LANE_ROWS_PER_S)))
+        lanes = tuple(tuple(parts[lane::count]) for lane in range(count))
+        lane_rate = None if rate is None else rate / count
+        task = SendTask(self._access, self._topic, self._caller, lanes, lane_rate)
+        return _reports(numbered(session, count).mapInArrow(task, REPORT))
+
+    def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
+        """Another run has some of the pieces: until all is in, or for 25 s nothing more comes."""
+        deadline = time.monotonic() + SILENCE_S
+        while self._left(rows) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            before, self.marks = self.marks, self._asking.of(self._of)
+            if self.marks != before:
+                deadline = time.monotonic() + SILENCE_S
+
+
+def _reports(frame: DataFrame) -> list[Any]:
+    """In the order of the tasks' numbers."""
+    try:
+        return reports(frame.collect())
+    except (PySparkException, Py4JError) as failure:
+        raise NotLoaded(in_one_line(failure)) from None

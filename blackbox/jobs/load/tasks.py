@@ -1,0 +1,207 @@
+"""Spark tasks of a load: judge the rows of pieces, and send them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats
+from blackbox.jobs.load.pieces import Piece, UnusableFile, check_unchanged
+from blackbox.jobs.load.rows import OWN_COLUMNS, Bad, Written, columns, records
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.loading import PieceWriter, record_bytes
+from blackbox.records.errors import Doubt, Fenced
+from blackbox.records.request import Invalid, Reason, Record
+from blackbox.spark.tables import as_reports, numbers
+from blackbox.support import logs
+
+MOST_SHOWN = 20
+TRANSACTION_ROWS = 20_000
+TRANSACTION_BYTES = 32 << 20
+TRANSACTION_S = 1.0
+"""A slower load commits at least so often, and waits between its transactions, not in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A piece after judging: its rows, how many are bad, and the first of those.
+
+    A bad row is its number, a reason word and a detail. `problem` says why it was not read on.
+    """
+
+    rows: int = 0
+    bad: int = 0
+    first: list[tuple[int, str, str]] = field(default_factory=list)
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A piece after sending: what stopped it, if anything did; `is_final`: it would again."""
+
+    problem: str | None = None
+    is_fenced: bool = False
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """Judges each row of the pieces whose numbers are its rows as the service would."""
+
+    settings: Settings
+    topic: str
+    caller: str | None
+    most_bytes: int
+    pieces: tuple[Piece, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        logs.silent()
+        return as_reports(self.check(self.pieces[number]) for number in numbers(batches))
+
+    def check(self, piece: Piece) -> Checked:
+        try:
+            check_unchanged(piece)
+            parse = formats(self.settings)[self.topic].parse
+            wrong = list(_wrong_columns(columns(piece), parse))
+            if wrong:
+                is_first = piece.start == 0
+                return Checked(0, len(wrong) * is_first, wrong[: MOST_SHOWN * is_first])
+            return self._check_rows(piece, parse)
+        except (UnusableFile, OSError) as error:
+            return Checked(problem=str(error))
+
+    def _check_rows(self, piece: Piece, parse: Any) -> Checked:
+        rows = bad = 0
+        first: list[tuple[int, str, str]] = []
+        now_ms = time.time_ns() // 1_000_000
+        for number, row in records(piece, self.caller):
+            rows += 1
+            fault = row if isinstance(row, Bad) else self._fault(row, parse, now_ms)
+            if fault is not None:
+                bad += 1
+                if len(first) < MOST_SHOWN:
+                    first.append((number, str(fault.reason), fault.detail))
+        return Checked(rows, bad, first)
+
+    def _fault(self, row: Written, parse: Any, now_ms: int) -> Bad | Invalid | None:
+        _, value, headers = row
+        asked = parse(Record(0, now_ms, None, value, headers), now_ms)
+        if isinstance(asked, Invalid):
+            return asked
+        size = record_bytes(*row)
+        if size > self.most_bytes:
+            detail = (
+                f"the record takes {size} bytes, and {self.topic} {self.most_bytes} at most "
+                "(max.message.bytes of the topic, message.max.bytes of the client)"
+            )
+            return Bad(Reason.TOO_LARGE, detail)
+        return None
+
+
+class Part(NamedTuple):
+    """A piece to be sent, by the name that its progress is kept under; found to have `total` rows."""
+
+    name: str
+    piece: Piece
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Sends the lanes whose numbers are its rows, the pieces of each one after the other.
+
+    `rate` is rows per second of one lane.
+    """
+
+    access: KafkaAccess
+    topic: str
+    caller: str | None
+    lanes: tuple[tuple[Part, ...], ...]
+    rate: float | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        logs.silent()
+        pace = Pace(self.rate)
+        return as_reports(
+            self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
+        )
+
+    def send(self, part: Part, pace: Pace) -> Sent:
+        writer = PieceWriter(self.access, self.topic, part.name, part.total)
+        try:
+            self._send_rows(part.piece, part.total, writer, pace)
+        except Doubt as reason:
+            return Sent(str(reason), is_fenced=isinstance(reason, Fenced))
+        except (UnusableFile, OSError) as error:
+            return Sent(str(error), is_final=True)
+        finally:
+            writer.close()
+        return Sent()
+
+    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: Pace) -> None:
+        rows_in = writer.open()
+        for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
+            check_unchanged(piece)
+            pace.wait_for(len(rows))
+            rows_in += len(rows)
+            writer.send(rows, rows_in)
+        if rows_in != total:
+            raise UnusableFile(f"{piece.path}: {total} rows were judged, and {rows_in} are in")
+
+
+class Pace:
+    """When the next rows may be sent, at `rate` rows per second; at once without a rate."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._next_s = time.monotonic()
+        self.rows = TRANSACTION_ROWS
+        """The most rows that should be sent together."""
+        if rate is not None:
+            self.rows = min(TRANSACTION_ROWS, max(1, int(rate * TRANSACTION_S)))
+
+    def wait_for(self, rows: int) -> None:
+        """Wait for the turn of the next `rows`; time in which nothing was sent is not made up for."""
+        if self._rate is None:
+            return
+        now_s = time.monotonic()
+        time.sleep(max(0.0, self._next_s - now_s))
+        self._next_s = max(self._next_s, now_s) + rows / self._rate
+
+
+def _transactions(
+    rows: Iterator[tuple[int, Written | Bad]], most_rows: int
+) -> Iterator[list[Written]]:
+    gathered: list[Written] = []
+    size = 0
+    for number, row in rows:
+        if isinstance(row, Bad):
+            raise UnusableFile(f"line or row {number} was good and is bad now: {row.detail}")
+        gathered.append(row)
+        size += len(row.value)
+        if len(gathered) >= most_rows or size >= TRANSACTION_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
+
+
+def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str]]:
+    """Each column by itself is shown to the parser, which knows the names."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            yield 1, str(Reason.DUPLICATE_KEY), f"there are two columns {name[:80]!r}"
+        elif name not in OWN_COLUMNS:
+            try:
+                asked = parse(Record(0, 0, None, orjson.dumps({name: None}), []), 0)
+            except orjson.JSONEncodeError:
+                yield 1, str(Reason.NOT_JSON), f"the name {name[:80]!r} is not UTF-8"
+                continue
+            if isinstance(asked, Invalid) and asked.reason is Reason.UNKNOWN_FIELD:
+                yield 1, str(asked.reason), asked.detail

@@ -1,0 +1,1 @@
+"""Promotion of all shards at once."""

@@ -1,1 +1,0 @@
-"""What runs in Spark's Python workers, perhaps on other machines: the verbs of some shards."""

@@ -1,0 +1,83 @@
+"""The cold tier: requests that are due far ahead stay in the journal, out of the index.
+
+A request is cold when it was due further ahead than the horizon at the time it was written. The
+index remembers it by one bit. Before it is due, promotion writes its record once more, behind
+everything else in the same partition, with a header that says whose it is: intake puts that one
+into the index if the bit is still there. So the journal alone tells what is in the index, and a
+record that was written twice, or too late, changes nothing.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from blackbox.records.cancel import as_request, replaces
+from blackbox.records.request import MAX_OFFSET, Headers, Record
+
+HEADER = "blackbox-carried"
+"""The last header of a carried record; no delivered message has it."""
+
+
+class Carry(NamedTuple):
+    """Whose record a carried one is.
+
+    `previous` is the offset of the record it takes the place of, `origin` the offset of the request
+    as its caller wrote it, which its id is made of, and `timestamp_ms` when that was. `is_cold`: it
+    is only written anew before retention removes the previous one, and stays out of the index.
+    """
+
+    previous: int
+    origin: int
+    timestamp_ms: int
+    is_cold: bool
+
+
+def carried(headers: Headers) -> bool:
+    """Whether the record with these headers is a carried one."""
+    return bool(headers) and headers[-1][0] == HEADER
+
+
+def carry_of(record: Record) -> Carry:
+    """What a carried record says of itself. Raises ValueError for a header that promotion did not write."""
+    value = record.headers[-1][1]
+    try:
+        previous, origin, timestamp_ms, is_cold = orjson.loads(value or b"")
+    except (ValueError, TypeError):
+        raise _bad(value) from None
+    numbers = (previous, origin, timestamp_ms)
+    if not all(type(number) is int for number in numbers) or type(is_cold) is not bool:
+        raise _bad(value)
+    if not 0 <= origin <= previous < record.offset <= MAX_OFFSET or timestamp_ms < 0:
+        raise _bad(value)
+    return Carry(previous, origin, timestamp_ms, is_cold)
+
+
+def _bad(value: bytes | None) -> ValueError:
+    return ValueError(
+        f"the header {HEADER} is {(value or b'')[:80]!r}; blackbox alone writes it, leave it out"
+    )
+
+
+def carry_on(record: Record, *, is_cold: bool) -> Headers:
+    """The headers under which this record is written anew."""
+    if carried(record.headers):
+        _, origin, timestamp_ms, _ = carry_of(record)
+        own = record.headers[:-1]
+    else:
+        origin, timestamp_ms, own = record.offset, record.timestamp_ms, record.headers
+    value = orjson.dumps([record.offset, origin, timestamp_ms, is_cold])
+    return [*own, (HEADER, value)]
+
+
+def as_asked(record: Record) -> Record:
+    """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`.
+
+    Without what it replaced: it did so when it was read at first.
+    """
+    carry = carry_of(record)
+    asked = record._replace(timestamp_ms=carry.timestamp_ms, headers=record.headers[:-1])
+    return as_request(asked) if replaces(asked.headers) else asked

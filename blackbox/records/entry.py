@@ -1,0 +1,172 @@
+"""The stored form of a request: one JSON line, a newline, then the message bytes untouched."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from blackbox.records.request import Request
+
+HeaderValues = Sequence[tuple[str, bytes | str | None]]
+
+
+class Entry(NamedTuple):
+    """A request in the index.
+
+    `reason` is set on a request that was invalid when it was read: `key`, `message` and `headers`
+    are then the record's own. `attempts` counts deliveries put off because the target could not
+    take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
+    in either case. `alone` asks for a transaction of its own after the broker refused a batch.
+    `origin` is the offset of the request itself, where the entry's own is that of a carried record.
+    `shortened` says how many forms of its dead letter the broker has refused. `left_bytes` is the size of a refused
+    record that is left in Kafka until its letter is written: its key, message and headers are not in the entry.
+    """
+
+    target: str
+    message: bytes | None
+    due_ms: int
+    key: bytes | None = None
+    headers: HeaderValues = ()
+    caller: str | None = None
+    caller_id: str | None = None
+    expires_ms: int | None = None
+    recurs: str | None = None
+    attempts: int = 0
+    alone: bool = False
+    reason: str | None = None
+    detail: str | None = None
+    origin: int | None = None
+    waits: int = 0
+    shortened: int = 0
+    left_bytes: int = 0
+
+
+def encode(entry: Entry | Request) -> bytes:
+    """Serialise an entry, or a request as a new entry; absent fields take no room.
+
+    Inverse of `decode`. A request has the fields of an entry up to `recurs`.
+    """
+    if isinstance(entry, Request):
+        target, message, due_ms, key, headers, caller, caller_id, expires_ms, recurs = entry
+        is_usual = headers and caller is not None and message is not None
+        if is_usual and key is None and caller_id is None and expires_ms is None and recurs is None:
+            head = {
+                "target": target,
+                "due_ms": due_ms,
+                "headers": _texts(headers),
+                "caller": caller,
+            }
+            line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+            if _BACKSLASH not in line:  # nor an escaped NUL, which takes ten times as long to find
+                return line + (message or b"")
+    return _encode_unusual(*entry)
+
+
+def _line(head: dict[str, Any], headers: HeaderValues) -> bytes:
+    line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    if headers and _NUL in line:  # the Kafka client cuts text off there, and no bytes
+        head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
+        line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    return line
+
+
+_NUL, _BACKSLASH = b"\\u0000", ord("\\")
+
+
+def _encode_unusual(
+    target: str,
+    message: bytes | None,
+    due_ms: int,
+    key: bytes | None,
+    headers: HeaderValues,
+    caller: str | None,
+    caller_id: str | None,
+    *seldom: Any,
+) -> bytes:
+    head: dict[str, Any] = {"target": target, "due_ms": due_ms}
+    if headers:
+        head["headers"] = _texts(headers)
+    if caller is not None:
+        head["caller"] = caller
+    if key is not None:
+        head["key"] = _text(key)
+    if message is None:
+        head["tombstone"] = True
+    if caller_id is not None:
+        head["caller_id"] = caller_id
+    for name, value, absent in zip(_SELDOM, seldom, _ABSENT, strict=False):
+        if value != absent:
+            head[name] = value
+    return _line(head, headers) + (message or b"")
+
+
+_USUAL = {"target", "due_ms", "headers", "caller"}
+_FIRST_SELDOM = Entry._fields.index("expires_ms")
+_SELDOM = Entry._fields[_FIRST_SELDOM:]
+_ABSENT = tuple(Entry._field_defaults[name] for name in _SELDOM)
+
+
+def decode(stored: bytes) -> Entry:
+    """Parse a stored entry; header values come back as text where they were UTF-8 without NUL.
+
+    Raises ValueError when the bytes were not written by `encode`.
+    """
+    line, newline, message = stored.partition(b"\n")
+    if not newline:
+        raise ValueError(f"not an entry: no newline in {stored[:60]!r}")
+    try:
+        head = orjson.loads(line)
+        if head.keys() == _USUAL and b'"base64"' not in line:
+            headers = [(name, value) for name, value in head["headers"]]
+            return Entry(head["target"], message, head["due_ms"], None, headers, head["caller"])
+        return _entry(head, message)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"not an entry: {stored[:60]!r} ({error!r})") from None
+
+
+def _entry(head: dict[str, Any], message: bytes) -> Entry:
+    take = head.pop
+    tombstone = take("tombstone", False)
+    key = take("key", None)
+    headers = take("headers", ())
+    return Entry(
+        take("target"),
+        None if tombstone else message,
+        take("due_ms"),
+        None if key is None else _bytes(key),
+        [(name, value if type(value) is str else _value(value)) for name, value in headers],
+        take("caller", None),
+        **head,
+    )
+
+
+def _texts(headers: HeaderValues) -> list[tuple[str, Any]]:
+    try:
+        return [(name, value.decode()) for name, value in headers]  # type: ignore[union-attr]
+    except (UnicodeDecodeError, AttributeError):
+        return [(name, _text(value)) for name, value in headers]
+
+
+def _text(value: bytes | str | None, without: str | None = None) -> Any:
+    if value is None:
+        return None
+    try:
+        text = value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is not None and (without is None or without not in text):
+        return text
+    whole = value.encode() if isinstance(value, str) else value
+    return {"base64": b64encode(whole).decode()}
+
+
+def _value(stored: Any) -> bytes | str | None:
+    return b64decode(stored["base64"], validate=True) if isinstance(stored, dict) else stored
+
+
+def _bytes(stored: Any) -> bytes:
+    value = _value(stored)
+    return value.encode() if isinstance(value, str) else value or b""

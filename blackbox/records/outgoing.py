@@ -1,0 +1,76 @@
+"""The records blackbox writes: a delivered message, and a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from blackbox.records.entry import Entry
+from blackbox.records.recurrence import AGAIN, asked_at
+from blackbox.records.request import Record, Shard, id_prefix, id_suffix
+
+MAX_DETAIL = 500
+FORMS = 3
+"""How many forms a dead letter has, each smaller than the one before."""
+
+LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
+"""The last headers of a dead letter."""
+
+Refusal = tuple[str, str]
+"""Why a record cannot be written: the fixed word, and the detail."""
+
+
+class Outgoing(NamedTuple):
+    """A record to produce on behalf of the request at `offset`; `partition` -1: by its key."""
+
+    offset: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | str | None]]
+    partition: int = -1
+
+
+def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
+    """The messages as asked: the request's headers first, blackbox's own last.
+
+    The id of a carried request is that of the request as its caller wrote it, `blackbox-source` the
+    record that was carried.
+    """
+    before_id, before_offset = id_prefix(shard), shard.source_prefix
+    for offset, entry in entries.items():
+        asked_at = offset if entry.origin is None else entry.origin
+        headers = [
+            *entry.headers,
+            ("blackbox-id", before_id + id_suffix(asked_at)),
+            ("blackbox-due-ms", str(entry.due_ms)),
+            ("blackbox-source", before_offset + str(offset)),
+        ]
+        yield Outgoing(offset, entry.target, entry.key, entry.message, headers)
+
+
+def asked_once_more(shard: Shard, offset: int, entry: Entry, partition: int) -> Outgoing:
+    """A pending request as a new record of its topic, in the format `countdown`."""
+    key = None if entry.caller_id is None else entry.caller_id.encode()
+    headers = [*entry.headers, (AGAIN, shard.source(offset))]
+    return Outgoing(offset, shard.topic, key, asked_at(entry, entry.due_ms), headers, partition)
+
+
+def dead_letters(
+    shard: Shard, topic: str, original: Record, reason: str, detail: str
+) -> Iterator[Outgoing]:
+    """The request's record as it was, with the reason why nothing was delivered.
+
+    Then the same again in smaller forms, for a topic that does not take it whole: without the
+    value, and without key and headers too. `blackbox-source` says where the whole record is.
+    """
+    source = shard.source(original.offset)
+    size = len(original.value or b"")
+    shorter = f"{detail[:MAX_DETAIL]} (too large for {topic}: see the record at {source}, value of {size} bytes"
+    for key, value, headers, text in (
+        (original.key, original.value, original.headers, detail[:MAX_DETAIL]),
+        (original.key, None, original.headers, f"{shorter} left out)"),
+        (None, None, [], f"{shorter}, key and headers left out)"),
+    ):
+        about = zip(LETTER_HEADERS, (reason, text, source), strict=True)
+        yield Outgoing(original.offset, topic, key, value, [*headers, *about])

@@ -1,0 +1,102 @@
+"""What a topic refuses that others take, so that it is known before it spoils a batch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from blackbox.records.outgoing import Outgoing, Refusal
+from blackbox.records.request import Reason
+
+MOST_PARTS, PARTS_S = 20, 3.0
+"""In one transaction, each with a wait for the brokers: others of the shard wait as well, and the transaction ends by itself."""
+
+BATCH_BYTES = 61
+"""The head of a record batch, in Kafka's message format 2."""
+
+
+class Limits(NamedTuple):
+    """A topic's own. `most_bytes` is what a record batch may have, None: any; `one_by_one`: it took no batch lately."""
+
+    needs_key: bool
+    most_bytes: int | None
+    one_by_one: bool = False
+
+    def refusal(self, message: Outgoing) -> Refusal | None:
+        """Why the brokers would refuse this message, if they would."""
+        if self.needs_key and message.key is None:
+            return (
+                Reason.REFUSED,
+                f"{message.topic}: is compacted and takes no message without a key; give one, or another topic",
+            )
+        if self.most_bytes is not None and (size := batch_bytes(message)) > self.most_bytes:
+            return (
+                Reason.TOO_LARGE,
+                f"{message.topic}: {size} bytes with its headers, more than max.message.bytes={self.most_bytes}",
+            )
+        return None
+
+
+NO_LIMITS = Limits(needs_key=False, most_bytes=None)
+
+
+class Parts:
+    """Cuts what one transaction sends to strict topics into parts: a broker takes or refuses a record batch as a whole."""
+
+    def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._strict = {
+            topic: limit
+            for topic, limit in limits.items()
+            if limit.most_bytes is not None or limit.one_by_one
+        }
+        self._held: dict[str, int] = {}
+        self._full: set[str] = set()
+        self.apart: set[int] = set()
+        """The offsets of what goes in a record batch of its own."""
+        self._count = 0
+        self._until_s = time.monotonic() + PARTS_S
+
+    def place(self, message: Outgoing) -> Literal["here", "next", "later"]:
+        """Whether it goes with what was sent before, once that is with the brokers, or in a later transaction."""
+        topic = message.topic
+        limit = self._strict.get(topic)
+        if limit is None:
+            return "here"
+        if topic in self._full:
+            return "later"
+        if limit.one_by_one:
+            self.apart.add(message.offset)
+        held, size = self._held.get(topic), batch_bytes(message)
+        if held is None or (not limit.one_by_one and held + size <= (limit.most_bytes or math.inf)):
+            self._held[topic] = (held or 0) + size
+            return "here"
+        if self._count == MOST_PARTS or time.monotonic() > self._until_s:
+            self._full.add(topic)
+            return "later"
+        self._count += 1
+        self._held = {topic: size}
+        return "next"
+
+
+def batch_bytes(message: Outgoing) -> int:
+    """The size of a record batch with this message alone, not compressed."""
+    size = 3  # attributes, and the differences of timestamp and offset
+    for part in (message.key, message.value):
+        size += 1 if part is None else _counted(len(part))
+    size += _varint_bytes(len(message.headers))
+    for name, value in message.headers:
+        size += _counted(len(name.encode()))
+        part = value.encode() if isinstance(value, str) else value
+        size += 1 if part is None else _counted(len(part))
+    return BATCH_BYTES + _counted(size)
+
+
+def _counted(length: int) -> int:
+    return _varint_bytes(length) + length
+
+
+def _varint_bytes(count: int) -> int:
+    """Of a length as Kafka writes it: seven bits a byte, the lowest of them the sign."""
+    return max(1, ((count << 1).bit_length() + 6) // 7)

@@ -1,0 +1,164 @@
+"""Spark tasks that read a range of a journal each, as rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from blackbox.config.settings import Settings
+from blackbox.config.wiring import formats
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Chunk, Range, read_ranges
+from blackbox.journal.receipts import read_receipts
+from blackbox.journal.records import read_records
+from blackbox.journal.topics import RECEIPTS_SUFFIX
+from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
+from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.receipt import Places, Receipt
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
+from blackbox.spark.tables import as_batches, numbers
+
+REQUESTS = (
+    "topic string, partition int, offset long, timestamp_ms long, kind string, target string, "
+    "due_ms long, expires_ms long, caller string, caller_id string, reason string, detail string, "
+    "carries long, origin long"
+)
+"""`kind` is request, cancel or invalid; an invalid one is due when it was written.
+
+A record that promotion wrote `carries` the one at this offset, and is the request of `origin`. A
+cancel by id, or a replacement, has the offset of the request in `carries` and no `origin`.
+"""
+
+RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key:string,value:binary>>"
+
+OUTCOMES = (
+    "topic string, partition int, receipt long, at_ms long, outcome string, offset long, "
+    "to_topic string, to_partition int, to_offset long"
+)
+"""`offset` of the request in `topic`/`partition`, told by the receipt at the offset `receipt`.
+
+`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or cut: from this
+offset on this and earlier receipts speak of other requests than those that are there now.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Reads the ranges of a request topic whose numbers are its rows; `whole` keeps the records."""
+
+    settings: Settings
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+    whole: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        read = chunks(self.access, self.ranges, batches)
+        return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
+
+    def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
+        contracts = formats(self.settings)
+        latest_ms = time.time_ns() // 1_000_000
+        for chunk in read:
+            parse = contracts[chunk.range.topic].parse
+            shard = Shard(chunk.range.topic, chunk.range.partition)
+            yield [
+                (*row, *_written(record)) if self.whole else row
+                for record in read_records(chunk.messages)
+                if (row := _columns_of(parse, record, latest_ms, shard)) is not None
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRows:
+    """Reads the ranges of receipts whose numbers are its rows.
+
+    Raises ValueError, naming the place, for a record that is no receipt.
+    """
+
+    access: KafkaAccess
+    ranges: tuple[Range, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = (list(_told(chunk)) for chunk in chunks(self.access, self.ranges, batches))
+        return as_batches(found, OUTCOMES)
+
+
+def chunks(
+    access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
+) -> Iterator[Chunk]:
+    """What the ranges hold whose numbers a task was given."""
+    return read_ranges(access, [ranges[number] for number in numbers(batches)])
+
+
+def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:
+    """None for a record that asks for nothing."""
+    asked: Request | Cancel | Invalid | None
+    about: tuple[Any, ...]
+    carries: tuple[int | None, int | None] = (None, None)
+    if record.unreadable is not None:
+        asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+    elif carried(record.headers):
+        try:
+            carry = carry_of(record)
+            asked, carries = read(as_asked(record), latest_ms), (carry.previous, carry.origin)
+        except ValueError as error:
+            asked = Invalid(Reason.BAD_HEADERS, str(error))
+    elif cancels(record.headers) or replaces(record.headers):
+        asked = ended = cancel_of(record)
+        if isinstance(ended, Cancel):
+            if replaces(record.headers):
+                asked = read(as_request(record), latest_ms)
+            if asked is ended or isinstance(asked, Request):
+                carries = (offset_in(shard, ended.id or ""), None)
+    else:
+        asked = read(record, latest_ms)
+    if asked is None:
+        return None
+    at = (*shard, record.offset, record.timestamp_ms)
+    if isinstance(asked, Request):
+        target, _, due_ms, _, _, caller, caller_id, expires_ms, _ = asked
+        about = ("request", target, due_ms, expires_ms, caller, caller_id, None, None)
+    elif isinstance(asked, Cancel):
+        about = ("cancel", None, None, None, None, asked.caller_id, None, None)
+    else:
+        due_ms, reason = record.timestamp_ms, str(asked.reason)
+        about = ("invalid", None, due_ms, None, None, None, reason, asked.detail)
+    return (*at, *about, *carries)
+
+
+def _written(record: Record) -> tuple[Any, ...]:
+    headers = [{"key": name, "value": held} for name, held in record.headers]
+    return record.key, record.value, headers
+
+
+def _told(chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+    topic, partition = chunk.range.topic.removesuffix(RECEIPTS_SUFFIX), chunk.range.partition
+    for at, receipt in read_receipts(chunk.messages):
+        for outcome, offset, place in _outcomes(receipt):
+            yield (topic, partition, at, receipt.at_ms, outcome, offset, *place)
+
+
+def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]]]:
+    for offset, place in _places(receipt.delivered):
+        yield "delivered", offset, place
+    letters = dict(_places(receipt.letters))
+    nowhere = (None, None, None)
+    for outcome in ("dead", "expired", "invalid", "void"):
+        for offset in getattr(receipt, outcome):
+            yield outcome, offset, nowhere if outcome == "void" else letters.get(offset, nowhere)
+    if receipt.gone:
+        first, end = receipt.gone
+        yield "gone", first, (None, None, end)
+    for offset in receipt.cut:
+        yield "cut", offset, nowhere
+
+
+def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    for at, pairs in places.items():
+        topic, _, partition = at.rpartition("/")
+        for offset, there in pairs:
+            yield offset, (topic, int(partition), there)

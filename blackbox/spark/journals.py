@@ -1,0 +1,199 @@
+"""Both journals as tables, for the batch jobs: what was asked, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import broadcast, col, lit
+from pyspark.sql.functions import max as largest
+
+from blackbox.config.settings import Settings
+from blackbox.journal.access import KafkaAccess
+from blackbox.journal.ranges import Ends, Range
+from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.records.request import Shard
+from blackbox.spark.journal_tasks import (
+    OUTCOMES,
+    RECORDS,
+    REQUESTS,
+    OutcomeRows,
+    RequestRows,
+)
+from blackbox.spark.session import numbered
+
+if TYPE_CHECKING:
+    from blackbox.jobs.ledger.ledger import Ledger
+
+PIECE = 250_000
+"""Offsets that one task reads: small enough for progress, large enough to be worth a task."""
+
+SHARD = ["topic", "partition"]
+PLACE = [*SHARD, "offset"]
+
+
+TABLES = ("requests", "outcomes")
+
+
+class Journal(NamedTuple):
+    """One of the two journals of a shard, by the table that its records go to."""
+
+    table: str
+    shard: Shard
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.shard.partition}"
+
+    @property
+    def topic(self) -> str:
+        topic = self.shard.topic
+        return topic if self.table == "requests" else receipts_topic(topic)
+
+
+class Span(NamedTuple):
+    """The offsets `start` to `end` - 1."""
+
+    start: int
+    end: int
+
+
+Reach = Mapping[Journal, Span]
+"""From where to where journals can be read at one moment."""
+
+
+def of_table(there: Reach, table: str) -> dict[Shard, Span]:
+    """The same, of only one of the two journals of each shard."""
+    return {journal.shard: span for journal, span in there.items() if journal.table == table}
+
+
+class Journals:
+    """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
+
+    `reach` says what they hold together. `gaps` are offsets within it that neither has: nothing is
+    known about them. Raises LedgerError for a ledger that is not of these journals.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        access: KafkaAccess,
+        kept: Ledger | None = None,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._access = access
+        self._kept = kept
+        self._fresh: dict[Journal, Span] = {}
+        self.reach: dict[Journal, Span] = {}
+        self.gaps: dict[Journal, list[Span]] = {}
+        in_kafka = reach(settings, access)
+        held: Reach = {}
+        if kept is not None:
+            kept.check(in_kafka, list(settings.topics), access)
+            held = kept.reach
+            self.gaps |= {journal: list(gaps) for journal, gaps in kept.gaps.items()}
+        for journal, there in in_kafka.items():
+            before = held.get(journal, Span(there.start, there.start))
+            self._fresh[journal] = Span(max(there.start, before.end), there.end)
+            self.reach[journal] = Span(min(there.start, before.start), there.end)
+            if before.end < there.start:
+                self.gaps.setdefault(journal, []).append(Span(before.end, there.start))
+
+    def requests(self, *, whole: bool = False) -> DataFrame:
+        """One row for each record of the request topics; see `read_requests`."""
+        spans = of_table(self._fresh, "requests")
+        fresh = read_requests(self._session, self._settings, self._access, spans, whole=whole)
+        if self._kept is None:
+            return fresh
+        return self._kept.requests().select(fresh.columns).unionByName(fresh)
+
+    def outcomes(self) -> DataFrame:
+        """One row for each outcome that receipts tell; `settled` leaves the void ones out."""
+        fresh = read_outcomes(self._session, self._access, of_table(self._fresh, "outcomes"))
+        return fresh if self._kept is None else self._kept.outcomes().unionByName(fresh)
+
+
+def reach(settings: Settings, access: KafkaAccess) -> Reach:
+    """How far the journals go now, receipts first: a request is older than its receipt.
+
+    A shard whose receipts do not exist yet has none. Raises JournalLost when Kafka does not answer.
+    """
+    topics = list(settings.topics)
+    counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
+    shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
+    with closing(Ends(access)) as ends:
+
+        def spans(table: str) -> dict[Journal, Span]:
+            journals = [Journal(table, shard) for shard in shards]
+            places = {journal: (journal.topic, journal.shard.partition) for journal in journals}
+            there = [(topic, p) for topic, p in places.values() if p < counts.get(topic, 0)]
+            first, last = ends.first(there), ends.last(there)
+            return {j: Span(first.get(at, 0), last.get(at, 0)) for j, at in places.items()}
+
+        outcomes = spans("outcomes")
+        return spans("requests") | outcomes
+
+
+def read_requests(
+    session: SparkSession,
+    settings: Settings,
+    access: KafkaAccess,
+    spans: Mapping[Shard, Span],
+    *,
+    whole: bool = False,
+) -> DataFrame:
+    """One row for each record of these spans of the request topics: what it asks for.
+
+    `whole` adds the record itself: key, value and headers.
+    """
+    ranges = [Range(s.topic, s.partition, *span) for s, span in spans.items()]
+    task = RequestRows(settings, access, tuple(pieces(ranges)), whole)
+    return numbered(session, len(task.ranges)).mapInArrow(task, RECORDS if whole else REQUESTS)
+
+
+def read_outcomes(
+    session: SparkSession, access: KafkaAccess, spans: Mapping[Shard, Span]
+) -> DataFrame:
+    """One row for each request that the receipts of these spans name; void ones are rows as well."""
+    ranges = [Range(receipts_topic(s.topic), s.partition, *span) for s, span in spans.items()]
+    task = OutcomeRows(access, tuple(pieces(ranges)))
+    return numbered(session, len(task.ranges)).mapInArrow(task, OUTCOMES)
+
+
+def settled(outcomes: DataFrame) -> DataFrame:
+    """Outcomes that came true, of requests that are there: none that a later receipt declared void, or of a lost end."""
+    void = (
+        outcomes.where(col("outcome") == lit("void"))
+        .groupBy(PLACE)
+        .agg(largest("receipt").alias("void_at"))
+    )
+    cuts = (
+        outcomes.where(col("outcome") == lit("cut"))
+        .groupBy(*(col(name).alias(f"cut_{name}") for name in PLACE))
+        .agg(largest("receipt").alias("cut_at"))
+    )
+    told = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
+    is_of_others = (
+        (col("topic") == col("cut_topic"))
+        & (col("partition") == col("cut_partition"))
+        & (col("offset") >= col("cut_offset"))
+        & (col("receipt") <= col("cut_at"))
+    )
+    return (
+        told.join(broadcast(void), PLACE, "left")
+        .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
+        .drop("void_at")
+        .join(broadcast(cuts), is_of_others, "left_anti")
+    )
+
+
+def pieces(ranges: Iterable[Range]) -> list[Range]:
+    """The same ranges, cut into pieces; without empty ones."""
+    return [
+        whole._replace(start=start, end=min(start + PIECE, whole.end))
+        for whole in ranges
+        for start in range(whole.start, whole.end, PIECE)
+    ]

@@ -1,0 +1,96 @@
+"""A Spark session that suits the pipeline, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import blackbox
+
+TRIES = 4
+"""How often Spark runs a failing task of a batch before the batch fails."""
+
+DEFAULTS = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.task.maxFailures": str(TRIES),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.log.level": "FATAL",
+}
+ON_THIS_MACHINE = {
+    # Records do not pass through the JVM: what it has to be is quick to start, and small.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    # Spark makes a secret for itself: else every user of this machine reaches its block manager.
+    "spark.authenticate": "true",
+    "spark.pyspark.python": sys.executable,
+    "spark.python.daemon.module": "blackbox.engine.spark.daemon",
+}
+
+
+def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark, which takes 3 to 6 s; `settings` are the operator's and win over ours.
+
+    On a cluster this package is sent to the executors; what it depends on must be in their
+    Python (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
+    """
+    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else {"spark.pyspark.python": "python3"})
+    chosen: dict[str, Any] = own | dict(settings or {})
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
+    builder = SparkSession.builder.master(with_slots(master)).appName("blackbox")
+    session: SparkSession = builder.config(map=chosen).getOrCreate()
+    if not is_local(master):
+        session.sparkContext.addPyFile(str(_packed()))
+    return session
+
+
+def numbered(session: SparkSession, count: int) -> DataFrame:
+    """The numbers 0, 1, …, each of which stands for one task."""
+    return session.range(0, count, 1, max(1, count))
+
+
+def is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+def with_slots(master: str) -> str:
+    """A local master with room for tasks that linger: half of its slots are theirs.
+
+    `local[*]` gets two slots a core, four at least; a failed task of a batch is tried again.
+    """
+    asked = re.fullmatch(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?", master)
+    if asked is None:
+        return master
+    threads, tries = asked[1] or "*", asked[2] or TRIES
+    slots = max(4, 2 * (os.cpu_count() or 2)) if threads == "*" else max(2, int(threads))
+    return f"local[{slots},{tries}]"
+
+
+def _packed() -> Path:
+    """This package as a zip file that Python can import from."""
+    source = Path(blackbox.__file__).parent
+    target = Path(tempfile.mkdtemp(prefix="blackbox-")) / "blackbox.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(source.rglob("*.py")):
+            archive.write(path, path.relative_to(source.parent))
+    return target

@@ -1,0 +1,57 @@
+"""What tasks are given, numbers that stand for their work, and what they return: rows, or reports."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from blackbox.support import interpreter
+
+REPORT = "report binary"
+"""A task's word to its driver: an object, pickled as Spark does it with tasks and with rows."""
+
+_TYPES = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "array<struct<key:string,value:binary>>": pa.list_(
+        pa.struct([("key", pa.string()), ("value", pa.binary())])
+    ),
+}
+
+tune_once = cache(interpreter.tune)
+
+
+def numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """Begin a task: what it is to do, as the numbers that it was given."""
+    tune_once()
+    return (number for some in batches for number in some.column("id").to_pylist())
+
+
+def as_batches(
+    found: Iterable[Sequence[tuple[Any, ...]]], columns: str
+) -> Iterator[pa.RecordBatch]:
+    """Rows of these columns, which are written as for Spark: `topic string, offset long`."""
+    pairs = [column.split() for column in columns.split(", ")]
+    schema = pa.schema([(name, _TYPES[kind]) for name, kind in pairs])
+    for rows in found:
+        if rows:
+            held = zip(zip(*rows, strict=True), schema, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in held]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def as_reports(found: Iterable[object]) -> Iterator[pa.RecordBatch]:
+    """Rows for the driver, who reads them with `reports`."""
+    return as_batches(([(pickle.dumps(one),)] for one in found), REPORT)
+
+
+def reports(rows: Iterable[Any]) -> list[Any]:
+    """What tasks reported in these rows."""
+    return [pickle.loads(row.report) for row in rows]

@@ -1,0 +1,1 @@
+"""Logs, and how Python itself is set up."""
