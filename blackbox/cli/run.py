@@ -19,7 +19,7 @@ from blackbox.spark.failures import in_one_line
 from blackbox.support import logs
 
 SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
-OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.")
+OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.", "blackbox.engine.spark.")
 
 
 def run(

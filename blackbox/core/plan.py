@@ -150,14 +150,6 @@ PutOff = tuple[int, Entry | None]
 """When to try a pending entry again, epoch ms, or where it is parked; and its new form, None leaves it as it is."""
 
 
-class Second(NamedTuple):
-    """What is counted, such as a caller's requests, and in which second of which clock, unix time."""
-
-    kind: str
-    name: str
-    at_s: int
-
-
 class Touched(NamedTuple):
     """What a batch may touch of what is there already: caller ids, requests of the cold tier, ids.
 

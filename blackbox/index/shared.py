@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from blackbox.core.plan import Second
 from blackbox.index.connection import Clients, Connections
 from blackbox.index.keys import PREFIX, Keys
-from blackbox.records.request import Shard
+from blackbox.records.request import Second, Shard
 
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
 KEPT = 600

@@ -220,3 +220,11 @@ def offset_in(shard: Shard, text: str) -> int | None:
 def member(offset: int) -> bytes:
     """A request's name in its shard's index: 16 hex digits, so that text order is journal order."""
     return b"%016x" % offset
+
+
+class Second(NamedTuple):
+    """What is counted, such as a caller's requests, and in which second of which clock, unix time."""
+
+    kind: str
+    name: str
+    at_s: int

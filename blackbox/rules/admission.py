@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from blackbox.core.plan import Second
 from blackbox.records.errors import IndexLost
 from blackbox.records.outgoing import Refusal
-from blackbox.records.request import Reason, Shard
+from blackbox.records.request import Reason, Second, Shard
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, Asked, Caller, Counts, Rules
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from blackbox.core.plan import Second
+from blackbox.records.request import Second
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import Counts
 

@@ -13,10 +13,9 @@ from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blackbox.core.plan import Second
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
-from blackbox.records.request import Reason, Record, Request, Shard, is_topic_name
+from blackbox.records.request import Reason, Record, Request, Second, Shard, is_topic_name
 
 OTHERS = "(others)"
 """All callers that the file does not name, counted together: as many names as they like get them no more."""

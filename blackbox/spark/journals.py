@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import broadcast, col, lit
@@ -23,9 +23,6 @@ from blackbox.spark.journal_tasks import (
     RequestRows,
 )
 from blackbox.spark.session import numbered
-
-if TYPE_CHECKING:
-    from blackbox.jobs.ledger.ledger import Ledger
 
 PIECE = 250_000
 """Offsets that one task reads: small enough for progress, large enough to be worth a task."""
@@ -68,6 +65,18 @@ def of_table(there: Reach, table: str) -> dict[Shard, Span]:
     return {journal.shard: span for journal, span in there.items() if journal.table == table}
 
 
+class Kept(Protocol):
+    """What of both journals is kept elsewhere, and further back: a ledger."""
+
+    @property
+    def reach(self) -> Reach: ...
+    @property
+    def gaps(self) -> Mapping[Journal, Sequence[Span]]: ...
+    def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None: ...
+    def requests(self) -> DataFrame: ...
+    def outcomes(self) -> DataFrame: ...
+
+
 class Journals:
     """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
 
@@ -80,7 +89,7 @@ class Journals:
         session: SparkSession,
         settings: Settings,
         access: KafkaAccess,
-        kept: Ledger | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._session = session
         self._settings = settings

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from blackbox.core.plan import Second
 from blackbox.index.address import Place
 from blackbox.index.cluster import Cluster
 from blackbox.index.shared import Shared
-from blackbox.records.request import Shard
+from blackbox.records.request import Second, Shard
 from tests.contract.conftest import Backend
 from tests.contract.held import NOW_MS
 

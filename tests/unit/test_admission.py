@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from blackbox.core.intake import Intake, Opening
-from blackbox.core.plan import Batch, Labels, Second
+from blackbox.core.plan import Batch, Labels
 from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, make_format
 from blackbox.index.keys import Keys
@@ -22,7 +22,7 @@ from blackbox.records.cancel import REPLACES
 from blackbox.records.entry import decode
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.receipt import Receipt
-from blackbox.records.request import Record, Shard, request_id
+from blackbox.records.request import Record, Second, Shard, request_id
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held

@@ -1,8 +1,9 @@
-"""Imports point one way: what is asked ← what happens to it ← who calls ← how people reach it."""
+"""Imports point one way: the table of rooms in CONTRIBUTING.md is true."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,47 +14,20 @@ import pytest
 import blackbox
 
 ROOT = Path(blackbox.__file__).parent
-PURE = {
-    "request", "cancel", "cold", "recurrence", "formats", "entry", "plan", "receipt", "outgoing", "limits", "doubt", "clock",
-    "ended", "outcomes", "parking",
-}  # fmt: skip
-VERBS = {
-    "intake",
-    "dispatch",
-    "sorting",
-    "endings",
-    "recovery",
-    "settling",
-    "barrier",
-    "marks",
-    "ports",
-    "promotion",
-    "fate",
-}
-
-MAY_IMPORT = {
-    **dict.fromkeys(PURE, PURE),
-    "ended": PURE | {"index"},
-    **dict.fromkeys(VERBS, PURE | VERBS | {"rules"}),
-    "rules": PURE | {"rules"},
-    "index": PURE | {"index"},
-    "journal": PURE | {"journal"},
-    "embedded": {"embedded"},
-}
-"""The parts of blackbox that a part may use; parts that are not named here may use any but `cli`."""
+CONTRIBUTING = ROOT.parent / "CONTRIBUTING.md"
 
 ONLY_IN = {
     "redis": {"index"},
     "hiredis": {"index"},
     "confluent_kafka": {"journal", "client", "demo", "embedded.kafka"},
-    "pyspark": {"pipeline", "cli.batch", "embedded.jars"},
-    "py4j": {"pipeline"},
-    "pyarrow": {"pipeline"},
+    "pyspark": {"spark", "engine.spark", "jobs", "cli.batch", "embedded.jars"},
+    "py4j": {"spark", "engine.spark", "jobs"},
+    "pyarrow": {"spark", "engine.spark", "jobs"},
     "pandas": set(),
     "numpy": set(),
-    "matplotlib": {"pipeline.audit"},
-    "jinja2": {"pipeline.audit"},
-    "markupsafe": {"pipeline.audit"},
+    "matplotlib": {"jobs.audit"},
+    "jinja2": {"jobs.audit"},
+    "markupsafe": {"jobs.audit"},
     "fastapi": {"api"},
     "starlette": {"api"},
     "h11": {"api"},
@@ -61,13 +35,22 @@ ONLY_IN = {
     "rich": {"cli", "demo"},
     "typer": {"cli", "demo"},
 }
-"""Where a library may be imported: a part of blackbox, or one module of it."""
+"""Where a library may be imported: a room of blackbox, or one module of it."""
 
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in ROOT.rglob("*.py")
     if path != ROOT / "__init__.py"
 )
+
+
+def rooms() -> dict[str, set[str]]:
+    """The rooms that CONTRIBUTING.md lists, from the ground up, and those that each of them uses."""
+    rows = re.findall(r"^\| `([\w/]+)` \|[^|]*\|([^|]*)\|$", CONTRIBUTING.read_text(), re.MULTILINE)
+    return {room.replace("/", "."): set(re.findall(r"[a-z][\w/]+", uses)) for room, uses in rows}
+
+
+ROOMS = rooms()
 
 
 def imported(source: str) -> Iterator[str]:
@@ -77,8 +60,14 @@ def imported(source: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they point"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names if node.module == "blackbox" else [str(node.module)]
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            is_package = str(node.module).partition(".")[0] == "blackbox"
+            yield from (
+                name
+                if is_package and name.removeprefix("blackbox.") in MODULES
+                else str(node.module)
+                for name in full
+            )
 
 
 def imports_of(module: str) -> set[str]:
@@ -91,23 +80,32 @@ def own_imports(module: str) -> set[str]:
     return {name for name in imports_of(module) if name.startswith("blackbox.")}
 
 
-def part_of(module: str) -> str:
-    """`index` for `blackbox.index.keys` as well as for `index.keys`."""
-    return module.removeprefix("blackbox.").partition(".")[0]
+def room_of(module: str) -> str:
+    """`index` for `blackbox.index.keys` as well as for `index.keys`; the innermost that is listed."""
+    name = module.removeprefix("blackbox.")
+    while name not in ROOMS and "." in name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def is_within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if part_of(m) in MAY_IMPORT])
-def test_a_module_uses_only_the_layers_below_it(module: str) -> None:
-    assert {part_of(name) for name in own_imports(module)} <= MAY_IMPORT[part_of(module)]
+def test_every_module_is_in_a_room_that_is_listed() -> None:
+    assert {room_of(module) for module in MODULES} == ROOMS.keys() | {"__main__"}
 
 
-def test_of_the_index_what_is_pure_uses_only_its_bits() -> None:
-    assert own_imports("ended") == {"blackbox.core.bits"}
-    assert own_imports("index.bits") == set()
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_uses_the_rooms_that_are_listed_for_it_and_these_are_below_it(room: str) -> None:
+    modules = [module for module in MODULES if room_of(module) == room]
+    used = {room_of(name) for module in modules for name in own_imports(module)} - {
+        room,
+        "blackbox",
+    }
+    assert {name.replace(".", "/") for name in used} == ROOMS[room]
+    order = list(ROOMS)
+    assert all(order.index(name) < order.index(room) for name in used)
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
@@ -122,9 +120,9 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
 
 
 def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
-    users = {m for m in MODULES if "cli" in {part_of(name) for name in own_imports(m)}}
+    users = {m for m in MODULES if "cli" in {room_of(name) for name in own_imports(m)}}
 
-    assert {module for module in users if part_of(module) not in ("cli", "__main__")} == set()
+    assert {module for module in users if room_of(module) not in ("cli", "__main__")} == set()
 
 
 def test_only_the_spark_engine_needs_spark() -> None:
@@ -144,17 +142,20 @@ def test_a_caller_needs_neither_redis_nor_a_server() -> None:
     assert others & set(run.stdout.decode().split()) == set()
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pipeline.tasks.")])
-def test_a_task_uses_nothing_of_its_driver(module: str) -> None:
-    ours = {name for name in own_imports(module) if part_of(name) == "pipeline"}
+TASKS = [module for module in MODULES if module.endswith(("task", "tasks"))]
 
-    assert {name for name in ours if not name.startswith("blackbox.spark.tasks")} == set()
+
+@pytest.mark.parametrize("module", TASKS)
+def test_a_task_of_spark_uses_nothing_of_its_driver(module: str) -> None:
     of_spark = {name for name in imports_of(module) if name.partition(".")[0] == "pyspark"}
     assert of_spark <= {"pyspark"}, "of Spark a task knows its own context, and no session"
+    ours = {name.removeprefix("blackbox.") for name in own_imports(module)}
+    needed = {name for other in ours - {*TASKS} for name in imports_of(other)}
+    assert not [name for name in needed if name.startswith("pyspark.sql")]
 
 
 def test_the_named_parts_exist() -> None:
-    assert {part_of(module) for module in MODULES} >= MAY_IMPORT.keys()
+    assert len(TASKS) > 6
     assert imports_of("index.connection") >= {"redis", "hiredis"}
     assert "confluent_kafka" in imports_of("journal.writer")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from blackbox.core.plan import Second
-from blackbox.records.request import Reason, Record, Request, Shard
+from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
