@@ -22,10 +22,16 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,embedded,dev]'
 	@touch $@
 
+.venv/archives: .venv/installed
+	@echo "keeping the Java classes of Kafka and Spark for quicker starts (once, half a minute)"
+	@$(BIN)/python -m blackbox.embedded.class_archive
+	@$(BIN)/python -m blackbox.spark.class_archive 2>/dev/null
+	@touch $@
+
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: install  ## All tests, on real servers that they start themselves (about 30 minutes)
+test: .venv/archives  ## All tests, on real servers that they start themselves (about 30 minutes)
 	$(TESTS)
 
 faults: install  ## The fault and load tests at full length, on both engines (about 40 minutes)
@@ -48,7 +54,7 @@ chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.
 screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)
 	$(BIN)/python -m tests.screenshots docs/page
 
-check: install  ## The whole gate: format, lint, types, tests
+check: .venv/archives  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

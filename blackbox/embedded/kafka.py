@@ -6,7 +6,7 @@ import base64
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from blackbox.embedded.java import find_java
 from blackbox.embedded.ports import HOST, free_port, is_listening
 from blackbox.embedded.process import GuardedProcess
 from blackbox.embedded.server import START_DEADLINE_S, EmbeddedServer
+from blackbox.support.class_archive import using
 
 # Measured on two cores: the serial collector with C1 alone starts in 1.5 s (G1 with C2: 1.9 s) and
 # takes 217 k/s in transactions of 1,000 within its first seconds (164 k/s), 414 k/s in 5,000.
@@ -68,6 +69,7 @@ class EmbeddedKafka(EmbeddedServer):
     `settings` are lines of server.properties; brokers of one cluster are given the same
     `cluster_id`. `users` (name -> password) can log in with SCRAM-SHA-512 where `settings` ask for
     that; `client` are settings of librdkafka by which the start can ask whether the broker answers.
+    `java_flags` are the JVM's, instead of those that let it start from an archive of classes.
     Its log has warnings and worse.
     """
 
@@ -82,6 +84,7 @@ class EmbeddedKafka(EmbeddedServer):
         cluster_id: str | None = None,
         users: Mapping[str, str] | None = None,
         client: Mapping[str, str] | None = None,
+        java_flags: Sequence[str] = (),
         disposable: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class EmbeddedKafka(EmbeddedServer):
         self._cluster_id = cluster_id
         self._users = dict(users or {})
         self._client = dict(client or {})
+        self._java_flags = tuple(java_flags)
         self._java: list[str] = []
         """The command that runs a class of Kafka's."""
 
@@ -114,7 +118,12 @@ class EmbeddedKafka(EmbeddedServer):
         logging, temporary = self.folder / "log4j2.xml", self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
         self._java = [
-            *(java, *JVM_FLAGS, f"-Dlog4j2.configurationFile={logging}"),
+            *(
+                java,
+                *JVM_FLAGS,
+                *(self._java_flags or using(jars)),
+                f"-Dlog4j2.configurationFile={logging}",
+            ),
             *(f"-Djava.io.tmpdir={temporary}", "-cp", f"{jars}/*"),
         ]
 

@@ -79,10 +79,10 @@ class EmbeddedServer(ABC):
         finally:
             os.close(lock)
 
-    def stop(self) -> None:
-        """Graceful, killed after 10 s; does nothing if it does not run."""
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Graceful, killed after `grace_s`; does nothing if it does not run."""
         if self._process is not None:
-            self._process.stop(STOP_GRACE_S)
+            self._process.stop(grace_s)
             self._process = None
 
     def kill(self) -> None:

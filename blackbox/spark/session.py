@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import blackbox
+from blackbox.support.class_archive import using
 
 TRIES = 4
 """How often Spark runs a failing task of a batch before the batch fails."""
@@ -34,9 +36,11 @@ DEFAULTS = {
     "spark.ui.retainedStages": "50",
     "spark.log.level": "FATAL",
 }
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Records do not pass through the JVM: what it has to be is quick to start, and small.
+JAVA_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ON_THIS_MACHINE = {
-    # Records do not pass through the JVM: what it has to be is quick to start, and small.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    JAVA_OPTIONS: " ".join((*JAVA_FLAGS, *using(Path(pyspark.__file__).parent))),
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     # Spark makes a secret for itself: else every user of this machine reaches its block manager.

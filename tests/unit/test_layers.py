@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ ONLY_IN = {
 }
 """Where a library may be imported: a room of blackbox, or one module of it."""
 
-MODULES = sorted(
+MODULES = frozenset(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in ROOT.rglob("*.py")
     if path != ROOT / "__init__.py"
@@ -70,6 +71,7 @@ def imported(source: str) -> Iterator[str]:
             )
 
 
+@cache
 def imports_of(module: str) -> set[str]:
     path = ROOT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -120,7 +122,7 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
 
 
 def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
-    users = {m for m in MODULES if "cli" in {room_of(name) for name in own_imports(m)}}
+    users = {m for m in sorted(MODULES) if "cli" in {room_of(name) for name in own_imports(m)}}
 
     assert {module for module in users if room_of(module) not in ("cli", "__main__")} == set()
 
@@ -142,7 +144,7 @@ def test_a_caller_needs_neither_redis_nor_a_server() -> None:
     assert others & set(run.stdout.decode().split()) == set()
 
 
-TASKS = [module for module in MODULES if module.endswith(("task", "tasks"))]
+TASKS = [module for module in sorted(MODULES) if module.endswith(("task", "tasks"))]
 
 
 @pytest.mark.parametrize("module", TASKS)
