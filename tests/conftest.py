@@ -21,7 +21,7 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.redis import find_redis
 from tests.alone import Alone
 from tests.promises import NO_TOOL, Promises
-from tests.world import World
+from tests.world import AT_LENGTH, World
 
 # How long an example takes says how busy the machine is, not whether the product is right.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Promises())
     assert config.cache is not None
     config.pluginmanager.register(Alone(config.cache.mkdir("alone")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long and is seldom needed is run by `make proof`."""
+    if not AT_LENGTH:
+        long = [item for item in items if item.get_closest_marker("at_length") is not None]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.hookimpl(wrapper=True)

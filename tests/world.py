@@ -43,7 +43,7 @@ both_engines = pytest.mark.parametrize("engine", ["process", "spark"], indirect=
 """Runs a test that has a world once on each engine."""
 
 AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
-"""Whether to run what takes long and is seldom needed, as `make faults` does."""
+"""Whether to run what takes long and is seldom needed, as `make proof` does."""
 
 both_engines_at_length = both_engines if AT_LENGTH else pytest.mark.usefixtures("engine")
 """The same for what the engines share so far that it is run on Spark at length only."""

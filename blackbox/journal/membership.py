@@ -154,6 +154,9 @@ class Membership:
     def _join_anew(self) -> None:
         self._joined.clear()
         self._consumer.close()
+        self._give_up(
+            sorted(self.owned())
+        )  # a client that failed for good does not say what it lost
         self._open()
         self._join()
         self._must_join = False
@@ -210,7 +213,10 @@ class Membership:
         self._joined.set()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        shards = _shards(partitions)
+        self._give_up(_shards(partitions))
+        consumer.incremental_unassign(partitions)
+
+    def _give_up(self, shards: Sequence[Shard]) -> None:
         with self._lock:
             self._owned.difference_update(shards)
             asked = [self._questions.pop(shard, None) for shard in shards]
@@ -220,7 +226,6 @@ class Membership:
                 question.answered.set()
         self._new = [shard for shard in self._new if shard not in shards]
         self.lost(shards)
-        consumer.incremental_unassign(partitions)
 
     def _expelled(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined.clear()

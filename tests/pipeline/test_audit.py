@@ -606,6 +606,7 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
     ]
 
 
+@pytest.mark.at_length
 def test_a_cancel_by_the_first_id_is_clean_before_and_after_its_request_is_written_again(
     world: World, spark: SparkSession
 ) -> None:

@@ -64,6 +64,7 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
     assert len(receipts.partitions) == 7
 
 
+@pytest.mark.at_length
 def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world: World) -> None:
     other = f"{world.name}.other"
     create(world, other)

@@ -141,7 +141,7 @@ class GuardedWorld(World):
         return found
 
 
-@pytest.fixture(params=["as it is shipped", "guarded"])
+@pytest.fixture(params=["as it is shipped"] + ["guarded"] * AT_LENGTH)
 def attacked(
     request: pytest.FixtureRequest, stack: EmbeddedStack, certificates: Certificates, redis_7: str, tmp_path: Path,
     engine: str,

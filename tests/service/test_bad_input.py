@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.raw_record import write_with_header
-from tests.world import World, both_engines, both_engines_at_length, until
+from tests.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 
@@ -40,7 +40,7 @@ IMPOSSIBLE: list[dict[str, object]] = [
 ]
 
 
-@both_engines
+@both_engines_at_length
 def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
     world: World,
 ) -> None:

@@ -37,7 +37,7 @@ from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, decode
 from blackbox.records.request import Shard, request_id
 from tests.service.test_low_water import keep, starts
-from tests.world import AT_LENGTH, ServiceProcess, World, both_engines, read_all, until
+from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, read_all, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -673,7 +673,7 @@ def ask_anew(world: World) -> None:
         world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
 
 
-@both_engines
+@both_engines_at_length
 def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_on(
     cut_world: World,
 ) -> None:

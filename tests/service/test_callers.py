@@ -20,7 +20,6 @@ from tests.world import (
     AT_LENGTH,
     ServiceProcess,
     World,
-    both_engines,
     both_engines_at_length,
     read_all,
     until,
@@ -83,7 +82,7 @@ def letters(world: World) -> Counter[tuple[str, str]]:
     return Counter((header(m, "blackbox-reason"), header(m, "CALLER_SERVICE")) for m in found)
 
 
-@both_engines
+@both_engines_at_length
 def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) -> None:
     mail = f"{world.name}.mail.eu"
     world.create(NewTopic(mail, 1))

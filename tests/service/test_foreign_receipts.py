@@ -10,14 +10,14 @@ from confluent_kafka import Producer
 
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Shard
-from tests.world import World, both_engines, until
+from tests.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 
 REQUESTS = 40
 
 
-@both_engines
+@both_engines_at_length
 def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: World) -> None:
     world = fragile_world
     service = world.start_service().wait_ready()

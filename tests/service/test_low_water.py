@@ -30,7 +30,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records.cancel import HEADER as CANCELS
 from blackbox.records.cancel import REPLACES
 from blackbox.records.request import Shard, request_id
-from tests.world import AT_LENGTH, World, until
+from tests.world import AT_LENGTH, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]
 
@@ -57,12 +57,6 @@ SIZES = (
 )
 AT_ONCE = 100
 
-BOTH = ["process", "spark"]
-ENGINES = (
-    {"hot": BOTH, "cold": BOTH, "kept": BOTH}
-    if AT_LENGTH
-    else {"hot": ["process"], "cold": ["spark"], "kept": ["process"]}
-)
 IN_TIME_S = 8.0
 """A cancel that is read so long before its request is due is in time, whatever has to be recovered."""
 
@@ -195,7 +189,7 @@ def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     kafka.stop()
 
 
-@pytest.mark.parametrize("engine", ENGINES["hot"], indirect=True)
+@both_engines_at_length
 def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
     fragile_world: World,
 ) -> None:
@@ -203,13 +197,14 @@ def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
     nothing_is_lost(fragile_world, 0)
 
 
-@pytest.mark.parametrize("engine", ENGINES["cold"], indirect=True)
+@both_engines_at_length
 def test_so_they_do_while_far_requests_are_written_again(fragile_world: World) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)
     nothing_is_lost(fragile_world, SIZES.horizon_s)
 
 
-@pytest.mark.parametrize("engine", ENGINES["kept"], indirect=True)
+@both_engines_at_length
+@pytest.mark.at_length
 def test_so_they_do_when_kafka_removes_by_time_and_requests_are_written_again_before(
     forgetful_kafka: EmbeddedKafka, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from blackbox.embedded import EmbeddedStack
 from tests.service.test_oscillator import topic, wait_written
-from tests.world import ServiceProcess, World, both_engines, both_engines_at_length, until
+from tests.world import ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 
@@ -41,7 +41,7 @@ def has_delivered(service: ServiceProcess, more_than: float) -> bool:
     return service.metric("blackbox_delivered_total") > more_than
 
 
-@both_engines
+@both_engines_at_length
 def test_servers_killed_under_load_and_started_again(own_world: World) -> None:
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     for kill in (kill_kafka, kill_redis):

@@ -7,11 +7,19 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import pytest
 
-from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines, until
+from tests.world import (
+    PARTITIONS,
+    SESSION_S,
+    ServiceProcess,
+    World,
+    both_engines_at_length,
+    until,
+)
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 
@@ -37,6 +45,12 @@ def owned(service: ServiceProcess) -> frozenset[int]:
 
 def each_owns_some(*services: ServiceProcess) -> bool:
     return all(0 < len(owned(one)) < PARTITIONS for one in services)
+
+
+def share(*services: ServiceProcess) -> bool:
+    """Each owns some, and nothing is owned twice."""
+    shards = sorted(chain.from_iterable(map(owned, services)))
+    return each_owns_some(*services) and shards == list(range(PARTITIONS))
 
 
 def owns_all(service: ServiceProcess) -> bool:
@@ -91,7 +105,7 @@ def patient(world: World) -> Callable[..., ServiceProcess]:
     return partial(world.start_service, kafka_config=config)
 
 
-@both_engines
+@both_engines_at_length
 def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_for_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
@@ -127,11 +141,13 @@ def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
 ) -> None:
     first = patient(instance_id="one").wait_ready()
     second = patient(instance_id="one").wait_ready()
-    until("both own shards", partial(each_owns_some, first, second))
+    until("they share the shards", partial(share, first, second))
+    opened = [one.metric("blackbox_recoveries_total") for one in (first, second)]
     world.ask(1000, within_s=2)
 
     verdict = world.wait_delivered()
 
     assert verdict.is_exact, verdict
+    assert [one.metric("blackbox_recoveries_total") for one in (first, second)] == opened
     assert "BLACKBOX_INSTANCE_ID=one; going on without one" in first.log.read_text()
     assert "going on without one" not in second.log.read_text()

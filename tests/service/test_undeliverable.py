@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.world import World, both_engines, both_engines_at_length, read_all, until
+from tests.world import World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 
@@ -77,7 +77,7 @@ def test_a_message_too_large_for_the_client_takes_nothing_with_it(world: World) 
     assert "left out" in header(letter, "blackbox-detail")
 
 
-@both_engines
+@both_engines_at_length
 def test_what_the_broker_refuses_is_isolated_and_the_rest_of_the_batch_goes_out(
     world: World,
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_target_created_meanwhile_gets_its_message(world: World) -> None:
     assert reasons(world) == {}
 
 
-@both_engines
+@both_engines_at_length
 def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_seconds_at_most(
     world: World,
 ) -> None:
