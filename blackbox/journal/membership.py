@@ -154,9 +154,8 @@ class Membership:
     def _join_anew(self) -> None:
         self._joined.clear()
         self._consumer.close()
-        self._give_up(
-            sorted(self.owned())
-        )  # a client that failed for good does not say what it lost
+        # A client that failed for good does not say what it lost.
+        self._give_up(sorted(self.owned()))
         self._open()
         self._join()
         self._must_join = False

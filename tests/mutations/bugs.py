@@ -1132,7 +1132,7 @@ BUGS = (
         (
             Change(
                 "journal/membership.py",
-                "        self._give_up(sorted(self.owned()))  # a client that failed for good does not say what it lost\n",
+                "        self._give_up(sorted(self.owned()))\n",
                 "",
             ),
         ),

@@ -270,6 +270,8 @@ def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_rec
         client.reschedule(ids[2], timedelta(0))
         client.cancel(ids[3])
     until("it is cancelled", lambda: service.get(f"/requests/{ids[3]}").json()["state"] == "ended")
+    world.services[-1].stop()
+    serve(hot_horizon_s=4, renew_after_s=4)  # what is cancelled ends when it would be written again
     inspector = Inspector.of(world.redis.url)
     until("no request is cold", lambda: not any(inspector.cold(shard)[1] for shard, _ in places))
     until("both come out", lambda: len(world.received(world.targets[0])) == 2)
