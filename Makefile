@@ -25,7 +25,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 .venv/archives: .venv/installed
 	@echo "keeping the Java classes of Kafka and Spark for quicker starts (once, half a minute)"
 	@$(BIN)/python -m blackbox.embedded.class_archive
-	@$(BIN)/python -m blackbox.spark.class_archive 2>/dev/null
+	@$(BIN)/python -m blackbox.spark.class_archive 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
