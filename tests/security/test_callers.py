@@ -30,7 +30,7 @@ from tests.security.hostile import TEXTS, texts
 from tests.service.test_cli import blackbox
 from tests.world import ServiceProcess, World, read_all, until
 
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ blackbox[.a-z]*: .+")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ blackbox[._a-z]*: .+")
 LABELS = {"topic", "reason", "shard", "journal", "le", "target"}
 
 

@@ -36,7 +36,7 @@ from blackbox.records.errors import Doubt, IndexLost
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, decode
 from blackbox.records.request import Shard, request_id
-from tests.service.test_low_water import keep, starts
+from tests.service.test_low_water import ends, keep, starts
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, read_all, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
@@ -524,15 +524,16 @@ def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
     world.ask(100, from_s=5, within_s=6)
     until("they are taken in", lambda: pending(world, client) == 100)
     yesterday = {key: client.dump(key) for key in keys(world, client)}
+    receipts = receipts_topic(world.requests)
+    written = ends(world, receipts)
     until("they are delivered", lambda: len(bodies(world)) == 100)
     world.ask(100, from_s=25, within_s=30)
-    first = starts(world, world.requests)
 
     def is_trimmed() -> bool:
-        now = starts(world, world.requests)
-        return sum(now.values()) >= 100 and now != first
+        kept = starts(world, receipts)
+        return any(kept[partition] > written[partition] for partition in kept)
 
-    until("what was delivered is trimmed", is_trimmed)
+    until("receipts of what was delivered are trimmed", is_trimmed)
     service.stop()
     lose(world, client)
     for key, value in yesterday.items():

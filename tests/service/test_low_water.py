@@ -160,8 +160,17 @@ def delivered(world: World) -> dict[int, list[int]]:
 
 def starts(world: World, topic: str) -> dict[int, int]:
     """The first offset that each partition keeps."""
+    return offsets(world, topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+def ends(world: World, topic: str) -> dict[int, int]:
+    """The offset of the next record of each partition."""
+    return offsets(world, topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def offsets(world: World, topic: str, spec: OffsetSpec) -> dict[int, int]:
     admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
-    places = {TopicPartition(topic, p): OffsetSpec.earliest() for p in range(world.partitions)}  # type: ignore[no-untyped-call]
+    places = {TopicPartition(topic, p): spec for p in range(world.partitions)}
     return {at.partition: asked.result().offset for at, asked in admin.list_offsets(places).items()}
 
 
