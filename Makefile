@@ -31,7 +31,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: .venv/archives  ## All tests, on real servers that they start themselves (about half an hour)
+test: .venv/archives  ## The tests, on real servers that they start themselves (about 40 minutes on two cores)
 	$(TESTS)
 
 proof: .venv/archives  ## All tests at full length, on both engines where they share the code, too (hours)
