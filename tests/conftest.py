@@ -34,8 +34,9 @@ LOG_TOLD = 4000
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
         config.pluginmanager.register(Promises())
-    assert config.cache is not None
-    config.pluginmanager.register(Alone(config.cache.mkdir("alone")))
+    cache = getattr(config, "cache", None)  # without the plugin for it, one worker runs all
+    if cache is not None:
+        config.pluginmanager.register(Alone(cache.mkdir("alone")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
