@@ -29,7 +29,16 @@ from tests.mutations.bugs import BUGS, Bug, Change
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mutations.md"
-PARTS = ("blackbox", "tests", "docs", "pyproject.toml", "helm", "CHANGELOG.md", "README.md")
+PARTS = (
+    "blackbox",
+    "tests",
+    "docs",
+    "pyproject.toml",
+    "helm",
+    "CHANGELOG.md",
+    "README.md",
+    "CONTRIBUTING.md",
+)
 WITHOUT_SERVICES = ("tests/unit", "tests/contract")
 BROKEN = re.compile(r"^--seed \d+ --schedule \d+ \((.+)\), see ", re.MULTILINE)
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?:::\w+|\.py))", re.MULTILINE)
