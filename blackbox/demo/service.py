@@ -20,7 +20,6 @@ STOP_GRACE_S = 6.0
 RETRIES = 1
 """A target that does not exist becomes a dead letter after one more try, so that the demo ends."""
 
-JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AUDIT_DEADLINE_S = 300.0
 
 
@@ -58,12 +57,11 @@ class DemoAudit(GuardedProcess):
     def __init__(self, stack: EmbeddedStack, page: Path) -> None:
         folder = stack.folder / "audit"
         folder.mkdir()
-        spark = folder / "spark.properties"
-        spark.write_text(f"spark.driver.extraJavaOptions={JVM_FLAGS} -Djava.io.tmpdir={folder}\n")
         more = {
             "TMPDIR": str(folder),
             "SPARK_LOCAL_DIRS": str(folder),
-            "BLACKBOX_SPARK_CONFIG": str(spark),
+            # Not `spark.driver.extraJavaOptions`: these would replace the ones for a quick start.
+            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
         }
         options = ("--targets", "--json", "--html", str(page))
         super().__init__(_command(stack, more, "audit", *options), log=folder / "audit.log")
