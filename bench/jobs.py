@@ -158,14 +158,18 @@ class Yard(Field):
 
     def has_read(self, ends: Mapping[int, int]) -> bool:
         """Whether the indexes hold the requests below these offsets."""
-        labels = self.labels()
-        return all(labels.get(partition, -1) >= end for partition, end in ends.items())
+        positions = self.positions()
+        return all(positions.get(partition, -1) >= end for partition, end in ends.items())
 
-    def labels(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """Up to where each index has read the requests; without those that are not there."""
         names = range(PARTITIONS)
         found: list[Any] = [self._redis.hget(self._key(p, "state"), "requests") for p in names]
-        return {p: int(label) for p, label in zip(names, found, strict=True) if label is not None}
+        return {
+            p: int(position)
+            for p, position in zip(names, found, strict=True)
+            if position is not None
+        }
 
     def request_ends(self) -> dict[int, int]:
         """The offsets of the next requests to be written."""
@@ -329,7 +333,7 @@ def _healed(yard: Yard, engine: str) -> Healed:
             took_s, cores = time.monotonic() - began, _cores(before, began)
         ends_now = yard.request_ends()
         _wait("the rest", lambda: yard.has_read(ends_now))
-    expected = yard.in_journals(yard.labels())
+    expected = yard.in_journals(yard.positions())
     found = yard.in_redis()
     scanned = sum(ends.values())
     return Healed(engine, took_s, scanned, found, expected, cores)

@@ -8,8 +8,8 @@ from itertools import islice
 from bench.ground import Ground, Stopwatch
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.intake import Intake, parse
-from blackbox.core.plan import Labels
-from blackbox.core.triage import Sorting
+from blackbox.core.plan import Positions
+from blackbox.core.triage import Triage
 from blackbox.formats import make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -25,7 +25,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     kafka = KafkaAccess(ground.stack.bootstrap_servers, "bench")
     journal = ShardJournal(ground.shard, kafka)
     index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
-    index.begin(Labels(0, journal.receipt_bounds().end))
+    index.begin(Positions(0, journal.receipt_bounds().end))
     contract = make_format("countdown", max_countdown_s=86_400, own_topics=lambda _: False)
     intake = Intake(contract, index, None)
     end = journal.request_bounds().end
@@ -43,14 +43,14 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
 
     writer = Writer(ground.shard, kafka, exactly_once=exactly_once)
     writer.open()
-    sorting = Sorting(
+    triage = Triage(
         shard=ground.shard,
         targets=Targets(kafka),
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",
     )
-    dispatch = Dispatch(index, writer, sorting, batch)
+    dispatch = Dispatch(index, writer, triage, batch)
     watch = Stopwatch()
     delivered = 0
     while delivered < ground.count:

@@ -113,10 +113,10 @@ class Ground(Field):
         self.far = pending
 
     def _feed(self, what: str, count: int, value: bytes) -> None:
-        progress, before = Progress(what, count), sum(self._labels())
+        progress, before = Progress(what, count), sum(self._positions())
 
         def has_read(so_many: int) -> bool:
-            done = min(count, sum(self._labels()) - before)
+            done = min(count, sum(self._positions()) - before)
             progress(done)
             return done >= so_many
 
@@ -139,14 +139,14 @@ class Ground(Field):
 
     def drain(self, requests: int) -> float:
         """How many requests a second are taken in and delivered, of so many that are due at once."""
-        due_ms, before = int(time.time() * 1000), self._labels()
+        due_ms, before = int(time.time() * 1000), self._positions()
         self.write_alike(requests, self._value(MESSAGE_BYTES, due_ms))
         began = time.monotonic()
         least = requests // self.partitions
         wait(
             "all delivered",
             lambda: (
-                all(b - a >= least for a, b in zip(before, self._labels(), strict=True))
+                all(b - a >= least for a, b in zip(before, self._positions(), strict=True))
                 and self.pending() == self.far
             ),
         )
@@ -176,7 +176,7 @@ class Ground(Field):
         self.client.config_resetstat()
         self.client.slowlog_reset()
 
-    def _labels(self) -> list[int]:
+    def _positions(self) -> list[int]:
         return [
             int(self.client.hget(f"blackbox:{{{self.requests}-{p}}}:state", "requests") or 0)
             for p in range(self.partitions)

@@ -25,7 +25,7 @@ from blackbox.config.check import Finding, findings
 from blackbox.config.settings import Half, Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.process import Service
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.support import interpreter
 
 logger = logging.getLogger("blackbox.run")
@@ -132,7 +132,7 @@ class _Start:
 
     def _run(self, engine: Engine) -> None:
         again = Retrying(
-            retry=retry_if_exception_type(Doubt),
+            retry=retry_if_exception_type(RecoveryRequired),
             wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
             stop=stop_when_event_set(self._stop),
             sleep=sleep_using_event(self._stop),

@@ -19,12 +19,12 @@ from confluent_kafka.admin import NewTopic
 
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.dispatch import Dispatch
-from blackbox.core.follow_ups import Endings
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
 from blackbox.core.low_water import LowWater
 from blackbox.core.promotion import Promoted
 from blackbox.core.recovery import Recovered, Recovery
-from blackbox.core.triage import Sorting
+from blackbox.core.triage import Triage
 from blackbox.engine.promoter import Promoter
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
@@ -36,7 +36,7 @@ from blackbox.journal.targets import Targets
 from blackbox.journal.topics import OwnTopics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Headers, Shard
 from tests.world import World, each_of, read_all, until
 
@@ -78,7 +78,7 @@ class Year:
         journal = ShardJournal(self.shards[0], self.access)
         try:
             return journal.request_bounds().end == journal.receipt_bounds().end == 0
-        except Doubt:
+        except RecoveryRequired:
             return False
         finally:
             journal.close()
@@ -122,15 +122,15 @@ class Year:
                 ahead=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
-            sorting = Sorting(
+            triage = Triage(
                 shard=shard,
                 targets=Targets(self.access),
                 journal=journal,
                 reread=intake.reread,
                 dead_letter_topic=self.world.dead_letters,
-                endings=Endings(shard, formats(self.settings)[shard.topic], uncommitted),
+                follow_ups=FollowUps(shard, formats(self.settings)[shard.topic], uncommitted),
             )
-            dispatch = Dispatch(index, writer, sorting)
+            dispatch = Dispatch(index, writer, triage)
             while dispatch.tick(now_ms).is_full:
                 pass
             self._look_after(shard, index, writer, recovered, now_ms)
@@ -243,7 +243,7 @@ class PastYear(Year):
         with closing(index.walk()) as walk:
             while walk.slice():
                 pass
-            mark = low_water.write(walk.labels, walk.lowest)
+            mark = low_water.write(walk.positions, walk.lowest)
         Trimmer(self.access, self.settings.retention_s * 1000).trim(shard, mark, now_ms)
 
     def journals(self, shard: int = 0) -> tuple[Held, Held]:

@@ -17,7 +17,7 @@ from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, rules, shared
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.status import Fate, LimitReached
 from blackbox.index.inspector import Standing
 from blackbox.index.server import RedisServer, Room
@@ -246,11 +246,11 @@ class Control:
         self,
         fate: Fate,
         place: tuple[Shard, int],
-        since: Labels | None,
+        since: Positions | None,
         cancel: int,
         deadline: float,
     ) -> Cancelled:
-        """Cancelled, unless something took its place, behind the labels `since`, and was not cancelled."""
+        """Cancelled, unless something took its place, behind the positions `since`, and was not cancelled."""
         if since is not None and since.requests >= cancel:  # nothing came between
             return Cancelled("cancelled", fate)
         registry, (shard, offset), left = self._registry(), place, fate
@@ -268,24 +268,24 @@ class Control:
         return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
 
     def _look(
-        self, place: tuple[Shard, int], before: Fate | None = None, since: Labels | None = None
-    ) -> tuple[Labels | None, Fate]:
-        """What became of a request, and labels behind which lies whatever becomes of it if it is pending.
+        self, place: tuple[Shard, int], before: Fate | None = None, since: Positions | None = None
+    ) -> tuple[Positions | None, Fate]:
+        """What became of a request, and positions behind which lies whatever becomes of it if it is pending.
 
-        `before` is what was found at first, when it was pending behind the labels `since`.
+        `before` is what was found at first, when it was pending behind the positions `since`.
         """
         registry, was_at = self._registry(), None
-        labels = registry.inspector.labels(place[0])
+        positions = registry.inspector.positions(place[0])
         if before is not None and before.state == "pending":
             was_at = _now_at(place, before)
         fate = registry.fate(*place) if was_at is None else registry.fate(*was_at, since)
         if was_at is not None and was_at != place:
             fate = fate.told_of(*place)
-        after = registry.inspector.labels(place[0])
-        if labels is None or after is None:
+        after = registry.inspector.positions(place[0])
+        if positions is None or after is None:
             return None, fate
         # The lower ones: Redis may have gone back in between, and shows as pending what had ended.
-        return Labels(*map(min, labels, after)), fate
+        return Positions(*map(min, positions, after)), fate
 
     def reschedule(
         self, text: str, *, countdown_s: float | None = None, at: str | int | None = None
@@ -471,8 +471,8 @@ class Control:
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            labels = {shard: registry.inspector.labels(shard) for shard in ends}
-            if all(one is not None and one.requests >= ends[s] for s, one in labels.items()):
+            positions = {shard: registry.inspector.positions(shard) for shard in ends}
+            if all(one is not None and one.requests >= ends[s] for s, one in positions.items()):
                 break
             time.sleep(LOOK_S)
         return registry.holders(text)
@@ -531,9 +531,9 @@ def _wait_taken_in(
 ) -> bool:
     """Until the record `written` has been read, and no delivery of the request at `offset` is under way."""
     while True:
-        label = registry.inspector.labels(shard)
-        is_read = label is not None and label.requests > written
-        if is_read and not registry.inspector.is_leaving(shard, offset):
+        position = registry.inspector.positions(shard)
+        is_read = position is not None and position.requests > written
+        if is_read and not registry.inspector.is_in_flight(shard, offset):
             return True
         if time.monotonic() > deadline:
             return False

@@ -12,7 +12,7 @@ from typing import Any
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.status import (
     NO_REQUEST,
     Asked,
@@ -130,7 +130,7 @@ class Registry:
             return journal.request_bounds().end
 
     def fate(
-        self, shard: Shard, offset: int, since: Labels | None = None, limit: Limit | None = None
+        self, shard: Shard, offset: int, since: Positions | None = None, limit: Limit | None = None
     ) -> Fate:
         """What became of the request at this place.
 
@@ -139,7 +139,7 @@ class Registry:
         3. then the receipts, from the time on when it could have been dispatched;
         4. then the records that promotion wrote; these at first, if its own one was removed since.
 
-        `since` are the labels from before a moment at which it was pending: what happened to it is
+        `since` are the positions from before a moment at which it was pending: what happened to it is
         behind them. Reads no more than the `limit`, and says so when that was too little.
         """
         if shard.partition >= self._partitions.get(shard.topic, 0):
@@ -159,9 +159,9 @@ class Registry:
             bounds = journal.request_bounds()
             if known.state == "unknown" and offset >= bounds.end:
                 return known
-            _wait_for(journal, standing.labels)
-            requests, receipts = _both_behind(since, standing.labels)
-            is_read = standing.labels is not None and offset < standing.labels.requests
+            _wait_for(journal, standing.positions)
+            requests, receipts = _both_behind(since, standing.positions)
+            is_read = standing.positions is not None and offset < standing.positions.requests
             is_gone = known.state == "unknown" and offset < bounds.start
             may_be_carried = known.state == "unread" or is_gone
             may_be_carried = may_be_carried and self._has_cold_tier(standing)
@@ -191,8 +191,8 @@ class Registry:
             return self.fate(shard, there, limit=limit).told_of(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
 
-    def replaced_by(self, shard: Shard, offset: int, since: Labels | None) -> int | None:
-        """What took the place, behind these labels, of a request that has ended; None: it was cancelled.
+    def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
+        """What took the place, behind these positions, of a request that has ended; None: it was cancelled.
 
         Raises LimitReached.
         """
@@ -236,21 +236,21 @@ class Registry:
         return Fates(shard, journal, self._formats[shard.topic], now_ms, has_receipts, limit)
 
 
-def _wait_for(journal: ShardJournal, labels: Labels | None) -> None:
+def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
     """Until the receipts that the index knows can be read: a commit is told before readers see it."""
     deadline = time.monotonic() + VISIBLE_WITHIN_S
-    while labels is not None and journal.receipt_bounds().end < labels.receipts:
+    while positions is not None and journal.receipt_bounds().end < positions.receipts:
         if time.monotonic() > deadline:
             return
         time.sleep(LOOK_S)
 
 
-def _both_behind(since: Labels | None, labels: Labels | None) -> Labels:
-    """The labels to search from: the start, if Redis went back since, so that they say nothing."""
-    if since is None or labels is None:
-        return Labels(0, 0)
-    is_behind = labels.requests >= since.requests and labels.receipts >= since.receipts
-    return since if is_behind else Labels(0, 0)
+def _both_behind(since: Positions | None, positions: Positions | None) -> Positions:
+    """The positions to search from: the start, if Redis went back since, so that they say nothing."""
+    if since is None or positions is None:
+        return Positions(0, 0)
+    is_behind = positions.requests >= since.requests and positions.receipts >= since.receipts
+    return since if is_behind else Positions(0, 0)
 
 
 def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:

@@ -23,7 +23,7 @@ from blackbox.api.pages import READS
 from blackbox.client import NotSent
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
-from blackbox.records.errors import Doubt, IndexFull
+from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.request import Shard
 
 NOT_STORED = {"Cache-Control": "no-store"}
@@ -93,7 +93,7 @@ def make_app(service: Health, metrics: Metrics, control: Control, settings: Sett
             told.append(f"and {len(faults) - FAULTS_TOLD} more")
         return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
 
-    @app.exception_handler(Doubt)
+    @app.exception_handler(RecoveryRequired)
     def silent(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -16,13 +16,13 @@ V = TypeVar("V")
 class Kept(Generic[K, V]):
     """What `make` makes, for `kept_s`; who asks while it is being made waits for it. Safe from any thread.
 
-    A Doubt is kept as well, so that not everybody waits in turn for a server that is away.
+    RecoveryRequired is kept as well, so that not everybody waits in turn for a server that is away.
     """
 
     def __init__(self, make: Callable[[K], V], kept_s: float) -> None:
         self._make = make
         self._kept_s = kept_s
-        self._kept: dict[K, tuple[float, V | Doubt]] = {}
+        self._kept: dict[K, tuple[float, V | RecoveryRequired]] = {}
         self._lock = Lock()
 
     def get(self, asked: K) -> V:
@@ -34,13 +34,13 @@ class Kept(Generic[K, V]):
             if asked not in self._kept:
                 self._kept[asked] = self._made(asked)
             _, found = self._kept[asked]
-        if isinstance(found, Doubt):
+        if isinstance(found, RecoveryRequired):
             raise type(found)(str(found))
         return found
 
-    def _made(self, asked: K) -> tuple[float, V | Doubt]:
+    def _made(self, asked: K) -> tuple[float, V | RecoveryRequired]:
         began_s = time.monotonic()
         try:
             return began_s, self._make(asked)
-        except Doubt as failure:
+        except RecoveryRequired as failure:
             return time.monotonic(), failure

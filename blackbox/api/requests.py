@@ -260,7 +260,7 @@ def _counts(control: Control, step_ms: int) -> Counts:
     shards = [
         ShardState(
             shard=str(shard),
-            is_known=one.labels is not None,
+            is_known=one.positions is not None,
             pending=one.pending,
             cold=one.cold,
             due_now=one.due_now,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from blackbox.cli.failures import FAILED, ended
 from blackbox.config.settings import Settings
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.spark import missing_packages
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Bar:
 
         def follow() -> None:
             while not over.wait(LOOK_S):
-                with suppress(Doubt):
+                with suppress(RecoveryRequired):
                     done, total = look()
                     self._progress.update(self._shown, completed=done, total=total or None)
 

@@ -12,7 +12,7 @@ from blackbox.client import NotSent
 from blackbox.config.settings import Settings, SettingsError
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.index.address import read
-from blackbox.records.errors import Doubt, IndexFull, IndexLost, NotAllowed
+from blackbox.records.errors import IndexFull, IndexLost, NotAllowed, RecoveryRequired
 from blackbox.spark.failures import LedgerError
 from blackbox.support import logs
 
@@ -35,7 +35,7 @@ def explained() -> Iterator[None]:
         raise ended(str(error), BAD_USAGE) from None
     except (NotSent, EmbeddedError, IndexFull, LedgerError) as error:
         raise ended(str(error), FAILED) from None
-    except Doubt as error:
+    except RecoveryRequired as error:
         raise ended(_with_remedy(error), FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -57,7 +57,7 @@ def nothing_there(settings: Settings) -> typer.Exit:
     return ended(text, FAILED)
 
 
-def _with_remedy(error: Doubt) -> str:
+def _with_remedy(error: RecoveryRequired) -> str:
     if isinstance(error, IndexLost):
         address = read(os.environ.get("BLACKBOX_REDIS_URL", "redis://localhost:6379/0"))
         return f"{error}; check that Redis runs at {address} (BLACKBOX_REDIS_URL)"

@@ -17,7 +17,7 @@ from blackbox.config.wiring import kafka
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import largest_record
 from blackbox.journal.topics import Topics, TopicSettings
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.support import logs
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def load(
                 )
     except UnusableFile as error:
         raise ended(printable(str(error)), FAILED) from None
-    except (NotLoaded, Doubt) as error:
+    except (NotLoaded, RecoveryRequired) as error:
         remedy = "the same command again goes on where this one stopped"
         raise ended(f"{printable(str(error))}; {remedy}", FAILED) from None
     if json:

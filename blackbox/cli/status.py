@@ -27,7 +27,7 @@ from blackbox.support import logs
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """A shard in numbers. `pending` are entries, without the `cold`. Labels are None while the index is empty or lost.
+    """A shard in numbers. `pending` are entries, without the `cold`. Positions are None while the index is empty or lost.
 
     `requests_end` and `receipts_end` are the next offsets of the journals; the receipts' own
     transaction markers take offsets too, so that `receipts_end` may be one ahead.
@@ -39,15 +39,15 @@ class ShardStatus:
     due_now: int
     oldest_overdue_ms: int
     next_due_in_ms: int | None
-    requests_label: int | None
+    requests_position: int | None
     requests_end: int
-    receipts_label: int | None
+    receipts_position: int | None
     receipts_end: int
 
     @property
     def lag(self) -> int:
         """Requests that are in Kafka and not yet in the index."""
-        return self.requests_end - (self.requests_label or 0)
+        return self.requests_end - (self.requests_position or 0)
 
 
 def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -105,9 +105,9 @@ def _status(
         due_now=standing.due_now,
         oldest_overdue_ms=0 if oldest_ms is None else now_ms - oldest_ms,
         next_due_in_ms=None if next_ms is None else next_ms - now_ms,
-        requests_label=standing.labels.requests if standing.labels else None,
+        requests_position=standing.positions.requests if standing.positions else None,
         requests_end=requests_end,
-        receipts_label=standing.labels.receipts if standing.labels else None,
+        receipts_position=standing.positions.receipts if standing.positions else None,
         receipts_end=receipts_end,
     )
 
@@ -148,20 +148,20 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
             f"{one.due_now:,}",
             _duration(one.oldest_overdue_ms or None),
             _duration(one.next_due_in_ms),
-            _position(one.requests_label, one.requests_end),
+            _position(one.requests_position, one.requests_end),
             f"{one.lag:,}",
-            _position(one.receipts_label, _without_marker(one)),
+            _position(one.receipts_position, _without_marker(one)),
             style=late,
         )
     print_whole(shown)
 
 
 def _without_marker(one: ShardStatus) -> int:
-    return one.receipts_end - (one.receipts_end - (one.receipts_label or 0) == 1)
+    return one.receipts_end - (one.receipts_end - (one.receipts_position or 0) == 1)
 
 
-def _position(label: int | None, end: int) -> str:
-    return f"{'-' if label is None else label}/{end}"
+def _position(position: int | None, end: int) -> str:
+    return f"{'-' if position is None else position}/{end}"
 
 
 def _duration(ms: int | None) -> str:

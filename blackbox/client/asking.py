@@ -15,7 +15,7 @@ from blackbox.client.request import cancel_value
 from blackbox.journal.access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
 from blackbox.records.cancel import HEADER as CANCEL_HEADER
-from blackbox.records.errors import Doubt, NotAllowed
+from blackbox.records.errors import NotAllowed, RecoveryRequired
 from blackbox.records.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
@@ -113,7 +113,7 @@ class Asker:
             found = Topics(self.access.admin()).partitions([self.request_topic], to="Write")
         except NotAllowed as reason:
             raise NotSent(str(reason)) from None
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             raise NotSent(
                 f"no Kafka broker answers at {servers} ({reason}); "
                 "check the address and that Kafka is running"

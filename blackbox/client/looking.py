@@ -27,7 +27,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
-from blackbox.records.errors import Doubt, NotAllowed
+from blackbox.records.errors import NotAllowed, RecoveryRequired
 from blackbox.records.request import Shard, locate, request_id
 
 FETCHED_AHEAD = 1_000
@@ -134,7 +134,7 @@ class Looker:
                 "there are more; give a longer timeout_s, or ask a service, which has an index: "
                 "GET /requests/{id}"
             ) from None
-        except Doubt:
+        except RecoveryRequired:
             self._reader.close()
             self._partitions = {}
             if not is_used:
@@ -173,7 +173,7 @@ def _telling(servers: str) -> Iterator[None]:
         yield
     except NotAllowed as reason:
         raise NotTold(str(reason)) from None
-    except Doubt as reason:
+    except RecoveryRequired as reason:
         what = f"{reason}; check that Kafka is running at {servers}, then ask again"
         raise NotTold(what) from None
 

@@ -157,7 +157,7 @@ KAFKA_SILENT = Finding(
 def findings(settings: Settings) -> list[Finding]:
     """Everything there is to say of the Kafka and the Redis of these settings, refusals first.
 
-    Changes nothing. What may not be read becomes a warning. Raises a Doubt when Kafka or Redis
+    Changes nothing. What may not be read becomes a warning. Raises RecoveryRequired when Kafka or Redis
     does not answer.
     """
     access = kafka(settings)

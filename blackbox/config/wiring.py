@@ -17,7 +17,7 @@ from blackbox.index.shared import Shared
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import OwnTopics, Topics
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
@@ -87,7 +87,7 @@ class _Shards:
     def __call__(self) -> Sequence[Shard]:
         if time.monotonic() > self._look_at_s:
             known_for_s = SHARDS_ASKED_AGAIN_S
-            with suppress(Doubt):
+            with suppress(RecoveryRequired):
                 counts = self._asked.partitions(self._topics)
                 self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
                 known_for_s = SHARDS_KNOWN_FOR_S

@@ -8,7 +8,7 @@ from dataclasses import replace
 from blackbox.core.marks import other_group
 from blackbox.core.plan import Bounds
 from blackbox.core.ports import Journal, Writer
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import DOUBTFUL, Receipt
 from blackbox.records.request import Shard
 
@@ -23,10 +23,10 @@ PATIENCE_S = 2.0
 def commit_barrier(
     shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
 ) -> tuple[int, int]:
-    """The label that a new owner's barrier reaches, and how many outcomes it voids.
+    """The position that a new owner's barrier reaches, and how many outcomes it voids.
 
     The owner has opened its writer, and its index knows the receipts before `since`; of those below `checked` it has
-    looked whose they are. Raises a Doubt when others keep writing receipts, OtherGroup when another group opened the
+    looked whose they are. Raises RecoveryRequired when others keep writing receipts, OtherGroup when another group opened the
     shard in the same moment.
     """
     absent = 0
@@ -52,15 +52,15 @@ def commit_barrier(
         group = others[-1] if others else barrier.group  # who was first keeps the shard
         writer.begin()
         void = sorted(claim.offset for claim in (*missing, *unread))
-        label = writer.commit(
+        position = writer.commit(
             replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)
         )
         if others:
             raise other_group(shard, group, barrier.group)
         since = end
-        if [at for at, _ in journal.receipts(end, label)] == [label - 1]:
-            return label, absent
-    raise Doubt(f"{shard}: other owners kept writing receipts; starting over")
+        if [at for at, _ in journal.receipts(end, position)] == [position - 1]:
+            return position, absent
+    raise RecoveryRequired(f"{shard}: other owners kept writing receipts; starting over")
 
 
 def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:

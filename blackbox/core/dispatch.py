@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from blackbox.core.parking import time_at
-from blackbox.core.plan import Due, PutOff
+from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.settling import settle
-from blackbox.core.triage import RECORD_GONE, Sorted, Sorting, as_dead, as_record, is_record
+from blackbox.core.triage import RECORD_GONE, Sorted, Triage, as_dead, as_record, is_record
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, IndexFull, JournalLost, Refused, TooEarly
+from blackbox.records.errors import IndexFull, JournalLost, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Refusal, dead_letters, deliveries
 from blackbox.records.receipt import Claim, Places, Receipt, confirmation, one_incarnation, topic_of
 from blackbox.records.request import UNDELIVERABLE, Reason, Record, Shard
@@ -60,7 +60,7 @@ class Dispatch:
 
     index: Index
     writer: Writer
-    sorting: Sorting
+    triage: Triage
     batch_limit: int = 1000
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     is_clock_outdated: Callable[[], bool] = lambda: False
@@ -78,23 +78,23 @@ class Dispatch:
 
     @property
     def shard(self) -> Shard:
-        return self.sorting.shard
+        return self.triage.shard
 
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`.
 
-        1. read labels and due members that belong together, then the payloads; of a full
+        1. read positions and due members that belong together, then the payloads; of a full
            batch's successor already while Kafka is busy with the batch; then say in Redis what is
            about to be delivered, without what was cancelled or replaced since;
         2. one transaction: messages and dead letters, flushed, then the receipt that names where
            each went; commit;
-        3. one MULTI under WATCH: remove what the receipt names, and set the label `receipts`.
+        3. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
 
-        What cannot be delivered now is put off, out of the head of the queue. Raises a Doubt when
-        an outcome is unknown or the labels are not the ones last seen: recover.
+        What cannot be delivered now is put off, out of the head of the queue. Raises RecoveryRequired when
+        an outcome is unknown or the positions are not the ones last seen: recover.
         """
         self.done = Dispatched()
-        self._known = self.index.labels.requests
+        self._known = self.index.positions.requests
         if self.index.removed != self._removed:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
@@ -103,7 +103,7 @@ class Dispatch:
             self._look_at_doubtful(now_ms)
             did, batch = self._read(now_ms)
         self.done = did
-        later = self.sorting.hold_back(batch, now_ms)
+        later = self.triage.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
                 # a backlog that comes out is not read ahead: it stands apart from what is due
@@ -114,7 +114,7 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 self._tell_alone(now_ms)
         except BaseException:
-            self.sorting.give_back(later)
+            self.triage.give_back(later)
             raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}
@@ -125,7 +125,7 @@ class Dispatch:
     def _look_at_doubtful(self, now_ms: int) -> None:
         """What the last owner may have delivered, where nobody could look when the shard was opened."""
         claims = list(self._doubtful.values())
-        missing, unread = self.sorting.journal.check(claims, 0)
+        missing, unread = self.triage.journal.check(claims, 0)
         absent = set(missing)
         found = one_incarnation(c for c in claims if c not in unread and c not in absent)
         if unread:
@@ -136,11 +136,11 @@ class Dispatch:
         if found or missing:
             untrue = sorted(claim.offset for claim in missing)
             self.writer.begin()
-            label = self.writer.commit(
+            position = self.writer.commit(
                 replace(confirmation(found, now_ms, self._known), void=untrue)
             )
             unwanted = self.index.believe(untrue)
-            settle(self.index, [*(claim.offset for claim in found), *unwanted], label)
+            settle(self.index, [*(claim.offset for claim in found), *unwanted], position)
         self._doubtful = self.index.doubtful
         looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1
         self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
@@ -148,11 +148,11 @@ class Dispatch:
     def _tell_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""
         is_late = now_ms - self._told_ms >= TELL_AFTER_MS
-        is_news = self.sorting.pace is not None and self._known > self._told and is_late
+        is_news = self.triage.pace is not None and self._known > self._told and is_late
         if is_news or self.is_clock_outdated():
             self.writer.begin()
-            label = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
-            self.index.settle({}, label)
+            position = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
+            self.index.settle({}, position)
             self._told, self._told_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
@@ -163,16 +163,16 @@ class Dispatch:
     def _release(self) -> Collection[str]:
         """For which targets what is parked comes out; nothing before the first look told what is paused."""
         parked = self.index.parked() if self._paused is not None else {}
-        return self.sorting.released(parked.values(), self._paused or ()) if parked else ()
+        return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
     def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
         """What comes after a batch that is still being delivered."""
         self._removed = self.index.removed
-        leaving = before.ready.keys() | before.dead.keys()
-        due = self.index.due(now_ms, self.batch_limit, leaving | before.deferred.keys())
+        in_flight = before.ready.keys() | before.dead.keys()
+        due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
         due = due._replace(
             is_full=True,
-            pending=due.pending - len(leaving),
+            pending=due.pending - len(in_flight),
             parked={**before.parked, **due.parked},  # that before is not yet, in Redis
             backlogs=due.backlogs.union(before.parked.values()),
         )
@@ -189,13 +189,13 @@ class Dispatch:
             pending=due.pending,
             in_doubt=len(due.doubtful),
         )
-        return did, self.sorting.sort(due, now_ms) if due.entries else Sorted()
+        return did, self.triage.sort(due, now_ms) if due.entries else Sorted()
 
     def _deliver(
         self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
         self._look_ahead(batch)
-        if not self._depart(batch):
+        if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
         # before the transaction, which would time out meanwhile
@@ -204,7 +204,7 @@ class Dispatch:
         letters: Places = {}
         ready, dead = dict(batch.ready), dict(batch.dead)
         topics = {entry.target for entry in ready.values()}
-        limits = self.sorting.targets.limits(topics | {self.sorting.dead_letter_topic})
+        limits = self.triage.targets.limits(topics | {self.triage.dead_letter_topic})
         parts = Parts(limits)
 
         def flush() -> Mapping[int, Refusal]:
@@ -215,23 +215,23 @@ class Dispatch:
             later = self._send_messages(ready, dead, places, parts, flush)
             refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
             originals |= self._originals(refused_now)
-            fits = limits.get(self.sorting.dead_letter_topic, NO_LIMITS)
+            fits = limits.get(self.triage.dead_letter_topic, NO_LIMITS)
             later |= self._send_dead_letters(dead, originals, letters, fits, parts, flush)
             for offset, (wait_ms, entry) in later.items():
                 ready.pop(offset, None)
                 batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset, entry)
             if not ready and not dead:
                 self.writer.abort()
-                self.index.depart((), self._removed)
+                self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return
-            written = self._send_endings(ready, dead, now_ms)
+            written = self._send_follow_ups(ready, dead, now_ms)
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
             failed = flush()
-            self._check_endings(ready | dead, written)
+            self._check_follow_ups(ready | dead, written)
         except Refused as refused:
-            self._put_off(ready | dead, refused.suspects, did, now_ms, parts.apart)
+            self._postpone(ready | dead, refused.suspects, did, now_ms, parts.apart)
             raise
         sent = {**ready, **dead}
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
@@ -240,26 +240,26 @@ class Dispatch:
         # one that was read again may name a later time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
-            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
+            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
             return
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         origins = [entry.origin for entry in ended.values() if entry.origin is not None]
-        self.index.settle(removals, label, batch.deferred, now_ms, counted, origins)  # 3
+        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # 3
         self._told, self._told_ms = self._known, now_ms
         _count(did, ended, dead)
-        _count_put_off(did, batch.deferred)
+        _count_postponed(did, batch.deferred)
         if failed:
             self._ahead = None  # what is put off may have to go before it
-            self._put_off(sent, failed, did, now_ms, parts.apart)
+            self._postpone(sent, failed, did, now_ms, parts.apart)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
         """The batch stays where it is; by now its clock is known."""
         logger.warning("%s", early)
         self._ahead = None
-        self.index.depart((), self._removed)
+        self.index.mark_in_flight((), self._removed)
         self._defer(batch.deferred, did, now_ms)
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
@@ -277,23 +277,23 @@ class Dispatch:
             expired=expired,
             invalid=[offset for offset in dead if offset not in known],
             letters=letters,
-            topics=dict(self.sorting.targets.ids({topic_of(at) for at in (*places, *letters)})),
+            topics=dict(self.triage.targets.ids({topic_of(at) for at in (*places, *letters)})),
             read=self._known,
         )
 
-    def _depart(self, batch: Sorted) -> bool:
+    def _mark_in_flight(self, batch: Sorted) -> bool:
         """Leave out what was cancelled or replaced since it was read; whether there is something left."""
-        for offset in self.index.depart([*batch.ready, *batch.dead], self._removed):
+        for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
         if batch.ready or batch.dead:
             return True
-        self.index.depart((), self._removed)
+        self.index.mark_in_flight((), self._removed)
         return False
 
     def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, except those that are gone from Kafka, too."""
-        return self.sorting.originals(
+        return self.triage.originals(
             o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
         )
 
@@ -304,9 +304,9 @@ class Dispatch:
         places: Places,
         parts: Parts,
         flush: Callable[[], object],
-    ) -> dict[int, PutOff]:
+    ) -> dict[int, Postponed]:
         """What the client refuses becomes dead; returns what is for a later transaction, in so many ms."""
-        later: dict[int, PutOff] = {}
+        later: dict[int, Postponed] = {}
         for message in deliveries(self.shard, ready):
             place = parts.place(message)
             if place == "later":
@@ -327,10 +327,10 @@ class Dispatch:
         limits: Limits,
         parts: Parts,
         flush: Callable[[], object],
-    ) -> dict[int, PutOff]:
+    ) -> dict[int, Postponed]:
         """Returns what is for a later transaction, in so many ms."""
-        topic = self.sorting.dead_letter_topic
-        later: dict[int, PutOff] = {}
+        topic = self.triage.dead_letter_topic
+        later: dict[int, Postponed] = {}
         unfit: list[str] = []
         for offset, entry in dead.items():
             original, detail = originals.get(offset), entry.detail or ""
@@ -361,27 +361,29 @@ class Dispatch:
             if place == "next":
                 flush()
             if all(self.writer.send(form, letters) is not None for form in smaller):
-                raise Doubt(f"{self.shard.source(offset)}: no form of its dead letter can be sent")
+                raise RecoveryRequired(
+                    f"{self.shard.source(offset)}: no form of its dead letter can be sent"
+                )
         if unfit:
-            self.sorting.say_that_letters_wait(len(unfit), unfit[0])
+            self.triage.say_that_letters_wait(len(unfit), unfit[0])
         for offset in later:
             del dead[offset]
         return later
 
-    def _send_endings(
+    def _send_follow_ups(
         self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
     ) -> Places:
         """Returns where those for the request topic went, once they are flushed."""
         written: Places = {}
         ended = {**ready, **dead}
-        endings = self.sorting.endings
-        if endings is None or not endings.has_some(ended.values()):
+        follow_ups = self.triage.follow_ups
+        if follow_ups is None or not follow_ups.has_some(ended.values()):
             return written
         delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
         suspects: dict[int, Refusal] = {}
         for part, places in (
-            (endings.requests(ended, now_ms), written),
-            (endings.copies(delivered), {}),
+            (follow_ups.requests(ended, now_ms), written),
+            (follow_ups.copies(delivered), {}),
         ):
             for message in part:
                 refusal = self.writer.send(message, places)
@@ -399,26 +401,26 @@ class Dispatch:
         if not waiting:
             return {}
         try:
-            refusals = self.sorting.targets.unavailable(set(waiting.values()), anew=True)
+            refusals = self.triage.targets.unavailable(set(waiting.values()), anew=True)
         except JournalLost:
             return {}
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
     def _look_ahead(self, batch: Sorted) -> None:
-        endings = self.sorting.endings
-        if endings is not None and endings.has_some((batch.ready | batch.dead).values()):
-            endings.look_ahead(self._known)
+        follow_ups = self.triage.follow_ups
+        if follow_ups is not None and follow_ups.has_some((batch.ready | batch.dead).values()):
+            follow_ups.look_ahead(self._known)
 
-    def _check_endings(self, ended: Mapping[int, Entry], written: Places) -> None:
-        if self.sorting.endings is not None and written:
-            self._take_back(self.sorting.endings.overtaken(self._known, ended, written))
+    def _check_follow_ups(self, ended: Mapping[int, Entry], written: Places) -> None:
+        if self.triage.follow_ups is not None and written:
+            self._take_back(self.triage.follow_ups.overtaken(self._known, ended, written))
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:
         if suspects:
             self.writer.abort()
             raise Refused(suspects)
 
-    def _put_off(
+    def _postpone(
         self,
         sent: Mapping[int, Entry],
         suspects: Mapping[int, Refusal],
@@ -426,10 +428,10 @@ class Dispatch:
         now_ms: int,
         apart: Collection[int],
     ) -> None:
-        changes = self.sorting.put_off(sent, suspects, self.index.parked(), now_ms, apart)
+        changes = self.triage.postpone(sent, suspects, self.index.parked(), now_ms, apart)
         self._defer(changes, did, now_ms)
 
-    def _defer(self, changes: Mapping[int, PutOff], did: Dispatched, now_ms: int) -> None:
+    def _defer(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:
         if changes:
             try:
                 self.index.defer(changes, now_ms)
@@ -440,7 +442,7 @@ class Dispatch:
                 )  # fmt: skip
                 did.is_full = False
                 return
-            _count_put_off(did, changes)
+            _count_postponed(did, changes)
 
 
 def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:
@@ -452,7 +454,7 @@ def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry
         did.dead[reason] = did.dead.get(reason, 0) + 1
 
 
-def _count_put_off(did: Dispatched, changes: Mapping[int, PutOff]) -> None:
+def _count_postponed(did: Dispatched, changes: Mapping[int, Postponed]) -> None:
     if changes:
         did.retried += len(changes)
         times = [

@@ -41,7 +41,7 @@ class Journal(Protocol):
 
 
 @dataclass(slots=True)
-class Endings:
+class FollowUps:
     """What a shard writes with its outcomes. `history_topic` is that of schedules, None elsewhere.
 
     Not safe for use from two threads at once.
@@ -90,45 +90,45 @@ class Endings:
             for message in deliveries(self.shard, delivered):
                 yield message._replace(topic=self.history_topic)
 
-    def look_ahead(self, label: int) -> None:
-        """Read a long backlog above `label` before a transaction begins, which would time out meanwhile.
+    def look_ahead(self, position: int) -> None:
+        """Read a long backlog above `position` before a transaction begins, which would time out meanwhile.
 
-        Again and again, as long as each time at most half is left. Raises a Doubt when Kafka does not answer.
+        Again and again, as long as each time at most half is left. Raises RecoveryRequired when Kafka does not answer.
         """
         before = math.inf
         while True:
             end = self.journal.request_bounds().end
-            left = end - max(label, self._seen)
+            left = end - max(position, self._seen)
             if left <= MOST_INSIDE or left > before / 2:
                 return
-            self._look(label, end, set())
+            self._look(position, end, set())
             before = left
 
     def overtaken(
-        self, label: int, ended: Mapping[int, Entry], written: Places
+        self, position: int, ended: Mapping[int, Entry], written: Places
     ) -> dict[int, Refusal]:
         """The requests that were asked for anew or cancelled, behind them and before what was written.
 
-        Requests below `label` are known to the index; what lies above it is read once. Raises a
-        Doubt when Kafka does not answer.
+        Requests below `position` are known to the index; what lies above it is read once. Raises a
+        RecoveryRequired when Kafka does not answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
-        self._look(label, max(at, default=label - 1) + 1, at)
+        self._look(position, max(at, default=position - 1) + 1, at)
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
             # One that was carried on is cancelled by its first id.
             names = (offset, entry.origin, entry.caller_id)
             newer = max(self._newest.get(name, -1) for name in names if name is not None)
-            if newer >= label and newer > offset:
+            if newer >= position and newer > offset:
                 where = self.shard.source(newer)
                 detail = f"{where} asks for it anew or cancels it, and is to be read first"
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 
-    def _look(self, label: int, end: int, own: Set[int]) -> None:
-        if label >= self._seen:
+    def _look(self, position: int, end: int, own: Set[int]) -> None:
+        if position >= self._seen:
             self._newest.clear()
-        start = max(label, self._seen)
+        start = max(position, self._seen)
         self._seen = max(self._seen, end)
         if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
             return  # nobody else wrote

@@ -137,8 +137,8 @@ class Intake:
 
         1. parse each record; an invalid one becomes an entry that is due at once, which dispatch
            moves to the dead-letter topic; one beyond the horizon only leaves a mark;
-        2. compare the labels in Redis with the position the batch was read from;
-        3. in one MULTI: entries, replacements and cancels, then the label `requests`.
+        2. compare the positions in Redis with the position the batch was read from;
+        3. in one MULTI: entries, replacements and cancels, then the position `requests`.
 
         `latest_ms` is the later of Redis' and this host's clock: a record's timestamp beyond it
         counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
@@ -173,7 +173,7 @@ class Intake:
         def make_plan(view: View) -> Plan:
             nonlocal over, followed
             if parsed.tail is not None and view.tail is not None and view.tail != followed:
-                is_again = parsed.start < view.labels.requests
+                is_again = parsed.start < view.positions.requests
                 if is_again or view.tail.may_be_lost(parsed.epoch):
                     self.check_log(view.tail)
                 followed = view.tail
@@ -442,9 +442,9 @@ def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
         if rules is not None and put.reason in NOT_ADMITTED
     )
     invalid = len(bad) - refused.total()
-    carried = sum(offset in plan.puts or offset in plan.frozen for offset in plan.carried)
+    carried = sum(offset in plan.puts or offset in plan.to_cold for offset in plan.carried)
     return Taken(
-        accepted=max(0, len(puts) - len(bad) + len(plan.frozen) - carried),
+        accepted=max(0, len(puts) - len(bad) + len(plan.to_cold) - carried),
         invalid=invalid,
         refused=refused,
         cancelled=plan.cancelled,

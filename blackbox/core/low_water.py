@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.ports import Index, Writer
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
@@ -37,7 +37,7 @@ class LowWater:
     walked: int = -1
     group: str = ""
 
-    def write(self, walked: Labels, lowest: int) -> Mark:
+    def write(self, walked: Positions, lowest: int) -> Mark:
         """Say that requests below `lowest` have ended, as a walk found that began at `walked`.
 
         1. tell which conditional records did not count: a rebuild from the mark cannot know it, as
@@ -45,7 +45,7 @@ class LowWater:
         2. with the last of these, or alone, the mark: all below its `read` are told by now;
         3. keep it in the index too, with the pairs that the next one needs.
 
-        Nothing is written while nothing was asked or has ended since. Raises a Doubt as any commit does.
+        Nothing is written while nothing was asked or has ended since. Raises RecoveryRequired as any commit does.
         """
         mark = next_mark(self.last, walked, lowest)
         is_same = self.last is not None and mark.requests == self.last.requests
@@ -53,13 +53,13 @@ class LowWater:
             return self.last
         is_told = False
         while not is_told:
-            label, untold = self.index.untold(TOLD_AT_ONCE)
+            position, untold = self.index.untold(TOLD_AT_ONCE)
             is_told = len(untold) < TOLD_AT_ONCE
             said = mark if is_told else None
             self.writer.begin()
             receipts = self.writer.commit(
                 Receipt(
-                    self.now_ms(), read=label, ignored=untold, mark=said, topic_id=self.topic_id,
+                    self.now_ms(), read=position, ignored=untold, mark=said, topic_id=self.topic_id,
                     group=self.group,
                 )
             )  # fmt: skip
@@ -68,7 +68,7 @@ class LowWater:
         return mark
 
 
-def next_mark(last: Mark | None, walked: Labels, lowest: int) -> Mark:
+def next_mark(last: Mark | None, walked: Positions, lowest: int) -> Mark:
     """The mark that a walk leaves, which never goes back.
 
     Receipts below the second position of a pair name only requests below its first one. So the

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from blackbox.core.plan import Binding, Bounds, Labels, Tail
+from blackbox.core.plan import Binding, Bounds, Positions, Tail
 from blackbox.core.ports import Journal
 from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Receipt
@@ -63,8 +63,8 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
             cut = min(receipt.cut[0], receipt.cut[0] if cut is None else cut)
         mark = receipt.mark
         if mark is not None and mark.requests > requests.end:
-            ends = Labels(requests.end, receipts.end)
-            found = shortened(shard, Labels(mark.requests, mark.receipts), ends)
+            ends = Positions(requests.end, receipts.end)
+            found = shortened(shard, Positions(mark.requests, mark.receipts), ends)
             found.known_ms = receipt.at_ms
             raise found
         if mark is not None and receipts.start <= mark.receipts <= offset:
@@ -133,7 +133,7 @@ def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
     )
 
 
-def shortened(shard: Shard, known: Labels, ends: Labels) -> Shortened:
+def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
     """The refusal for a journal that was cut off, which is no topic that was created again."""
     return Shortened(
         f"{shard}: positions {tuple(known)} are known, and the journals end at {tuple(ends)}, though "

@@ -15,7 +15,7 @@ from blackbox.records.receipt import Claim, Mark
 from blackbox.records.request import Cancel, Record, Request
 
 
-class Labels(NamedTuple):
+class Positions(NamedTuple):
     """The two journal positions that define an index: next offset of the requests, of the receipts."""
 
     requests: int
@@ -100,7 +100,7 @@ class Kept(NamedTuple):
     that no receipt tells. `token` is new with each opening.
     """
 
-    labels: Labels
+    positions: Positions
     is_whole: bool = True
     is_rebuilding: bool = False
     binding: Binding | None = None
@@ -146,7 +146,7 @@ class Due(NamedTuple):
     doubtful: Mapping[int, Claim] = {}
 
 
-PutOff = tuple[int, Entry | None]
+Postponed = tuple[int, Entry | None]
 """When to try a pending entry again, epoch ms, or where it is parked; and its new form, None leaves it as it is."""
 
 
@@ -191,7 +191,7 @@ class Gap(NamedTuple):
 
 
 class View(NamedTuple):
-    """What an index says while a batch is planned: its labels, early removals, holders of caller ids.
+    """What an index says while a batch is planned: its positions, early removals, holders of caller ids.
 
     `cold` are the requests of the cold tier, as far as the batch may touch them, `named` those
     whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
@@ -205,7 +205,7 @@ class View(NamedTuple):
     they are by then; `has_cold`: there may be some.
     """
 
-    labels: Labels
+    positions: Positions
     skipped: Container[int]
     holders: Mapping[str, int]
     cold: Container[int] = frozenset()
@@ -279,8 +279,8 @@ class Plan:
     puts: dict[int, Request | Entry] = field(default_factory=dict)
     removals: list[int] = field(default_factory=list)
     holders: dict[str, int | None] = field(default_factory=dict)
-    frozen: set[int] = field(default_factory=set)
-    thawed: set[int] = field(default_factory=set)
+    to_cold: set[int] = field(default_factory=set)
+    from_cold: set[int] = field(default_factory=set)
     cancelled: int = 0
     replaced: int = 0
     carried: set[int] = field(default_factory=set)
@@ -301,7 +301,7 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
     whatever is pending under another horizon.
     """
     plan = Plan(holders=dict(view.holders))
-    puts, first, skipped = plan.puts, view.labels.requests, view.skipped
+    puts, first, skipped = plan.puts, view.positions.requests, view.skipped
     for offset, change in changes:
         if offset < first:
             continue
@@ -328,7 +328,7 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if type(change) is Cancel or offset in skipped:
             continue
         if type(change) is Cold:
-            plan.frozen.add(offset)
+            plan.to_cold.add(offset)
         else:
             puts[offset] = change  # type: ignore[assignment]
         if change.caller_id is not None:
@@ -374,7 +374,7 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
         del plan.puts[offset]
     elif is_pending and offset not in plan.removals:
         plan.removals.append(offset)
-    elif not _thaw(plan, view, offset):
+    elif not _take_from_cold(plan, view, offset):
         return False
     if caller_id is not None and plan.holders.get(caller_id) == offset:
         plan.holders[caller_id] = None
@@ -383,7 +383,7 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
 
 def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
     """A cold request may have been written again by now, and only Kafka knows where: it ends when it is once more."""
-    if id in view.named and (view.has_cold or plan.frozen):
+    if id in view.named and (view.has_cold or plan.to_cold):
         offset, _, _, origin = view.named[id]
         asked = offset if origin is None else origin
         if asked < by:
@@ -398,7 +398,7 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     delivered already: that ends it. Of requests before the index began, receipts told.
     """
     previous, origin, caller_id, _ = change
-    is_cold = _thaw(plan, view, previous)
+    is_cold = _take_from_cold(plan, view, previous)
     was_delivered = offset in view.skipped
     is_believed = not view.knows(previous) and view.counted(offset, previous)
     if not (is_cold or was_delivered or is_believed):
@@ -421,16 +421,16 @@ def _end(plan: Plan, view: View, offset: int) -> None:
     if offset in view.doubtful:
         plan.unwanted.add(offset)
         return
-    if plan.puts.pop(offset, None) is None and not _thaw(plan, view, offset):
+    if plan.puts.pop(offset, None) is None and not _take_from_cold(plan, view, offset):
         plan.removals.append(offset)
 
 
-def _thaw(plan: Plan, view: View, offset: int) -> bool:
+def _take_from_cold(plan: Plan, view: View, offset: int) -> bool:
     """Take a request out of the cold tier; False when it is not there."""
-    if offset in plan.frozen:
-        plan.frozen.remove(offset)
+    if offset in plan.to_cold:
+        plan.to_cold.remove(offset)
         return True
-    if offset in view.cold and offset not in plan.thawed:
-        plan.thawed.add(offset)
+    if offset in view.cold and offset not in plan.from_cold:
+        plan.from_cold.add(offset)
         return True
     return False

@@ -12,10 +12,10 @@ from blackbox.core.plan import (
     Bounds,
     Due,
     Kept,
-    Labels,
     Named,
     Plan,
-    PutOff,
+    Positions,
+    Postponed,
     Touched,
     View,
 )
@@ -30,7 +30,7 @@ class Index(Protocol):
     @property
     def shard(self) -> Shard: ...
     @property
-    def labels(self) -> Labels: ...
+    def positions(self) -> Positions: ...
     @property
     def removed(self) -> int: ...
     @property
@@ -38,7 +38,7 @@ class Index(Protocol):
     def load(self) -> Kept | None: ...
     def begin(
         self,
-        labels: Labels,
+        positions: Positions,
         *,
         binding: Binding | None = None,
         mark: Mark | None = None,
@@ -74,12 +74,12 @@ class Index(Protocol):
         release: Collection[str] = (),
     ) -> Due: ...
     def parked(self) -> Mapping[int, str]: ...
-    def depart(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
+    def mark_in_flight(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
     def settle(
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, PutOff] = ...,
+        postpone: Mapping[int, Postponed] = ...,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = ...,
         origins: Sequence[int] = (),
@@ -87,7 +87,7 @@ class Index(Protocol):
         mark: Mark | None = None,
         early: Sequence[int] = (),
     ) -> None: ...
-    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None: ...
+    def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None: ...
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
     def untold(self, most: int) -> tuple[int, list[int]]: ...
     def pending(self, rank: int, limit: int) -> list[int]: ...

@@ -71,13 +71,13 @@ class _Chosen(NamedTuple):
 class Promotion:
     """Carries on what is due within `lead_ms` (None: everything), and what is kept not much longer.
 
-    `cold` are the requests of the cold tier that an index says are below `label`.
+    `cold` are the requests of the cold tier that an index says are below `position`.
     `renew_after_ms` is the age at which a record is written anew; None: Kafka keeps it for ever.
-    `confirm` is called now and again, and raises a Doubt to end the run.
+    `confirm` is called now and again, and raises RecoveryRequired to end the run.
     """
 
     shard: Shard
-    label: int
+    position: int
     cold: Set[int]
     journal: Journal
     carrier: Carrier
@@ -102,11 +102,11 @@ class Promotion:
         3. carry the others, in transactions: before each is committed, whatever came in between is
            looked at, so that nothing is carried that was ended first.
 
-        Raises a Doubt when Kafka does not answer, or another run took over; run it again.
+        Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
         """
         self.carrier.open()  # 1
         bounds = self.journal.settled_bounds()
-        self._seen = max(self.label, bounds.start)
+        self._seen = max(self.position, bounds.start)
         for batch in self.journal.requests(self._seen, bounds.end):  # 2
             self._note_carried(batch)
             self._note_ended(batch, now_ms)
@@ -138,7 +138,7 @@ class Promotion:
 
     def _cold_records(self, start: int) -> Iterator[Record]:
         """Only the stretches of the journal that have cold requests are read."""
-        kept = (offset for offset in self.cold if start <= offset < self.label)
+        kept = (offset for offset in self.cold if start <= offset < self.position)
         for stretch in stretches(kept, FAR_APART):
             for batch in self.journal.requests(*stretch):
                 self.confirm()

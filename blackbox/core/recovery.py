@@ -23,10 +23,10 @@ from blackbox.core.marks import (
     shortened,
 )
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.plan import Batch, Binding, Bounds, Kept, Labels
+from blackbox.core.plan import Batch, Binding, Bounds, Kept, Positions
 from blackbox.core.ports import Index, Journal, Writer
 from blackbox.core.settling import CHUNK, settle
-from blackbox.records.errors import Doubt, ForeignIndex, IndexFull
+from blackbox.records.errors import ForeignIndex, IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, settled
 from blackbox.records.request import Shard
 
@@ -62,7 +62,7 @@ class _Start(NamedTuple):
     Requests that were due before `unknown_before_ms` may have had an outcome that is gone.
     """
 
-    labels: Labels
+    positions: Positions
     is_rebuild: bool = False
     gone: tuple[int, int] | None = None
     mark: Mark | None = None
@@ -71,7 +71,7 @@ class _Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Opens one shard for its owner. `confirm` raises a Doubt unless the shard is still ours.
+    """Opens one shard for its owner. `confirm` raises RecoveryRequired unless the shard is still ours.
 
     `ahead` tells what the records of a batch ask for, cancel or carry on, by caller ids and ids.
     `has_room` is False while Redis is so full that requests are to be left in Kafka.
@@ -105,7 +105,7 @@ class Recovery:
            cancel that was applied before is applied again before anything is delivered. When Redis
            has no room for them, what they cancel or replace is removed all the same.
 
-        Raises a Doubt when it cannot be finished: start over with a new index and writer.
+        Raises RecoveryRequired when it cannot be finished: start over with a new index and writer.
         """
         self.confirm()  # 1
         self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing
@@ -114,41 +114,43 @@ class Recovery:
         try:
             start = self._start()  # 2
         except IndexFull as full:
-            raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+            raise RecoveryRequired(f"{self.shard}: {full}; it opens once Redis has room") from None
         binding = self.journal.binding(self.group)
         barrier = Receipt(
-            self.now_ms(), gone=start.gone, read=start.labels.requests, topic_id=binding.topic_id,
+            self.now_ms(), gone=start.gone, read=start.positions.requests, topic_id=binding.topic_id,
             group=self.group, unknown_ms=start.unknown_before_ms or 0,
         )  # fmt: skip
-        label, void = commit_barrier(  # 3
-            self.shard, self.journal, self.writer, barrier, start.labels.receipts, checked
+        position, void = commit_barrier(  # 3
+            self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
-        outcomes = self._outcomes(start, label)  # 4
+        outcomes = self._outcomes(start, position)  # 4
         if known := outcomes.undelivered.intersection(self.index.doubtful):
-            settle(self.index, self.index.believe(known), self.index.labels.receipts)
+            settle(self.index, self.index.believe(known), self.index.positions.receipts)
         if outcomes.doubtful:
             self.index.doubt(outcomes.doubtful)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
-        went_back = judged > self.index.labels.requests
+        went_back = judged > self.index.positions.requests
         if start.is_rebuild or went_back:
             self.index.judged_before(judged)
         if start.is_rebuild:
-            self._rebuild(outcomes, label)
+            self._rebuild(outcomes, position)
         else:
-            self._settle(outcomes, label)
+            self._settle(outcomes, position)
         self._catch_up()  # 5
-        if went_back and self.index.labels.requests >= judged:
+        if went_back and self.index.positions.requests >= judged:
             self.index.judged_before(0)
         gone = start.gone[1] - start.gone[0] if start.gone else 0
         return Recovered(outcomes.count, void, gone, start.mark, binding)
 
     def _start(self) -> _Start:
         kept, binding, requests, receipts = self._load()
-        self._check_receipts(binding, 0 if kept is None else kept.labels.receipts)
+        self._check_receipts(binding, 0 if kept is None else kept.positions.receipts)
         if kept is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
             return self._begin(binding, requests, receipts)
-        is_behind = kept.labels.requests < requests.start or kept.labels.receipts < receipts.start
+        is_behind = (
+            kept.positions.requests < requests.start or kept.positions.receipts < receipts.start
+        )
         if not kept.is_whole:
             logger.error(
                 "%s: Redis lost a key of the index alone: is maxmemory-policy noeviction, or did "
@@ -158,18 +160,20 @@ class Recovery:
         if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
             logger.warning(
                 "%s: the index is at %s, and the journals begin at %d and %d: it is older than what "
-                "was removed from them; rebuilding it", self.shard, tuple(kept.labels),
+                "was removed from them; rebuilding it", self.shard, tuple(kept.positions),
                 requests.start, receipts.start,
             )  # fmt: skip
             return self._begin(binding, requests, receipts, kept)
         self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
         if kept.is_rebuilding:
-            logger.info("%s: going on with a rebuild at %d", self.shard, kept.labels.requests)
-            is_unknown = kept.mark is None and kept.labels.receipts == receipts.start > 0
+            logger.info("%s: going on with a rebuild at %d", self.shard, kept.positions.requests)
+            is_unknown = kept.mark is None and kept.positions.receipts == receipts.start > 0
             before_ms = kept.unknown_ms or (
                 self._first_receipt_ms(receipts) if is_unknown else None
             )
-            return _Start(kept.labels, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms)
+            return _Start(
+                kept.positions, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms
+            )
         return self._keep(kept, requests, receipts)
 
     def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
@@ -181,35 +185,37 @@ class Recovery:
             return kept, binding, requests, receipts
         if kept.binding is not None:
             self._check_binding(kept.binding, binding)
-        self._check_ahead(kept.labels, requests, receipts)
+        self._check_ahead(kept.positions, requests, receipts)
         if kept.tail is not None and is_another(self.journal, kept.tail):
             raise replaced(self.shard, kept.tail)
         return kept, binding, requests, receipts
 
     def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
         """The index knows more than is left of the journals, if they begin behind it."""
-        labels, gone = kept.labels, None
-        if labels.receipts < receipts.start:
+        positions, gone = kept.positions, None
+        if positions.receipts < receipts.start:
             before_ms = self._first_receipt_ms(receipts)
             count = self.index.outcome_unknown(before_ms, self.now_ms())
             logger.error(
                 "%s: receipts %d to %d were removed before they were read: %d pending requests that "
                 "may have been delivered become dead letters; keep receipts as long as the request "
-                "topic", self.shard, labels.receipts, receipts.start - 1, count,
+                "topic", self.shard, positions.receipts, receipts.start - 1, count,
             )  # fmt: skip
             self.index.settle({}, receipts.start)
-            labels = self.index.labels
-        if labels.requests < requests.start:
-            gone = labels.requests, requests.start
+            positions = self.index.positions
+        if positions.requests < requests.start:
+            gone = positions.requests, requests.start
             logger.error(
                 "%s: requests %d to %d were removed by retention before they were read: they are "
                 "lost; set retention.ms=-1 on %s, so that blackbox alone removes what has ended",
-                self.shard, labels.requests, requests.start - 1, self.shard.topic,
+                self.shard, positions.requests, requests.start - 1, self.shard.topic,
             )  # fmt: skip
             self.index.lost_before(requests.start, requests.end)
-            self.apply(Batch(labels.requests, requests.start, []), None)
-            labels = self.index.labels
-        return _Start(labels, gone=gone, mark=kept.mark, unknown_before_ms=kept.unknown_ms or None)
+            self.apply(Batch(positions.requests, requests.start, []), None)
+            positions = self.index.positions
+        return _Start(
+            positions, gone=gone, mark=kept.mark, unknown_before_ms=kept.unknown_ms or None
+        )
 
     def _begin(
         self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
@@ -220,7 +226,7 @@ class Recovery:
         mark = None if found is None else found.mark
         told = judged = requests.end
         if found is None or mark is None:
-            labels = Labels(requests.start, receipts.start)
+            positions = Positions(requests.start, receipts.start)
             if receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
                 logger.error(
@@ -237,7 +243,10 @@ class Recovery:
                     "becomes dead letters", self.shard, self.group, read, self.shard.topic,
                 )  # fmt: skip
         else:
-            labels, told = Labels(max(mark.requests, requests.start), mark.receipts), found.read
+            positions, told = (
+                Positions(max(mark.requests, requests.start), mark.receipts),
+                found.read,
+            )
             if mark.requests < requests.start:
                 gone = mark.requests, requests.start
                 logger.error(
@@ -246,10 +255,10 @@ class Recovery:
                     self.shard, *gone, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
-            labels, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
+            positions, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
             is_rebuild=True,
         )  # fmt: skip
-        return _Start(labels, True, gone, mark, unknown_ms or None)
+        return _Start(positions, True, gone, mark, unknown_ms or None)
 
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
         """Whether a mark tells all that is pending: else the index may know more than the journals."""
@@ -287,20 +296,20 @@ class Recovery:
         if theirs:
             raise other_group(self.shard, theirs, ours.group)
 
-    def _check_ahead(self, labels: Labels, requests: Bounds, receipts: Bounds) -> None:
+    def _check_ahead(self, positions: Positions, requests: Bounds, receipts: Bounds) -> None:
         """A journal that ends before the index although it is the same topic was cut off."""
-        if labels.requests > requests.end or labels.receipts > receipts.end:
-            raise shortened(self.shard, labels, Labels(requests.end, receipts.end))
+        if positions.requests > requests.end or positions.receipts > receipts.end:
+            raise shortened(self.shard, positions, Positions(requests.end, receipts.end))
 
-    def _outcomes(self, start: _Start, label: int) -> Outcomes:
+    def _outcomes(self, start: _Start, position: int) -> Outcomes:
         outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
-        for _, receipt in settled(self.journal.receipts(start.labels.receipts, label)):
+        for _, receipt in settled(self.journal.receipts(start.positions.receipts, position)):
             outcomes.add(receipt)
         return outcomes
 
-    def _rebuild(self, told: Outcomes, label: int) -> None:
+    def _rebuild(self, told: Outcomes, position: int) -> None:
         """One pass over the requests, then one MULTI that ends the rebuild."""
-        first, bounds = self.index.labels.requests, self.journal.request_bounds()
+        first, bounds = self.index.positions.requests, self.journal.request_bounds()
         self._remove_ended(told.ended)
         if told.ignored:
             self.index.ignore([offset for offset in told.ignored if offset >= first])
@@ -313,10 +322,12 @@ class Recovery:
                 self.apply(batch, opening)
         except IndexFull as full:
             if told.unknown_ms:  # who reads the rest would not know
-                raise Doubt(f"{self.shard}: {full}; it opens once Redis has room") from None
+                raise RecoveryRequired(
+                    f"{self.shard}: {full}; it opens once Redis has room"
+                ) from None
             logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
             self._end_ahead(bounds.end, told.ended, told.too_late)
-        self.index.finish(label, told.ended)
+        self.index.finish(position, told.ended)
 
     def _remove_ended(self, ended: Ended) -> None:
         """Of a rebuild that is gone on with: it was complete once, if Redis went back to before its end."""
@@ -326,15 +337,15 @@ class Recovery:
             if found:
                 known = self.index.caller_ids(found)
                 removed = {offset: known.get(offset) for offset in found}
-                self.index.settle(removed, self.index.labels.receipts)
+                self.index.settle(removed, self.index.positions.receipts)
             rank += len(pending) - len(found)
 
-    def _settle(self, told: Outcomes, label: int) -> None:
+    def _settle(self, told: Outcomes, position: int) -> None:
         """Remove from an index that is kept what has ended since."""
-        unread = self.index.labels.requests
+        unread = self.index.positions.requests
         if late := [offset for offset in told.too_late if offset >= unread]:
             self.index.ignore(late)
-        settle(self.index, told.ended, label)
+        settle(self.index, told.ended, position)
 
     def _catch_up(self) -> None:
         """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
@@ -351,7 +362,7 @@ class Recovery:
         """Whether all of it found room."""
         bounds = self.journal.request_bounds()
         try:
-            for batch in self.journal.requests(self.index.labels.requests, bounds.end):
+            for batch in self.journal.requests(self.index.positions.requests, bounds.end):
                 if not self.has_room():
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, None)
@@ -366,7 +377,7 @@ class Recovery:
 
         Of replacements that were `too_late` the index remembers it until they are read.
         """
-        batches = self.journal.requests(self.index.labels.requests, end)
+        batches = self.journal.requests(self.index.positions.requests, end)
         for ahead in chain.from_iterable(map(self.ahead, batches)):
             holders = self.index.holders(ahead.touched.caller_ids)
             removed = self.index.caller_ids(
@@ -376,13 +387,13 @@ class Recovery:
             removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
             # Under a shorter horizon than now these were cold, carried on and then delivered.
             delivered = {o for at, *before in ahead.carried if at in ended for o in before}
-            known = [offset for offset in delivered if offset < self.index.labels.requests]
+            known = [offset for offset in delivered if offset < self.index.positions.requests]
             removed |= dict.fromkeys(known) | self.index.caller_ids(known)
             if in_doubt := removed.keys() & self.index.doubtful.keys():
                 self.index.unwant(in_doubt)
             removed = {o: c for o, c in removed.items() if o not in in_doubt}
             if removed:
-                self.index.settle(removed, self.index.labels.receipts)
+                self.index.settle(removed, self.index.positions.receipts)
             if ahead.replacement is None:
                 continue
             offset, id, caller_id = ahead.replacement
@@ -401,4 +412,4 @@ class Recovery:
             own = [] if caller_id is None else [caller_id]
             removed = self.index.caller_ids(list(self.index.holders(own).values()))
             removed[named.offset] = named.caller_id
-            self.index.settle(removed, self.index.labels.receipts, early=[offset])
+            self.index.settle(removed, self.index.positions.receipts, early=[offset])

@@ -10,13 +10,13 @@ from blackbox.core.ports import Index
 CHUNK = 5000
 
 
-def settle(index: Index, ended: Iterable[int], label: int) -> None:
-    """Remove from an index what has ended; the receipts' label comes last."""
+def settle(index: Index, ended: Iterable[int], position: int) -> None:
+    """Remove from an index what has ended; the receipts' position comes last."""
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
         # A longer horizon delivered them by their first records, after this index was copied.
         removed = [*found, *index.moved(found).values()]
         known = index.caller_ids(removed)
         removals = {offset: known.get(offset) for offset in removed}
-        index.settle(removals, index.labels.receipts)
-    index.settle({}, label)
+        index.settle(removals, index.positions.receipts)
+    index.settle({}, position)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from blackbox.core.intake import parse, touched_by
-from blackbox.core.plan import Batch, Carried, Cold, Labels, Named, Replacement, View, resolve
+from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View, resolve
 from blackbox.core.ports import Journal
 from blackbox.formats import Format
 from blackbox.records.cancel import cancel_of, cancels
@@ -136,7 +136,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """Judges the requests of one shard. Raises a Doubt when Kafka does not answer.
+    """Judges the requests of one shard. Raises RecoveryRequired when Kafka does not answer.
 
     `has_receipts`: whether the receipts have a partition for the shard yet. Methods that search
     raise LimitReached once they have read as much as the `limit` allows, and found nothing.
@@ -379,7 +379,7 @@ class Fates:
         named = {
             request_id(self.shard, one): Named(at, False, caller_id) for one in (at, asked.origin)
         }
-        view = View(Labels(at, 0), frozenset(), {}, named=named)
+        view = View(Positions(at, 0), frozenset(), {}, named=named)
         for batch in self._requests(start, end):
             others = [record for record in batch.records if not self._follows(record, at)]
             changes = parse(
@@ -392,7 +392,7 @@ class Fates:
             for offset, change in changes:
                 if isinstance(change, Replacement) and change.id not in named:
                     change = change.asked  # if it came too late, its own outcome says so
-                if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).frozen:
+                if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).to_cold:
                     return offset, isinstance(change, Carried)
         return None
 

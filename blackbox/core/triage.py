@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from blackbox.core.follow_ups import Endings
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import refused_entry
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
-from blackbox.core.plan import Due, PutOff
+from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Journal
 from blackbox.records import entry as entries
 from blackbox.records.carried import as_asked, carried
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, IndexFull, IndexLost, JournalLost
+from blackbox.records.errors import IndexFull, IndexLost, JournalLost, RecoveryRequired
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.receipt import Claim
 from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
@@ -72,12 +72,12 @@ class Sorted:
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
-    deferred: dict[int, PutOff] = field(default_factory=dict)
+    deferred: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Sorting:
+class Triage:
     """Decides what becomes of each request that is due in one shard.
 
     `reread` makes an entry of a request's record again; `retries` is how often an unavailable
@@ -92,7 +92,7 @@ class Sorting:
     reread: Callable[[Record], Entry]
     dead_letter_topic: str
     retries: int = 5
-    endings: Endings | None = None
+    follow_ups: FollowUps | None = None
     pace: Pace | None = None
 
     def sort(self, due: Due, now_ms: int) -> Sorted:
@@ -148,7 +148,7 @@ class Sorting:
         """The times that were taken for what is read again now."""
         for target, count in later.items():
             assert self.pace is not None
-            with suppress(Doubt, IndexFull):
+            with suppress(RecoveryRequired, IndexFull):
                 self.pace.give_back(target, count)
 
     def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
@@ -186,7 +186,7 @@ class Sorting:
         paused = due.paused
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        ending = self._ending(batch) if self.endings is not None else {}
+        ending = self._ending(batch) if self.follow_ups is not None else {}
         others = {topic for topics in ending.values() for topic in topics}
         asked_for = {*wanted, *others, self.dead_letter_topic}
         unavailable = {
@@ -226,11 +226,11 @@ class Sorting:
 
     def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
         """By request, the topics that something is written to with its end."""
-        assert self.endings is not None
+        assert self.follow_ups is not None
         everything = {**batch.ready, **batch.alone, **batch.dead}
-        if not self.endings.has_some(everything.values()):
+        if not self.follow_ups.has_some(everything.values()):
             return {}
-        return {offset: self.endings.topics(entry) for offset, entry in everything.items()}
+        return {offset: self.follow_ups.topics(entry) for offset, entry in everything.items()}
 
     def _set_refused_aside(self, batch: Sorted, now_ms: int, *, is_backlog: bool) -> None:
         """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
@@ -291,14 +291,14 @@ class Sorting:
         else:
             batch.deferred[offset] = now_ms + wait_ms, later
 
-    def put_off(
+    def postpone(
         self,
         batch: Mapping[int, Entry],
         suspects: Mapping[int, Refusal],
         parked: Mapping[int, str],
         now_ms: int,
         apart: Collection[int] = (),
-    ) -> dict[int, PutOff]:
+    ) -> dict[int, Postponed]:
         """What the broker refused, out of the way: parked, later, alone, or as a dead letter.
 
         `apart` was sent in record batches of its own, so that it is refused for itself.
@@ -309,7 +309,7 @@ class Sorting:
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
             # what is written with its end goes in one batch with others', and may be what was refused
-            has_ending = self.endings is not None and bool(self.endings.topics(entry))
+            has_ending = self.follow_ups is not None and bool(self.follow_ups.topics(entry))
             is_apart = offset in apart and not has_ending
             is_alone = entry.alone or len(suspects) == 1 or is_apart
             told = away.get(self._destination(entry))
@@ -398,7 +398,7 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
     batch.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
 
 
-def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> PutOff:
+def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
     """Until it is known whether it was delivered."""
     why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
     told = entry._replace(waits=entry.waits + 1)

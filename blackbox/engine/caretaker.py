@@ -11,13 +11,13 @@ from dataclasses import KW_ONLY, dataclass
 from threading import Event, Thread
 
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import Owner
+from blackbox.engine.shard_owner import ShardOwner
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.journal.trim import Trimmer
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, ForeignIndex
+from blackbox.records.errors import ForeignIndex, RecoveryRequired
 
 logger = logging.getLogger("blackbox.core.low_water")
 
@@ -43,7 +43,7 @@ class Caretaker:
     access: KafkaAccess
     metrics: Metrics
     clock: Clock
-    owners: Callable[[], Sequence[Owner]]
+    owners: Callable[[], Sequence[ShardOwner]]
     _: KW_ONLY
     interval_s: float
     retention_s: float
@@ -91,7 +91,7 @@ class Caretaker:
             if binding is not None and topic_id not in (None, binding.topic_id):
                 owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
 
-    def _look_after(self, owner: Owner) -> None:
+    def _look_after(self, owner: ShardOwner) -> None:
         binding = owner.binding
         try:
             mark = owner.find_low_water(self._walked_for(), self._stopping)
@@ -106,7 +106,7 @@ class Caretaker:
                 written_ms = journal.written_ms(mark.requests)
             self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             logger.info("%s: no new low-water mark: %s", owner.shard, reason)
         except Exception:
             logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)

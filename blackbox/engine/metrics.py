@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Taken
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
@@ -209,9 +209,9 @@ class Metrics:
         self._counters["void"].labels(str(shard)).inc(recovered.void)
         self._counters["gone"].labels(str(shard)).inc(recovered.gone)
 
-    def positions(self, shard: Shard, labels: Labels) -> None:
-        self._gauges["journal_position"].labels(str(shard), "requests").set(labels.requests)
-        self._gauges["journal_position"].labels(str(shard), "receipts").set(labels.receipts)
+    def positions(self, shard: Shard, positions: Positions) -> None:
+        self._gauges["journal_position"].labels(str(shard), "requests").set(positions.requests)
+        self._gauges["journal_position"].labels(str(shard), "receipts").set(positions.receipts)
 
     def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
         """The mark, and when what it waits for was written: its age grows until the next mark."""

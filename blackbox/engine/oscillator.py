@@ -12,7 +12,7 @@ from blackbox.engine.metrics import Metrics
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.seconds import Seconds
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.engine.oscillator")
@@ -83,7 +83,7 @@ class Oscillator:
                 continue
             try:
                 self._write_while_ours(self._topic)
-            except Doubt as reason:
+            except RecoveryRequired as reason:
                 if not self._stopping.is_set():
                     logger.warning("%s; trying again in %g s", reason, AGAIN_S)
             except Exception:

@@ -17,12 +17,12 @@ from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import Schedule, schedule
 from blackbox.engine.redis_monitor import Watch
-from blackbox.engine.shard_pool import Owners
+from blackbox.engine.shard_pool import ShardPool
 from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, IndexFull
+from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.support import interpreter
 
@@ -55,7 +55,7 @@ class Service:
             gained=lambda shard: self._owners.gain(shard),
             lost=lambda shards: self._owners.lose(shards),
         )
-        self._owners = Owners(
+        self._owners = ShardPool(
             settings,
             self._kafka,
             metrics,
@@ -78,7 +78,7 @@ class Service:
         )
 
     def start(self) -> None:
-        """Create what is missing of ours, then join the group. Raises a Doubt when Kafka or Redis is away."""
+        """Create what is missing of ours, then join the group. Raises RecoveryRequired when Kafka or Redis is away."""
         settings = self._settings
         self._watch.observe_clock()
         self._topics.ensure()
@@ -164,7 +164,7 @@ class Service:
                 )
                 for shard, batch in batches.items()
             }
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             logger.warning("%s; trying again", reason)
         except Exception as reason:
             logger.exception("reading requests failed unexpectedly; every shard recovers")
@@ -193,8 +193,8 @@ class Service:
         self._watch.look()
         self._membership.note(
             {
-                owner.shard: labels.requests
+                owner.shard: positions.requests
                 for owner in self._owners.all()
-                if (labels := owner.labels) is not None
+                if (positions := owner.positions) is not None
             }
         )

@@ -13,7 +13,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
 from blackbox.core.bits import Bits
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
@@ -21,7 +21,7 @@ from blackbox.journal.carrier import Carrier
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -53,10 +53,12 @@ class Promoter:
     def promote(
         self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
     ) -> Promoted:
-        """One run for one shard, which ends when `confirm` raises a Doubt; raises as `Promotion.run`."""
-        labels, cold = self._look(shard)
-        if labels is None:
-            raise Doubt(f"{shard}: its index is empty or lost; promote when it is open again")
+        """One run for one shard, which ends when `confirm` raises RecoveryRequired; raises as `Promotion.run`."""
+        positions, cold = self._look(shard)
+        if positions is None:
+            raise RecoveryRequired(
+                f"{shard}: its index is empty or lost; promote when it is open again"
+            )
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
@@ -64,7 +66,7 @@ class Promoter:
         with closing(journal), closing(carrier):
             return Promotion(
                 shard=shard,
-                label=labels.requests,
+                position=positions.requests,
                 cold=cold,
                 journal=journal,
                 carrier=carrier,
@@ -77,7 +79,7 @@ class Promoter:
     def close(self) -> None:
         self._inspector.close()
 
-    def _look(self, shard: Shard) -> tuple[Labels | None, Bits]:
+    def _look(self, shard: Shard) -> tuple[Positions | None, Bits]:
         try:
             return self._inspector.cold(shard)
         except IndexLost:  # a connection that was kept may have ended long ago
@@ -90,7 +92,9 @@ class Promoter:
         """
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None:
-            raise Doubt(f"{topic}: there is no such topic; promoting again when it is there")
+            raise RecoveryRequired(
+                f"{topic}: there is no such topic; promoting again when it is there"
+            )
         wanted_ms = self._settings.renew_after_ms
         if isinstance(found.settings, TopicSettings):
             kept_ms = found.settings.retention_ms
@@ -129,7 +133,7 @@ class Schedule:
         for shard in sorted(self._shards()):
             try:
                 self._promote(shard)
-            except Doubt as reason:
+            except RecoveryRequired as reason:
                 if not self._stopping.is_set():
                     logger.warning("%s; promoting again at the next time", reason)
             except Exception:
@@ -142,7 +146,7 @@ class Schedule:
     def _promote(self, shard: Shard) -> None:
         def confirm() -> None:
             if self._stopping.is_set() or shard not in self._shards():
-                raise Doubt(f"{shard}: given up while it was being promoted")
+                raise RecoveryRequired(f"{shard}: given up while it was being promoted")
 
         confirm()
         done = self._promoter.promote(shard, self._clock.earliest_ms(), confirm)

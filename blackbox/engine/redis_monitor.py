@@ -12,7 +12,7 @@ from blackbox.config.wiring import rules
 from blackbox.engine.metrics import Metrics
 from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
 from blackbox.records.clock import MAX_SKEW_MS, Clock
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 
 logger = logging.getLogger("blackbox.engine.redis_monitor")
 
@@ -55,7 +55,7 @@ class Watch:
         try:
             self.observe_clock()
             used = self._memory_used()
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             logger.warning("%s", reason)
             return
         self._compare_clocks()

@@ -16,12 +16,12 @@ from tenacity.nap import sleep_using_event
 from blackbox.core.dispatch import Dispatch, Dispatched
 from blackbox.core.intake import Intake, Opening, Parsed, Taken
 from blackbox.core.low_water import LowWater
-from blackbox.core.plan import Batch, Binding, Labels
+from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import Recovered, Recovery
 from blackbox.engine.metrics import Metrics
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
-from blackbox.records.errors import Doubt, Refused
+from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
@@ -41,7 +41,7 @@ class Closable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Session:
     """Everything an owner holds of a shard, from one opening to the next doubt."""
 
     index: ShardIndex
@@ -55,28 +55,28 @@ class Hold:
 
 
 @dataclass(eq=False, repr=False)
-class Owner:
+class ShardOwner:
     """Owns one shard from `start` to `stop`, through any number of doubts."""
 
     shard: Shard
-    take_hold: Callable[[Owner], Hold]
+    open_session: Callable[[ShardOwner], Session]
     _: KW_ONLY
     clock: Clock
     metrics: Metrics
     wake_up: bool
     stuck_after_s: float
-    opened: Callable[[Owner, int], None]
-    doubted: Callable[[Owner], None]
-    ended: Callable[[Owner], None]
+    opened: Callable[[ShardOwner, int], None]
+    doubted: Callable[[ShardOwner], None]
+    ended: Callable[[ShardOwner], None]
     gather_s: float = GATHER_S
 
     def __post_init__(self) -> None:
-        self._hold: Hold | None = None
+        self._session: Session | None = None
         self.is_open = False
         self._doubt: Exception | None = None
         self._problem = ""
         self._recovered: Recovered | None = None
-        self._walked: tuple[Hold, Labels, int, Future[Mark]] | None = None
+        self._walked: tuple[Session, Positions, int, Future[Mark]] | None = None
         self._lock = Lock()
         self._stopping = Event()
         self._look = Event()
@@ -104,9 +104,9 @@ class Owner:
         return time.monotonic() - self._progress > self.stuck_after_s
 
     @property
-    def labels(self) -> Labels | None:
-        hold = self._hold
-        return hold.index.labels if hold is not None and self.is_open else None
+    def positions(self) -> Positions | None:
+        session = self._session
+        return session.index.positions if session is not None and self.is_open else None
 
     @property
     def binding(self) -> Binding | None:
@@ -122,37 +122,39 @@ class Owner:
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
         """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
 
-        None when the shard is not open. Raises a Doubt when it has to be tried again, also when `stopping` is set.
+        None when the shard is not open. Raises RecoveryRequired when it has to be tried again, also when `stopping` is set.
         """
-        hold = self._hold
-        if hold is None or not self.is_open:
+        session = self._session
+        if session is None or not self.is_open:
             return None
-        if hold.index.doubtful:
-            raise Doubt(f"{self.shard}: whether some requests were delivered cannot be read yet")
-        walk = hold.index.walk()
+        if session.index.doubtful:
+            raise RecoveryRequired(
+                f"{self.shard}: whether some requests were delivered cannot be read yet"
+            )
+        walk = session.index.walk()
         try:
             pause_s = walk_s / walk.slices()
             while walk.slice():
-                if stopping.wait(pause_s) or self._hold is not hold:
-                    raise Doubt("the walk was given up before its end, as the shard was")
+                if stopping.wait(pause_s) or self._session is not session:
+                    raise RecoveryRequired("the walk was given up before its end, as the shard was")
         finally:
             walk.close()
         written: Future[Mark] = Future()
-        self._walked = hold, walk.labels, walk.lowest, written
+        self._walked = session, walk.positions, walk.lowest, written
         self._look.set()
         try:
             return written.result(WRITTEN_WITHIN_S)
         except (TimeoutError, CancelledError):
-            raise Doubt(f"{self.shard}: the mark was not written") from None
+            raise RecoveryRequired(f"{self.shard}: the mark was not written") from None
 
-    def _write_mark(self, hold: Hold) -> None:
+    def _write_mark(self, session: Session) -> None:
         """In the owner's thread, which alone may use its producer."""
         if self._walked is None:
             return
-        (walked_in, labels, lowest, written), self._walked = self._walked, None
-        if walked_in is hold and written.set_running_or_notify_cancel():
+        (walked_in, positions, lowest, written), self._walked = self._walked, None
+        if walked_in is session and written.set_running_or_notify_cancel():
             try:
-                written.set_result(hold.low_water.write(labels, lowest))
+                written.set_result(session.low_water.write(positions, lowest))
             except BaseException as error:
                 written.set_exception(error)
                 raise
@@ -174,25 +176,25 @@ class Owner:
         `meanwhile` may be called while Redis is busy with the batch.
         Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
         """
-        hold = self._hold
-        if hold is None or not self.is_open or self._doubt is not None:
+        session = self._session
+        if session is None or not self.is_open or self._doubt is not None:
             return False  # what was read is read again once the shard is opened anew
-        label = hold.index.labels.requests
-        if label < batch.start:
-            self.opened(self, label)  # something before it was not stored: read from there again
+        position = session.index.positions.requests
+        if position < batch.start:
+            self.opened(self, position)  # something before it was not stored: read from there again
             return False
         try:
-            taken = hold.intake.store(batch, self.clock.latest_ms(), meanwhile)
-            self._account_for(hold, taken)
-        except Doubt as reason:
-            if self._hold is hold:
+            taken = session.intake.store(batch, self.clock.latest_ms(), meanwhile)
+            self._account_for(session, taken)
+        except RecoveryRequired as reason:
+            if self._session is session:
                 self.doubt(reason)
             return False
         return True
 
-    def _account_for(self, hold: Hold, taken: Taken) -> None:
+    def _account_for(self, session: Session, taken: Taken) -> None:
         self.metrics.taken(self.shard, taken)
-        self.metrics.positions(self.shard, hold.index.labels)
+        self.metrics.positions(self.shard, session.index.positions)
         if taken.first_due_ms is not None:
             self.expect(taken.first_due_ms)
 
@@ -206,9 +208,9 @@ class Owner:
 
     def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
         """What recovery calls for the requests that the index does not know yet."""
-        assert self._hold is not None
-        taken = self._hold.intake.apply(batch, self.clock.latest_ms(), opening)
-        self._account_for(self._hold, taken)
+        assert self._session is not None
+        taken = self._session.intake.apply(batch, self.clock.latest_ms(), opening)
+        self._account_for(self._session, taken)
         return taken
 
     def _run(self) -> None:
@@ -239,17 +241,17 @@ class Owner:
     def _open(self) -> None:
         began = time.monotonic()
         try:
-            self._hold = self.take_hold(self)
-            recovered = self._hold.recovery.open()
-            self._hold.low_water.last = recovered.mark
-            self._hold.low_water.topic_id = recovered.binding.topic_id
-            self._hold.low_water.group = recovered.binding.group
-            self._hold.journal.close()  # seldom needed from now on
+            self._session = self.open_session(self)
+            recovered = self._session.recovery.open()
+            self._session.low_water.last = recovered.mark
+            self._session.low_water.topic_id = recovered.binding.topic_id
+            self._session.low_water.group = recovered.binding.group
+            self._session.journal.close()  # seldom needed from now on
             self._doubt = None
             if self._stopping.is_set():
-                raise Doubt(f"{self.shard}: given up while it was being opened")
+                raise RecoveryRequired(f"{self.shard}: given up while it was being opened")
             try:
-                self._tick(self._hold)  # a shard that cannot deliver is not open
+                self._tick(self._session)  # a shard that cannot deliver is not open
             except Refused as refused:
                 # what was refused is out of the way: it opens again without a pause
                 self._doubt = refused
@@ -260,16 +262,16 @@ class Owner:
         self.is_open = True
         self._recovered = recovered
         self.metrics.recovered(self.shard, recovered)
-        self.opened(self, self._hold.index.labels.requests)
+        self.opened(self, self._session.index.positions.requests)
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
-            self.shard, time.monotonic() - began, *self._hold.index.labels,
+            self.shard, time.monotonic() - began, *self._session.index.positions,
             recovered.outcomes, recovered.void,
         )  # fmt: skip
 
     def _dispatch_until_doubt(self) -> None:
-        hold = self._hold
-        assert hold is not None
+        session = self._session
+        assert session is not None
         while not self._stopping.is_set():
             self._look.clear()
             with self._lock:  # so that intake wakes this thread for what the tick misses
@@ -277,27 +279,27 @@ class Owner:
             if self._doubt is not None:
                 raise self._doubt
             began = time.monotonic()
-            did = self._tick(hold)
-            self._write_mark(hold)
+            did = self._tick(session)
+            self._write_mark(session)
             if not did.is_full:
-                self._wait(hold.clock, did, began)
+                self._wait(session.clock, did, began)
 
-    def _tick(self, hold: Hold) -> Dispatched:
+    def _tick(self, session: Session) -> Dispatched:
         try:
-            did = hold.dispatch.tick(hold.clock.earliest_ms())
+            did = session.dispatch.tick(session.clock.earliest_ms())
         except Refused:
-            self._tell(hold, hold.dispatch.done)
+            self._tell(session, session.dispatch.done)
             raise
-        self._tell(hold, did)
+        self._tell(session, did)
         return did
 
-    def _tell(self, hold: Hold, did: Dispatched) -> None:
-        now_ms = hold.clock.earliest_ms()
+    def _tell(self, session: Session, did: Dispatched) -> None:
+        now_ms = session.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()
         self.metrics.dispatched(self.shard, did, now_ms)
-        self.metrics.positions(self.shard, hold.index.labels)
-        self._compare_clocks(hold.clock)
+        self.metrics.positions(self.shard, session.index.positions)
+        self._compare_clocks(session.clock)
 
     def _compare_clocks(self, clock: ShardClock) -> None:
         behind_ms = clock.behind_ms()
@@ -326,21 +328,21 @@ class Owner:
 
     def _explain(self, reason: Exception) -> None:
         self._problem = str(reason)
-        if isinstance(reason, Doubt):
+        if isinstance(reason, RecoveryRequired):
             logger.warning("%s; recovering", reason)
         else:
             logger.exception("%s: unexpected; recovering", self.shard)
 
     def _let_go(self) -> None:
-        hold, self._hold = self._hold, None
+        session, self._session = self._session, None
         was_open, self.is_open = self.is_open, False
         walked, self._walked = self._walked, None
         if walked is not None:
             walked[3].cancel()  # who waits for its mark walks again later
         if was_open:
             self.doubted(self)
-        if hold is not None:
-            for part in hold.closing:
+        if session is not None:
+            for part in session.closing:
                 try:
                     part.close()
                 except Exception:

@@ -13,14 +13,14 @@ from threading import Lock
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import admission, formats, pace
 from blackbox.core.dispatch import Dispatch
-from blackbox.core.follow_ups import Endings
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
 from blackbox.core.low_water import LowWater
 from blackbox.core.recovery import Recovery
-from blackbox.core.triage import Sorting
+from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import GATHER_S, Hold, Owner
+from blackbox.engine.shard_owner import GATHER_S, Session, ShardOwner
 from blackbox.formats import may_have_caller_id
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer, Room
@@ -40,11 +40,11 @@ STUCK_S = 60.0
 
 
 @dataclass(eq=False, repr=False)
-class Owners:
+class ShardPool:
     """An Owner for each shard, from `gain` to `lose`.
 
-    `confirm(shard, label)` raises a Doubt unless the shard is still this process'. `opened(shard,
-    label)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
+    `confirm(shard, position)` raises RecoveryRequired unless the shard is still this process'. `opened(shard,
+    position)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
     `gather_s` is the shortest time between two transactions of a shard that were not full, `lasts_s` how
     long a shard is owned at most.
     """
@@ -57,7 +57,7 @@ class Owners:
     confirm: Callable[[Shard, int], None]
     gather_s: float = GATHER_S
     lasts_s: float = math.inf
-    opened: Callable[[Shard, int], None] = lambda shard, label: None
+    opened: Callable[[Shard, int], None] = lambda shard, position: None
     closed: Callable[[Shard], None] = lambda shard: None
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Owners:
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
         self._pace = pace(settings)
-        self._owners: dict[Shard, Owner] = {}
+        self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
         self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
@@ -78,9 +78,9 @@ class Owners:
 
     def gain(self, shard: Shard) -> None:
         """Own this shard from now on."""
-        owner = Owner(
+        owner = ShardOwner(
             shard,
-            self._take_hold,
+            self._open_session,
             clock=self.clock,
             metrics=self.metrics,
             wake_up=self.settings.wake_up,
@@ -114,11 +114,11 @@ class Owners:
         """The shards whose opening failed, and why it did the last time."""
         return {owner.shard: why for owner in self.all() if (why := owner.why_not_open)}
 
-    def get(self, shard: Shard) -> Owner | None:
+    def get(self, shard: Shard) -> ShardOwner | None:
         with self._lock:
             return self._owners.get(shard)
 
-    def all(self) -> list[Owner]:
+    def all(self) -> list[ShardOwner]:
         with self._lock:
             return list(self._owners.values())
 
@@ -151,24 +151,24 @@ class Owners:
                 found[name].append(offset)
         return {name: offsets for name, offsets in found.items() if offsets}
 
-    def _opened(self, owner: Owner, offset: int) -> None:
+    def _opened(self, owner: ShardOwner, offset: int) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
                 self.metrics.opened(owner.shard, True)
                 self.opened(owner.shard, offset)
 
-    def _doubted(self, owner: Owner) -> None:
+    def _doubted(self, owner: ShardOwner) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
                 self.metrics.opened(owner.shard, False)
                 self.closed(owner.shard)
 
-    def _ended(self, owner: Owner) -> None:
+    def _ended(self, owner: ShardOwner) -> None:
         with self._lock:
             if owner.shard not in self._owners:
                 self.metrics.given_up(owner.shard)
 
-    def _take_hold(self, owner: Owner) -> Hold:
+    def _open_session(self, owner: ShardOwner) -> Session:
         settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
@@ -186,7 +186,7 @@ class Owners:
 
         def confirm() -> None:
             kept = index.load()
-            known = None if kept is None else kept.labels.requests
+            known = None if kept is None else kept.positions.requests
             # Not 0 for a lost index: what was read before tells whether receipts are missing.
             self.confirm(shard, journal.committed(settings.group_id) if known is None else known)
 
@@ -204,17 +204,17 @@ class Owners:
             progress=partial(self.metrics.rebuilding, shard),
         )
         low_water = LowWater(shard, index, writer, self.clock.earliest_ms)
-        sorting = Sorting(
+        triage = Triage(
             shard=shard,
             targets=self._targets,
             journal=originals,
             reread=intake.reread,
             dead_letter_topic=settings.dead_letter_topic,
             retries=settings.retries,
-            endings=Endings(shard, contract, uncommitted, history_topic),
+            follow_ups=FollowUps(shard, contract, uncommitted, history_topic),
             pace=self._pace,
         )
         dispatch = Dispatch(
-            index, writer, sorting, settings.batch_limit, self._counted, clock.is_outdated
+            index, writer, triage, settings.batch_limit, self._counted, clock.is_outdated
         )
-        return Hold(index, intake, dispatch, recovery, low_water, clock, journal, closing)
+        return Session(index, intake, dispatch, recovery, low_water, clock, journal, closing)

@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.parking import BAND_MS, band_at, parked_at, time_at
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
-from blackbox.index.shard_index import as_entry, claims_of, labels_of, leaving
+from blackbox.index.shard_index import as_entry, claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard, member
 
 
 class Standing(NamedTuple):
-    """How a shard stands. `labels` is None for an index that was never begun, or is lost.
+    """How a shard stands. `positions` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
     first one that is not yet; None when there is none. `pending` are entries, without the `cold`;
     `has_cold_tier` if there ever were some.
     """
 
-    labels: Labels | None
+    positions: Positions | None
     pending: int
     due_now: int
     oldest_due_ms: int | None
@@ -71,7 +71,7 @@ class Inspector:
         return cls(pool(url))
 
     def standing(self, shard: Shard, now_ms: int) -> Standing:
-        """Labels and pending entries of a shard; counts may be of moments a little apart."""
+        """Positions and pending entries of a shard; counts may be of moments a little apart."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._clients.together(
             ("HMGET", keys.state, "format", "requests", "cold"),
@@ -91,10 +91,10 @@ class Inspector:
                 "WITHSCORES",
             ),
         )
-        labels = labels_of(shard, state, receipts)
+        positions = positions_of(shard, state, receipts)
         cold = state[2]
         return Standing(
-            labels,
+            positions,
             max(0, pending - 1),  # without the sentinel
             due_now,
             _score(first),
@@ -103,13 +103,13 @@ class Inspector:
             cold is not None,
         )
 
-    def labels(self, shard: Shard) -> Labels | None:
-        """The labels of a shard; None for an index that was never begun, or is lost."""
+    def positions(self, shard: Shard) -> Positions | None:
+        """The positions of a shard; None for an index that was never begun, or is lost."""
         keys = Keys(shard)
         state, receipts = self._clients.together(
             ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
         )
-        return labels_of(shard, state, receipts)
+        return positions_of(shard, state, receipts)
 
     def is_ready(self, shard: Shard) -> bool:
         """Whether requests can be stored: there is an index, and nobody rebuilds it."""
@@ -119,15 +119,15 @@ class Inspector:
             ("HGET", keys.state, "rebuild"),
             ("GET", keys.receipts),
         )
-        return labels_of(shard, state, receipts) is not None and under_way is None
+        return positions_of(shard, state, receipts) is not None and under_way is None
 
-    def is_leaving(self, shard: Shard, offset: int) -> bool:
+    def is_in_flight(self, shard: Shard, offset: int) -> bool:
         """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
         keys = Keys(shard)
         named, doubtful = self._clients.together(
-            ("HGETALL", keys.leaving), ("HGET", keys.state, "doubtful")
+            ("HGETALL", keys.in_flight), ("HGET", keys.state, "doubtful")
         )
-        return member(offset) in leaving(named) or offset in claims_of(doubtful)
+        return member(offset) in in_flight(named) or offset in claims_of(doubtful)
 
     def look_up(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
@@ -233,11 +233,11 @@ class Inspector:
         (score,) = self._clients.together(("ZSCORE", keys.ended, member(origin)))
         return score is not None
 
-    def cold(self, shard: Shard) -> tuple[Labels | None, Bits]:
-        """The labels, and the requests of the cold tier as they are then or a little later."""
-        labels, keys = self.labels(shard), Keys(shard)
+    def cold(self, shard: Shard) -> tuple[Positions | None, Bits]:
+        """The positions, and the requests of the cold tier as they are then or a little later."""
+        positions, keys = self.positions(shard), Keys(shard)
         (bitmaps,) = self._clients.together(("HGETALL", keys.cold))
-        return labels, Bits({int(segment): bitmap for segment, bitmap in bitmaps.items()})
+        return positions, Bits({int(segment): bitmap for segment, bitmap in bitmaps.items()})
 
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         """The offset of the pending request under this caller id; None when there is none."""

@@ -30,7 +30,7 @@ class Keys:
         self.moved = self.prefix + b"moved"
         self.ended = self.prefix + b"ended"
         self.unwanted = self.prefix + b"unwanted"
-        self.leaving = self.prefix + b"leaving"
+        self.in_flight = self.prefix + b"in-flight"
         self.paused = self.prefix + b"paused"
         self.callers = self.prefix + b"callers"
 

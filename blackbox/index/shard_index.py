@@ -1,15 +1,15 @@
-"""A shard's index in Redis: due times, payloads, caller ids, and the two labels that define them.
+"""A shard's index in Redis: due times, payloads, caller ids, and the two positions that define them.
 
-Entries are the requests below `labels.requests` minus the removals below `labels.receipts`;
+Entries are the requests below `positions.requests` minus the removals below `positions.receipts`;
 `skip` marks the removals already read whose request is not in the index yet, `cold` the requests
 that are due beyond the horizon and so are no entries, `ignored` the conditional records that did not
 count and of which no receipt says so yet, `early` replacements that wait in Kafka for room and whose
 first half is done, `moved` by which records requests of the cold tier came into the index, `ended` which
 of these a cancel has ended by its id while only Kafka knew its record, `leaving` those whose delivery is
-under way. Data and labels change in one MULTI, so that a lost suffix of Redis loses both and the
+under way. Data and positions change in one MULTI, so that a lost suffix of Redis loses both and the
 journals heal it.
 
-Intake and dispatch of one shard may be two processes. Each label has a key of its own, which its
+Intake and dispatch of one shard may be two processes. Each position has a key of its own, which its
 writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
 the `skip` it read; whoever settles moves `receipts`, and watches `requests` too only for what
 depends on it.
@@ -35,10 +35,10 @@ from blackbox.core.plan import (
     Due,
     Gap,
     Kept,
-    Labels,
     Named,
     Plan,
-    PutOff,
+    Positions,
+    Postponed,
     Tail,
     Touched,
     View,
@@ -49,7 +49,7 @@ from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, ForeignIndex, IndexFull, LabelsMoved
+from blackbox.records.errors import ForeignIndex, IndexFull, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Claim, Mark
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Shard, member, offset_in
 
@@ -89,7 +89,7 @@ class ShardIndex:
     """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
-    Remembers the labels this owner last saw and raises LabelsMoved as soon as Redis shows
+    Remembers the positions this owner last saw and raises LabelsMoved as soon as Redis shows
     others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
 
     `is_behind` tells whether Kafka has a receipt at an offset or behind it, `topic_id` which topic requests
@@ -111,14 +111,14 @@ class ShardIndex:
         self._lock = RLock()
         self._token = token_hex(8).encode()
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
-        self.labels = Labels(-1, -1)
+        self.positions = Positions(-1, -1)
         self.removed = 0
         self._settled = -1
         self._parked: dict[int, str] | None = None
         self.doubtful: Mapping[int, Claim] = {}
 
     def load(self) -> Kept | None:
-        """Read what the index says of itself and take its labels as the ones last seen; None: it is empty.
+        """Read what the index says of itself and take its positions as the ones last seen; None: it is empty.
 
         Raises ForeignIndex when a newer version wrote it.
         """
@@ -135,14 +135,14 @@ class ShardIndex:
             b"doubtful",
             *_KEPT_APART,
         )
-        look = [*self._read_labels(*names), pack("ZRANGE", self._keys.due, -1, -1)]
+        look = [*self._read_positions(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
             state, receipts, last, *there = self._session.run([*look, *self._look_apart()])
-            found = labels_of(self.shard, state, receipts)
+            found = positions_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
                 return None
-            self.labels = found
+            self.positions = found
         token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(_KEPT_APART)]
         self.doubtful = claims_of(doubtful)
         apart = state[-len(_KEPT_APART) :]
@@ -159,7 +159,7 @@ class ShardIndex:
 
     def begin(
         self,
-        labels: Labels,
+        positions: Positions,
         *,
         binding: Binding | None = None,
         mark: Mark | None = None,
@@ -168,17 +168,17 @@ class ShardIndex:
         unknown_ms: int = 0,
         is_rebuild: bool = False,
     ) -> None:
-        """Empty the index and give it its first labels, in one MULTI.
+        """Empty the index and give it its first positions, in one MULTI.
 
-        Of requests below the first label it knows nothing: conditional records below `told` counted,
+        Of requests below the first position it knows nothing: conditional records below `told` counted,
         unless they are `ignored`. Requests below `judged` are not judged by callers' rules again. Those due before
         `unknown_ms` may have had an outcome that no receipt tells: kept until `finish`. With
-        `is_rebuild` nobody else stores anything, until `finish`. Raises LabelsMoved when the labels
+        `is_rebuild` nobody else stores anything, until `finish`. Raises LabelsMoved when the positions
         are not those that `load` found.
         """
         with self._lock:
             self._drop_payloads()
-            about: list[bytes | str | int] = [b"known_from", labels.requests, b"told", told]
+            about: list[bytes | str | int] = [b"known_from", positions.requests, b"told", told]
             about += (b"judged", judged)
             if mark is not None:
                 about += (b"mark", orjson.dumps(tuple(mark)))
@@ -188,14 +188,19 @@ class ShardIndex:
             first = [
                 self._empty(callers),
                 pack("ZADD", self._keys.due, "+inf", SENTINEL),
-                self._write_requests(labels.requests, *about, *self._bound(binding)),
-                self._write_receipts(labels.receipts),
+                self._write_requests(positions.requests, *about, *self._bound(binding)),
+                self._write_receipts(positions.receipts),
             ]
             if is_rebuild:
                 first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
             self._exec_while_opening(first)
-            self.labels, self.doubtful = labels, {}
-            self._loaded = (FORMAT, b"%d" % labels.requests, self._token, b"%d" % labels.receipts)
+            self.positions, self.doubtful = positions, {}
+            self._loaded = (
+                FORMAT,
+                b"%d" % positions.requests,
+                self._token,
+                b"%d" % positions.receipts,
+            )
 
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
         """Write this opening's token into an index that is kept: what looked at it before has to look again."""
@@ -212,12 +217,12 @@ class ShardIndex:
             self._drop_payloads()
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
             self._exec_while_opening([self._empty(callers)])
-            self.labels = Labels(-1, -1)
+            self.positions = Positions(-1, -1)
 
     def rebind(
-        self, labels: Labels, binding: Binding, unknown_ms: int = 0, tail: Tail | None = None
+        self, positions: Positions, binding: Binding, unknown_ms: int = 0, tail: Tail | None = None
     ) -> None:
-        """Let a kept index belong to something else, at these labels.
+        """Let a kept index belong to something else, at these positions.
 
         What it remembers of requests at or above them besides entries is forgotten: others will have
         their offsets. `tail` is the last request record below them. With `unknown_ms` it has other receipts, which do not tell outcomes of requests that were
@@ -225,7 +230,7 @@ class ShardIndex:
         """
         with self._lock:
             self._watch_loaded()
-            keys, first = self._keys, labels.requests
+            keys, first = self._keys, positions.requests
             look = [
                 pack("HGETALL", keys.cold),
                 pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE"),
@@ -234,12 +239,12 @@ class ShardIndex:
             flat, ignored, known_from = self._session.run(look)
             cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
             gone = {offset for offset in cold if offset >= first}
-            is_shorter = first < self.labels.requests
+            is_shorter = first < self.positions.requests
             holders = self._holders_from(first) if is_shorter else []
             counted = self._counted_from(first) if is_shorter else {}
             changes = [
                 self._write_requests(first, *self._bound(binding)),
-                self._write_receipts(labels.receipts),
+                self._write_receipts(positions.receipts),
             ]
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
@@ -260,18 +265,18 @@ class ShardIndex:
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
                     *(pack("HDEL", keys.ids, *callers) for callers in _chunks(holders)),
                     *(one for of, offsets in counted.items() for one in _zrem(of, offsets)),
-                    *self._freeze(Plan(thawed=gone), View(labels, (), {}, cold)),
+                    *self._move_cold(Plan(from_cold=gone), View(positions, (), {}, cold)),
                 ]
-            if not self._exec_even_if_full(changes, self.labels):
-                raise LabelsMoved(
+            if not self._exec_even_if_full(changes, self.positions):
+                raise PositionsMoved(
                     f"{self.shard}: the index changed meanwhile; is a service running?"
                 )
-            self.labels = labels
+            self.positions = positions
 
     def ignore(self, offsets: Sequence[int]) -> None:
         """Of these conditional records receipts say that they did not count."""
         with self._lock:
-            self._watch_labels(self._keys.state)
+            self._watch_positions(self._keys.state)
             marks = self._mark(self._keys.ignored, offsets)
             self._exec_while_opening(marks, even_if_full=True)
 
@@ -281,10 +286,10 @@ class ShardIndex:
             return bool(self._scores(self._keys.ignored, [offset]))
 
     def finish(self, receipts: int, ended: Ended) -> None:
-        """End a rebuild: the label `receipts`, and in `skip` what has ended of the requests not read yet."""
+        """End a rebuild: the position `receipts`, and in `skip` what has ended of the requests not read yet."""
         with self._lock:
-            self._watch_labels(self._keys.state, self._keys.receipts)
-            later = ended.bits_from(self.labels.requests)
+            self._watch_positions(self._keys.state, self._keys.receipts)
+            later = ended.bits_from(self.positions.requests)
             done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
             if later:
                 done.append(pack("HSET", self._keys.state, b"ahead", (max(later) + 1) * SEGMENT))
@@ -292,14 +297,14 @@ class ShardIndex:
                 self._write_receipts(receipts),
                 pack("HDEL", self._keys.state, b"rebuild", b"unknown"),
             ]
-            if not self._exec_even_if_full(done, self.labels):
-                raise LabelsMoved(f"{self.shard}: the index changed while it was being rebuilt")
-            self.labels = self.labels._replace(receipts=receipts)
+            if not self._exec_even_if_full(done, self.positions):
+                raise PositionsMoved(f"{self.shard}: the index changed while it was being rebuilt")
+            self.positions = self.positions._replace(receipts=receipts)
 
     def doubt(self, claims: Mapping[int, Claim]) -> None:
         """Of these requests it is not known whether they were delivered: from here on nothing else ends them."""
         with self._lock:
-            self._watch_labels(self._keys.state)
+            self._watch_positions(self._keys.state)
             every = {**self.doubtful, **claims}
             self._exec_while_opening(self._doubt(every), even_if_full=True)
             self.doubtful = every
@@ -307,7 +312,7 @@ class ShardIndex:
     def unwant(self, offsets: Collection[int]) -> None:
         """These are in doubt, and something that stays in Kafka for now ends them if they were not delivered."""
         with self._lock:
-            self._watch_labels(self._keys.state)
+            self._watch_positions(self._keys.state)
             marks = self._mark(self._keys.unwanted, sorted(offsets))
             self._exec_while_opening(marks, even_if_full=True)
 
@@ -320,13 +325,15 @@ class ShardIndex:
         """These were in doubt, and are known not to be delivered. Those of them that were ended meanwhile stay as they are."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
-                found = self._watch_labels(self._keys.receipts, self._keys.unwanted)
+                found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
                 unwanted = set(self._scores(self._keys.unwanted, list(offsets)))
                 left = _without(self.doubtful, set(offsets) - unwanted)
                 if self._exec_even_if_full(list(self._doubt(left)), found):
                     self.doubtful = left
                     return unwanted
-            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while believing")
+            raise RecoveryRequired(
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while believing"
+            )
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
         """Make dead letters of pending requests that were due before this; how many."""
@@ -344,7 +351,7 @@ class ShardIndex:
                     for band in list(self.parked())
                 )
             first += len(names)
-            changes: dict[int, PutOff] = {}
+            changes: dict[int, Postponed] = {}
             for name, payload in zip(names, stored, strict=True):
                 entry = as_entry(payload)
                 if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
@@ -374,7 +381,7 @@ class ShardIndex:
                 stored = self._mget(names)
             if not names:
                 return count
-            changes: dict[int, PutOff] = {}
+            changes: dict[int, Postponed] = {}
             for name, score, payload in zip(names, flat[1::2], stored, strict=True):
                 entry, at_ms = as_entry(payload), int(float(score)) % BAND_MS
                 if entry is not None and entry.reason is None:
@@ -384,18 +391,25 @@ class ShardIndex:
             self.defer(changes, now_ms)
 
     def untold(self, most: int) -> tuple[int, list[int]]:
-        """The label `requests`, and below it the first conditional records that did not count."""
+        """The position `requests`, and below it the first conditional records that did not count."""
         with self._lock:
             while True:
-                read = self._read_labels()
+                read = self._read_positions()
                 state, receipts = self._session.run(read)
-                label = self._check(state, receipts).requests
+                position = self._check(state, receipts).requests
                 look = pack(
-                    "ZRANGE", self._keys.ignored, "-inf", f"({label}", "BYSCORE", "LIMIT", 0, most
+                    "ZRANGE",
+                    self._keys.ignored,
+                    "-inf",
+                    f"({position}",
+                    "BYSCORE",
+                    "LIMIT",
+                    0,
+                    most,
                 )
                 names, state, receipts = self._session.run([look, *read])
-                if self._check(state, receipts).requests == label:
-                    return label, [int(name, 16) for name in names]
+                if self._check(state, receipts).requests == position:
+                    return position, [int(name, 16) for name in names]
 
     def walk(self) -> Walk:
         """A walk over all that is pending, over a connection of its own."""
@@ -413,61 +427,71 @@ class ShardIndex:
     ) -> Plan:
         """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
 
-        Who rebuilds the index gives what has `ended`, in the place of `skip`. A Doubt is raised when
+        Who rebuilds the index gives what has `ended`, in the place of `skip`. RecoveryRequired is raised when
         somebody else rebuilds it.
 
-        In one MULTI: entries, removals, caller ids and marks of the cold tier, then the label
-        `requests` = `end`, then used `skip` segments go. Nothing happens when the label is at or beyond `end` already.
+        In one MULTI: entries, removals, caller ids and marks of the cold tier, then the position
+        `requests` = `end`, then used `skip` segments go. Nothing happens when the position is at or beyond `end` already.
         Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
         is busy with the batch. What is to be replaced while its delivery is under way is waited for;
-        a Doubt is raised when that takes 2 s.
+        RecoveryRequired is raised when that takes 2 s.
         """
         deadline = time.monotonic() + LEAVING_WITHIN_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
                 view, largest = self._look(start, end, touched, ended)
-                if view.labels.requests < start:
-                    raise LabelsMoved(f"{self.shard}: read from {start}, index at {view.labels}")
-                if view.labels.requests >= end:
-                    self._saw(view.labels.requests)
+                if view.positions.requests < start:
+                    raise PositionsMoved(
+                        f"{self.shard}: read from {start}, index at {view.positions}"
+                    )
+                if view.positions.requests >= end:
+                    self._saw(view.positions.requests)
                     return Plan()
-                self._settled = max(self._settled, view.labels.receipts)
-                if touched.replaced and view.labels.receipts < self._settled:
-                    what = f"receipts {self._settled} were settled, index at {view.labels}"
-                    raise LabelsMoved(f"{self.shard}: {what}")  # what is pending may be delivered
-                is_leaving = bool(touched.replaced) and (
-                    self._may_have_gone_back(view.labels.receipts)
-                    or self._is_leaving(
+                self._settled = max(self._settled, view.positions.receipts)
+                if touched.replaced and view.positions.receipts < self._settled:
+                    what = f"receipts {self._settled} were settled, index at {view.positions}"
+                    raise PositionsMoved(
+                        f"{self.shard}: {what}"
+                    )  # what is pending may be delivered
+                is_in_flight = bool(touched.replaced) and (
+                    self._may_have_gone_back(view.positions.receipts)
+                    or self._is_in_flight(
                         [view.named[id].offset for id in touched.replaced if id in view.named]
                     )
                 )
-                plan = Plan() if is_leaving else make_plan(view)
+                plan = Plan() if is_in_flight else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
-                if not is_leaving and self._exec(commands, meanwhile if attempt == 0 else None):
-                    self.removed += len(plan.removals)  # before the label: dispatch looks at both
-                    self.labels = self.labels._replace(requests=end)
+                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):
+                    self.removed += len(
+                        plan.removals
+                    )  # before the position: dispatch looks at both
+                    self.positions = self.positions._replace(requests=end)
                     return plan
-            if is_leaving and time.monotonic() > deadline:
+            if is_in_flight and time.monotonic() > deadline:
                 what = f"after {LEAVING_WITHIN_S:g} s; requests are read again from {start}"
-                raise Doubt(f"{self.shard}: what is to be replaced is still being delivered {what}")
-            if is_leaving:
+                raise RecoveryRequired(
+                    f"{self.shard}: what is to be replaced is still being delivered {what}"
+                )
+            if is_in_flight:
                 time.sleep(LEAVING_LOOK_S)
-        raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while storing")
+        raise RecoveryRequired(
+            f"{self.shard}: the index changed {MAX_CONTENTION} times while storing"
+        )
 
     def judged_before(self, judged: int) -> None:
         """Requests below `judged` are not judged by callers' rules again; 0: all are that are read from now on."""
         with self._lock:
-            self._watch_labels(self._keys.state)
+            self._watch_positions(self._keys.state)
             name = ("HSET", self._keys.state, "judged", judged)
             self._exec_while_opening([pack(*(name if judged else ("HDEL", *name[1:3])))])
 
     def lost_before(self, first: int, told: int) -> None:
-        """The requests from the label on to `first` were removed by retention before they were read.
+        """The requests from the position on to `first` were removed by retention before they were read.
 
         Conditional records below `told` are taken to have counted where they name one of these.
         """
         with self._lock:
-            start = self._watch_labels(self._keys.state).requests
+            start = self._watch_positions(self._keys.state).requests
             gap = orjson.dumps((start, first, told))
             self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
 
@@ -480,7 +504,7 @@ class ShardIndex:
     ) -> Due:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
-        Checks the labels also when nothing is due. `passing_over` are due entries that are being
+        Checks the positions also when nothing is due. `passing_over` are due entries that are being
         delivered already and so left out. Before them as many that are parked for the targets in `release`:
         others do not wait until a backlog is through.
         """
@@ -507,7 +531,7 @@ class ShardIndex:
             in_bands = list(islice(others, len(bands)))
             self.doubtful = claims_of(state[3])
             if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
-                raise LabelsMoved(
+                raise PositionsMoved(
                     f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
                 )
             total, *counts = others
@@ -549,14 +573,14 @@ class ShardIndex:
         with self._lock:
             return self._bands()
 
-    def depart(self, offsets: Sequence[int], removed: int) -> set[int]:
+    def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Say that these are about to be delivered; those that are not pending any more are not to be.
 
         `removed` is what it was when they were read. From here until they are settled, what is
         cancelled comes too late.
         """
         names = [member(offset) for offset in offsets]
-        key = self._keys.leaving
+        key = self._keys.in_flight
         # a field of its own: one that was fenced and does not know it says nothing for its successor
         say = (
             pack("HSET", key, self._token, b"".join(names))
@@ -565,9 +589,9 @@ class ShardIndex:
         )
         with self._lock:
             try:
-                told = self._session.run([say, *self._read_labels()])[1:]
+                told = self._session.run([say, *self._read_positions()])[1:]
                 self._check(*told)
-            except LabelsMoved:
+            except PositionsMoved:
                 self._session.run([pack("HDEL", key, self._token)])  # nobody else takes it back
                 raise
             except IndexFull:
@@ -581,7 +605,7 @@ class ShardIndex:
         self,
         removals: Mapping[int, str | None],
         receipts: int,
-        put_off: Mapping[int, PutOff] = _NOTHING,
+        postpone: Mapping[int, Postponed] = _NOTHING,
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = _NOTHING,
         origins: Sequence[int] = (),
@@ -589,14 +613,14 @@ class ShardIndex:
         mark: Mark | None = None,
         early: Sequence[int] = (),
     ) -> None:
-        """Remove delivered or dead requests (offset -> caller id) and set the label `receipts`.
+        """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
 
         `counted` are those of the callers whose pending requests are counted, `origins` the first
         records of those that promotion wrote. `told` are ignored
         records that a receipt names by now, `mark` is the low-water mark that it carries. `early` are
         replacements that wait in Kafka, of what is removed here.
 
-        Dispatch and recovery both end with this one. Removals at or above the label `requests`
+        Dispatch and recovery both end with this one. Removals at or above the position `requests`
         are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
         the same MULTI.
         """
@@ -604,10 +628,10 @@ class ShardIndex:
             freed = [c for c in removals.values() if c is not None]
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
-                found, pending = self._watch_pending(put_off, *keys)
+                found, pending = self._watch_pending(postpone, *keys)
                 ahead: Sequence[int] = ()
                 if removals and max(removals) >= found.requests:
-                    found = self._watch_labels(self._keys.state, self._keys.skip)
+                    found = self._watch_positions(self._keys.state, self._keys.skip)
                     ahead = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
@@ -619,13 +643,15 @@ class ShardIndex:
                 for caller, offsets in counted.items():
                     commands += _zrem(self._keys.of(caller), offsets)
                 if self._exec_even_if_full(commands, found):
-                    self.labels = Labels(found.requests, receipts)
+                    self.positions = Positions(found.requests, receipts)
                     self._settled = receipts
                     self.doubtful = _without(self.doubtful, removals)
                     return
-            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while settling")
+            raise RecoveryRequired(
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while settling"
+            )
 
-    def defer(self, changes: Mapping[int, PutOff], now_ms: int) -> None:
+    def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
         """Put these pending entries off, by offset, in one MULTI; not those that ended meanwhile."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
@@ -634,7 +660,9 @@ class ShardIndex:
                 commands = self._defer_commands(pending, now_ms)
                 if not commands or self._exec_even_if_full(commands, found):
                     return
-            raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off")
+            raise RecoveryRequired(
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off"
+            )
 
     def count_cold(self) -> int:
         """How many requests wait in Kafka alone."""
@@ -757,28 +785,28 @@ class ShardIndex:
         self.is_behind = None
         return False
 
-    def _is_leaving(self, offsets: Sequence[int]) -> bool:
+    def _is_in_flight(self, offsets: Sequence[int]) -> bool:
         """Whether one of these requests is being delivered, from now on watched as well."""
-        watch = pack("WATCH", self._keys.leaving)
-        _, named = self._session.run([watch, pack("HGETALL", self._keys.leaving)])
-        return not set(map(member, offsets)).isdisjoint(leaving(named))
+        watch = pack("WATCH", self._keys.in_flight)
+        _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
+        return not set(map(member, offsets)).isdisjoint(in_flight(named))
 
     def _look(
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
     ) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
-        commands += self._read_labels(
+        commands += self._read_positions(
             b"rebuild", b"topic_id", b"gap",
             b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"told",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands)
-        labels = labels_of(self.shard, state, receipts)
-        if labels is None:
-            raise LabelsMoved(f"{self.shard}: the index is empty, expected {self.labels}")
+        positions = positions_of(self.shard, state, receipts)
+        if positions is None:
+            raise PositionsMoved(f"{self.shard}: the index is empty, expected {self.positions}")
         if state[2] is not None and (ended is None or state[2] != self._token):
-            raise Doubt(
+            raise RecoveryRequired(
                 f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
             )
         now = self.topic_id()
@@ -797,7 +825,7 @@ class ShardIndex:
         marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
         skipped: Container[int] = Bits(marked) if marked else frozenset[int]()
         view = View(
-            labels, skipped if ended is None else ended, holders,
+            positions, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, told,
             frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
@@ -827,7 +855,7 @@ class ShardIndex:
         yield from self._remove(plan.removals)
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
         yield from self._hold(moved)
-        yield from self._freeze(plan, view)
+        yield from self._move_cold(plan, view)
         for caller, scored in plan.counted.items():
             yield from _zadd(self._keys.of(caller), scored)
             yield from _zrem(self._keys.of(caller), plan.removals)
@@ -844,7 +872,7 @@ class ShardIndex:
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
         yield self._write_requests(end, b"largest", largest, *names, *tail)
         if isinstance(view.skipped, Bits):
-            used = range(view.labels.requests // SEGMENT, end // SEGMENT)
+            used = range(view.positions.requests // SEGMENT, end // SEGMENT)
             for segments in _chunks(list(used)):
                 yield pack("HDEL", self._keys.skip, *segments)
 
@@ -869,7 +897,7 @@ class ShardIndex:
     def _drop_payloads(self) -> None:
         """Of an index that is emptied: they would take its room until they expire.
 
-        Each time only while the labels are those that `load` found: it may be another owner's by now.
+        Each time only while the positions are those that `load` found: it may be another owner's by now.
         """
         while True:
             self._watch_loaded()
@@ -883,34 +911,36 @@ class ShardIndex:
     def _watch_loaded(self) -> None:
         """Raises LabelsMoved when the index is not the one that `load` found."""
         watch = pack("WATCH", self._keys.state, self._keys.receipts)
-        _, state, receipts = self._session.run([watch, *self._read_labels(b"token")])
+        _, state, receipts = self._session.run([watch, *self._read_positions(b"token")])
         if (*state, receipts) != self._loaded:
-            raise LabelsMoved(f"{self.shard}: expected {self._loaded}, found {(*state, receipts)}")
+            raise PositionsMoved(
+                f"{self.shard}: expected {self._loaded}, found {(*state, receipts)}"
+            )
 
-    def _freeze(self, plan: Plan, view: View) -> Iterator[bytes]:
-        if not plan.frozen and not plan.thawed:
+    def _move_cold(self, plan: Plan, view: View) -> Iterator[bytes]:
+        if not plan.to_cold and not plan.from_cold:
             return
         assert isinstance(view.cold, Bits)
-        changed = view.cold.changed(plan.frozen, plan.thawed)
+        changed = view.cold.changed(plan.to_cold, plan.from_cold)
         for segment, bitmap in changed.items():
             if bitmap:
                 yield pack("HSET", self._keys.cold, segment, bitmap)
             else:
                 yield pack("HDEL", self._keys.cold, segment)
-        more = len(plan.frozen) - len(plan.thawed)
+        more = len(plan.to_cold) - len(plan.from_cold)
         yield pack("HINCRBY", self._keys.state, "cold", more)
 
     def _settle_commands(
         self,
         removals: Mapping[int, str | None],
         holders: Mapping[str, int],
-        found: Labels,
+        found: Positions,
         receipts: int,
     ) -> Iterator[bytes]:
         yield from self._remove([offset for offset in removals if offset < found.requests])
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._hold(dict.fromkeys(freed))
-        yield pack("UNLINK", self._keys.leaving)
+        yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(_without(self.doubtful, removals))
             yield from _zrem(self._keys.unwanted, [o for o in self.doubtful if o in removals])
@@ -939,7 +969,7 @@ class ShardIndex:
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
 
-    def _defer_commands(self, changes: Mapping[int, PutOff], now_ms: int) -> list[bytes]:
+    def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
         commands = [
             self._set(
                 offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
@@ -1050,21 +1080,21 @@ class ShardIndex:
         keys = self._keys
         return pack(
             "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
-            keys.ended, keys.unwanted, keys.leaving, keys.state, keys.receipts,
+            keys.ended, keys.unwanted, keys.in_flight, keys.state, keys.receipts,
             keys.callers, *(keys.of(caller.decode()) for caller in callers),
         )  # fmt: skip
 
-    def _read_labels(self, *more: bytes) -> list[bytes]:
+    def _read_positions(self, *more: bytes) -> list[bytes]:
         return [
             pack("HMGET", self._keys.state, "format", "requests", *more),
             pack("GET", self._keys.receipts),
         ]
 
-    def _write_requests(self, label: int, *more: bytes | str | int) -> bytes:
-        return pack("HSET", self._keys.state, "format", FORMAT, "requests", label, *more)
+    def _write_requests(self, position: int, *more: bytes | str | int) -> bytes:
+        return pack("HSET", self._keys.state, "format", FORMAT, "requests", position, *more)
 
-    def _write_receipts(self, label: int) -> bytes:
-        return pack("SET", self._keys.receipts, label)
+    def _write_receipts(self, position: int) -> bytes:
+        return pack("SET", self._keys.receipts, position)
 
     def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
         replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
@@ -1074,64 +1104,68 @@ class ShardIndex:
         return replies is not None
 
     def _watch_pending(
-        self, changes: Mapping[int, PutOff], *keys: bytes
-    ) -> tuple[Labels, dict[int, PutOff]]:
-        """Watch these keys; returns the labels, and the changes of what is pending."""
+        self, changes: Mapping[int, Postponed], *keys: bytes
+    ) -> tuple[Positions, dict[int, Postponed]]:
+        """Watch these keys; returns the positions, and the changes of what is pending."""
         if not changes:
-            return self._watch_labels(*keys), {}
+            return self._watch_positions(*keys), {}
         names = [member(offset) for offset in changes]
         look = pack("ZMSCORE", self._keys.due, *names)
-        _, *labels, here = self._session.run([pack("WATCH", *keys), *self._read_labels(), look])
+        _, *positions, here = self._session.run(
+            [pack("WATCH", *keys), *self._read_positions(), look]
+        )
         pending = {
             offset: change
             for (offset, change), score in zip(changes.items(), here, strict=True)
             if score is not None
         }
-        return self._check(*labels), pending
+        return self._check(*positions), pending
 
-    def _watch_labels(self, *keys: bytes) -> Labels:
-        commands = [pack("WATCH", *keys), *self._read_labels()]
+    def _watch_positions(self, *keys: bytes) -> Positions:
+        commands = [pack("WATCH", *keys), *self._read_positions()]
         return self._check(*self._session.run(commands)[1:])
 
-    def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Labels:
-        found, seen = labels_of(self.shard, state, receipts), self.labels
+    def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Positions:
+        found, seen = positions_of(self.shard, state, receipts), self.positions
         if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
-            raise LabelsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
+            raise PositionsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
         self._saw(found.requests)
         return found
 
     def _saw(self, requests: int) -> None:
-        if requests > self.labels.requests:
+        if requests > self.positions.requests:
             self.removed += 1  # another process took requests in: there may be cancels among them
-            self.labels = self.labels._replace(requests=requests)
+            self.positions = self.positions._replace(requests=requests)
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
-        labels = self._read_labels(b"largest", b"doubtful", *_KEPT_APART)
+        positions = self._read_positions(b"largest", b"doubtful", *_KEPT_APART)
         while True:
-            state, label, *replies, state_after, label_after = self._session.run(
-                [*labels, *commands, *labels]
+            state, position, *replies, state_after, position_after = self._session.run(
+                [*positions, *commands, *positions]
             )
-            self._check(state, label)
-            if (state, label) == (state_after, label_after):
+            self._check(state, position)
+            if (state, position) == (state_after, position_after):
                 return [state, *replies]
 
     def _say_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
-            found = self._check(*self._session.run(self._read_labels()))
+            found = self._check(*self._session.run(self._read_positions()))
             if self._session.run([in_one_script(self._keys, found, [command])])[0]:
                 return
-        raise Doubt(f"{self.shard}: the index changed {MAX_CONTENTION} times while departing")
+        raise RecoveryRequired(
+            f"{self.shard}: the index changed {MAX_CONTENTION} times while departing"
+        )
 
     def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
         if even_if_full:
-            is_done = self._exec_even_if_full(list(commands), self.labels)
+            is_done = self._exec_even_if_full(list(commands), self.positions)
         else:
             is_done = self._exec(commands)
         if not is_done:
-            raise LabelsMoved(f"{self.shard}: the index changed while it was being opened")
+            raise PositionsMoved(f"{self.shard}: the index changed while it was being opened")
 
-    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Labels) -> bool:
+    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions) -> bool:
         try:
             return self._exec(commands)
         except IndexFull:
@@ -1139,14 +1173,16 @@ class ShardIndex:
             return bool(self._session.run([script])[0])
 
 
-def labels_of(shard: Shard, state: Sequence[bytes | None], receipts: bytes | None) -> Labels | None:
-    """The labels in (format, requests, …) and receipts as Redis has them; None where there are none.
+def positions_of(
+    shard: Shard, state: Sequence[bytes | None], receipts: bytes | None
+) -> Positions | None:
+    """The positions in (format, requests, …) and receipts as Redis has them; None where there are none.
 
     None as well of an earlier version: its index counts as empty. Raises ForeignIndex for a later one's.
     """
     version, requests, *_ = state
     if version == FORMAT and requests is not None and receipts is not None:
-        return Labels(int(requests), int(receipts))
+        return Positions(int(requests), int(receipts))
     if version not in (None, FORMAT, *OLDER):
         raise ForeignIndex(
             f"the index of {shard} in Redis has format {version.decode(errors='replace')!r}; this "
@@ -1169,7 +1205,7 @@ def _span(band: int) -> tuple[int, str]:
     return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
 
 
-def leaving(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
+def in_flight(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
     """The members that owners named in `depart`: what Redis says of all of them, flat or as a mapping."""
     every = named.values() if isinstance(named, Mapping) else named[1::2]
     return (names[at : at + 16] for names in every for at in range(0, len(names), 16))

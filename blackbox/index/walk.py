@@ -5,7 +5,7 @@ What has ended stays ended, so each request is asked about once in its life. (To
 pending each time took Redis three times as long for each, and was most of the time for nothing.)
 
 It takes minutes beside a service that goes on. What it finds counts only if one Redis, as one owner
-opened it, told all of it: over one connection, with the same token and labels that never go back.
+opened it, told all of it: over one connection, with the same token and positions that never go back.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 import orjson
 
 from blackbox.core.bits import Bits
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.index.connection import Connections, Session, pack
 from blackbox.index.keys import SENTINEL, Keys, zmscore
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
 SLICE = 1000
 """Requests a call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""
 
 
-class WalkVoid(Doubt):
+class WalkVoid(RecoveryRequired):
     """What was seen does not belong together: walk again, later."""
 
 
@@ -35,18 +35,18 @@ class Walk:
         self._keys = Keys(shard)
         self._token = token
         self._session = Session(connections, self._keys.state)
-        self.labels = Labels(-1, -1)
+        self.positions = Positions(-1, -1)
         self._at = 0
         self._lowest: int | None = None
         self._begin()
 
     @property
     def lowest(self) -> int:
-        """The lowest request that is pending, or the label `requests` as it was at first; once all was seen."""
+        """The lowest request that is pending, or the position `requests` as it was at first; once all was seen."""
         return (
-            self.labels.requests
+            self.positions.requests
             if self._lowest is None
-            else min(self.labels.requests, self._lowest)
+            else min(self.positions.requests, self._lowest)
         )
 
     def slice(self) -> bool:
@@ -68,7 +68,7 @@ class Walk:
     def slices(self) -> int:
         """How many slices there are at most: not more have ended before the first that is pending than in all."""
         pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
-        ended = min(self.lowest - self._at, self.labels.requests - self._at - pending)
+        ended = min(self.lowest - self._at, self.positions.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Walk:
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
         found, skipped, state, early, *about, segments = self._session.run(look)
         *told, mark, known_from, cold = state
-        self.labels = self._check(found, *about)
+        self.positions = self._check(found, *about)
         self._check_known(skipped, told, early)
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
         if int(cold or 0) > 0 and not segments:
@@ -111,7 +111,7 @@ class Walk:
         known_to = max(
             *(int(number or 0) for number in told), *(int(name, 16) + 1 for name in early), 0
         )
-        if known_to > self.labels.requests or any(o >= self.labels.requests for o in ended):
+        if known_to > self.positions.requests or any(o >= self.positions.requests for o in ended):
             what = "requests whose outcome is known already are still to be read from Kafka"
             raise WalkVoid(f"{self._shard}: {what}")
 
@@ -126,13 +126,13 @@ class Walk:
 
     def _check(
         self, receipts: bytes | None, state: list[bytes | None], sentinel: bytes | None
-    ) -> Labels:
+    ) -> Positions:
         token, rebuild, requests = state
         if token != self._token or rebuild is not None or requests is None or receipts is None:
             raise WalkVoid(f"{self._shard}: the index was opened anew; walking again later")
-        found = Labels(int(requests), int(receipts))
-        if sentinel is None or found.requests < self.labels.requests:
+        found = Positions(int(requests), int(receipts))
+        if sentinel is None or found.requests < self.positions.requests:
             raise WalkVoid(f"{self._shard}: the index lost something; walking again later")
-        if found.receipts < self.labels.receipts:
+        if found.receipts < self.positions.receipts:
             raise WalkVoid(f"{self._shard}: receipts went back to {found.receipts}")
         return found

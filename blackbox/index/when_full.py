@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import hiredis
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.index.connection import pack
 from blackbox.index.keys import Keys
 
 # KEYS: state, due, receipts
-# ARGV: the labels `requests` and `receipts` as seen; then commands, each as its length and parts
-# returns 1, or 0 if the labels are others
+# ARGV: the positions `requests` and `receipts` as seen; then commands, each as its length and parts
+# returns 1, or 0 if the positions are others
 _SCRIPT = b"""
 if redis.call('HGET', KEYS[1], 'requests') ~= ARGV[1] then return 0 end
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
@@ -31,8 +31,8 @@ return 1
 """
 
 
-def in_one_script(keys: Keys, seen: Labels, commands: Iterable[bytes]) -> bytes:
-    """One packed command that does what packed `commands` do, if the labels are still those `seen`."""
+def in_one_script(keys: Keys, seen: Positions, commands: Iterable[bytes]) -> bytes:
+    """One packed command that does what packed `commands` do, if the positions are still those `seen`."""
     reader = hiredis.Reader()
     reader.feed(b"".join(commands))
     arguments: list[bytes | int] = []

@@ -12,7 +12,7 @@ import orjson
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from blackbox.records.errors import Doubt, Fenced, JournalLost, NotAllowed
+from blackbox.records.errors import Fenced, JournalLost, NotAllowed, RecoveryRequired
 
 logger = logging.getLogger("blackbox.kafka")
 
@@ -225,7 +225,7 @@ def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Tol
     return asked.result()
 
 
-def doubt(error: KafkaException, what: str, needs: str = "") -> Doubt:
+def doubt(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired:
     """The doubt that a failed Kafka call leaves, saying what was tried.
 
     `needs` is the right that the call takes: `Read on topic TB`.

@@ -178,7 +178,7 @@ class Letterbox:
         """Mark these letters, and write again what is to be; which of them were open till then.
 
         In one transaction, under an id of its own: of two who do this at once, one does. Raises a
-        Doubt when nothing was done, or that is not known: look again.
+        RecoveryRequired when nothing was done, or that is not known: look again.
         """
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained, outcome
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.records.errors import Doubt, JournalLost
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Headers
 
 ASK_S = 0.2
@@ -174,7 +174,7 @@ class PieceWriter:
         return mark.rows if mark is not None else 0
 
     def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
-        """Write the next rows; with them, `rows_in` are in. All or, with a Doubt, perhaps none."""
+        """Write the next rows; with them, `rows_in` are in. All or, with RecoveryRequired, perhaps none."""
         at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
         needs = f"Read and Write on topic {self._topic}"
         self._transactions.begin()
@@ -187,7 +187,7 @@ class PieceWriter:
             self._transactions.commit(needs)  # flushes first
         except KafkaException as error:
             raise doubt(error, f"{self._name}: cannot be written") from None
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             if self._failed is None:
                 raise
             why = explained(self._failed, f"Write on topic {self._topic}")

@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from blackbox.journal.access import KafkaAccess, explained, logger
-from blackbox.records.errors import Doubt, JournalLost
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
 POLL_S = 0.05
@@ -80,10 +80,10 @@ class Membership:
     def confirm(self, shard: Shard, offset: int) -> None:
         """Ask the group whether this process still owns the shard, by committing its position.
 
-        A zombie's commit is refused. Raises a Doubt when the shard is not ours, or nobody answers.
+        A zombie's commit is refused. Raises RecoveryRequired when the shard is not ours, or nobody answers.
         """
         if shard not in self.owned():
-            raise Doubt(f"{shard}: given to another owner")
+            raise RecoveryRequired(f"{shard}: given to another owner")
         question = _Question()
         with self._lock:
             self._questions[shard] = question
@@ -91,9 +91,9 @@ class Membership:
         if not question.answered.wait(CONFIRM_S):
             raise JournalLost(f"{shard}: the group did not confirm it within {CONFIRM_S} s")
         if question.is_revoked:
-            raise Doubt(f"{shard}: given to another owner")
+            raise RecoveryRequired(f"{shard}: given to another owner")
         if question.refusal is not None:
-            raise Doubt(f"{shard}: not confirmed by the group: {question.refusal.str()}")
+            raise RecoveryRequired(f"{shard}: not confirmed by the group: {question.refusal.str()}")
 
     def note(self, positions: dict[Shard, int]) -> None:
         """Commit positions for lag monitors; nothing else depends on it."""

@@ -39,12 +39,12 @@ from blackbox.journal.partition_reader import (
     offset_of,
     sorted_out,
 )
-from blackbox.records.errors import Doubt, JournalLost, JournalSilent
+from blackbox.records.errors import JournalLost, JournalSilent, RecoveryRequired
 
 logger = logging.getLogger("blackbox.journal")
 
 Partition = tuple[str, int]
-Positions = dict[Partition, int]
+Offsets = dict[Partition, int]
 
 OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
@@ -102,15 +102,15 @@ class Ends:
         self._asking: Consumer | None = None
         self._watcher: Consumer | None = None
         self._sight: Sight | None = None
-        self._watched: Positions = {}
-        self._unanswered: dict[Partition, tuple[Doubt, float]] = {}
+        self._watched: Offsets = {}
+        self._unanswered: dict[Partition, tuple[RecoveryRequired, float]] = {}
         self._unwatched: dict[Partition, float] = {}
 
-    def first(self, partitions: Iterable[Partition]) -> Positions:
+    def first(self, partitions: Iterable[Partition]) -> Offsets:
         """The first offsets that are kept. Raises JournalLost when a topic or partition does not exist."""
         return self._offsets(list(partitions), OFFSET_BEGINNING, OUTAGE_S)
 
-    def last(self, partitions: Iterable[Partition]) -> Positions:
+    def last(self, partitions: Iterable[Partition]) -> Offsets:
         """The offsets up to which every transaction has ended: nothing beyond them can be read yet.
 
         Raises JournalLost when a topic or partition does not exist.
@@ -119,7 +119,7 @@ class Ends:
 
     def last_of_each(
         self, partitions: Iterable[Partition]
-    ) -> tuple[Positions, dict[Partition, Doubt]]:
+    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         """The same of those that answer, and why the others do not; those are asked again after 2 s.
 
         Raises JournalLost when no broker tells who leads them, after 30 s.
@@ -138,7 +138,7 @@ class Ends:
         self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
         return found, lost | silent
 
-    def wait_for_news(self, positions: Positions, timeout_s: float) -> bool:
+    def wait_for_news(self, positions: Offsets, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
 
         The broker does the waiting, so that an idle wait costs next to nothing. A transaction that
@@ -171,7 +171,7 @@ class Ends:
         self._asking = self._asking or self._access.consumer()
         return self._asking
 
-    def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Positions:
+    def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Offsets:
         """One request to each broker for all partitions; the client takes an end as a time."""
         asked = [TopicPartition(*at, end) for at in partitions]
         if not asked:
@@ -200,7 +200,7 @@ class Ends:
 
     def _by_leader_of_whoever_answers(
         self, partitions: Sequence[Partition]
-    ) -> tuple[Positions, dict[Partition, Doubt]]:
+    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         """The broker that is asked for the leaders may be the one that hangs; a new client takes another, likely."""
         deadline = time.monotonic() + OUTAGE_S
         while True:
@@ -216,18 +216,18 @@ class Ends:
 
     def _by_leader(
         self, partitions: Sequence[Partition]
-    ) -> tuple[Positions, dict[Partition, Doubt]]:
+    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         """One request for those of each broker, as one partition that does not answer fails all of them."""
         topics = {topic: self._topic(topic) for topic, _ in partitions}
         led: defaultdict[int, list[Partition]] = defaultdict(list)
-        lost: dict[Partition, Doubt] = {}
+        lost: dict[Partition, RecoveryRequired] = {}
         for at in partitions:
             leader = _leader(topics[at[0]], *at)
-            if isinstance(leader, Doubt):
+            if isinstance(leader, RecoveryRequired):
                 lost[at] = leader
             else:
                 led[leader].append(at)
-        found: Positions = {}
+        found: Offsets = {}
         for those in led.values():
             try:
                 found |= self._offsets(those, OFFSET_END, 0)
@@ -243,7 +243,7 @@ class Ends:
         told: TopicMetadata = found.topics[topic]
         return told
 
-    def _watch(self, positions: Positions) -> Consumer:
+    def _watch(self, positions: Offsets) -> Consumer:
         if self._watcher is not None and self._sight is not None and self._sight.is_lost:
             logger.warning(
                 "who waits for requests has had no connection for a while; another client does; it knew %s",
@@ -273,7 +273,7 @@ class Ends:
         return self._watcher
 
 
-def _leader(told: TopicMetadata, topic: str, partition: int) -> int | Doubt:
+def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
     """The broker that has it, or why none has."""
     place = told.partitions.get(partition)
     if told.error is not None:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from blackbox.core.plan import Batch
 from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
 from blackbox.journal.records import leader_epochs, read_records
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -20,7 +20,7 @@ FIRST_RECORD_S = 0.5
 PATIENCE_S = 5.0
 
 
-class Lost(Doubt):
+class Lost(RecoveryRequired):
     """One shard can no longer be read at its position."""
 
     def __init__(self, shard: Shard, detail: str) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Message
 from blackbox.journal.partition_reader import offset_of
 from blackbox.journal.records import read_headers
 from blackbox.journal.topics import RECEIPTS_SUFFIX
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import NotAReceipt, Receipt, decode
 from blackbox.records.request import Shard
 
@@ -23,7 +23,7 @@ OUR_HEADERS = "blackbox-"
 def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
     """The receipts of one partition, with their offsets; what its owners did not write is left out.
 
-    Raises Doubt for a receipt of another version.
+    Raises RecoveryRequired for a receipt of another version.
     """
     foreign: list[Message] = []
     for message in messages:
@@ -32,7 +32,7 @@ def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
         except NotAReceipt:
             foreign.append(message)
         except ValueError as error:
-            raise Doubt(f"{_place(message)}: {error}") from None
+            raise RecoveryRequired(f"{_place(message)}: {error}") from None
     if foreign:
         logger.error(
             "%s: not a receipt, and left out, as %d more behind it: only blackbox may write to this "

@@ -24,7 +24,7 @@ _SECOND = re.compile(rb"[0-9]{1,12}")
 class Seconds:
     """Writes seconds in transactions, under an id of its own; unusable after its first doubt.
 
-    Every method raises a Doubt when Kafka does not answer or another writer opened it. Not safe
+    Every method raises RecoveryRequired when Kafka does not answer or another writer opened it. Not safe
     for use from two threads at once.
     """
 

@@ -194,7 +194,7 @@ class Remembered(Generic[Known]):
             except JournalLost:
                 if any(topic not in self._known for topic in ended):
                     raise
-                self._put_off(ended)
+                self._postpone(ended)
 
     def _start_refresh(self, wanted: set[str]) -> None:
         try:
@@ -210,7 +210,7 @@ class Remembered(Generic[Known]):
             logger.warning(
                 "%s; what was told of %s before holds", silent, ", ".join(sorted(ended)[:3])
             )
-            self._put_off(ended)
+            self._postpone(ended)
         finally:
             self._refreshing.release()
 
@@ -225,7 +225,7 @@ class Remembered(Generic[Known]):
                 kept = {topic: known for topic, known in kept.items() if known[0] >= now}
             self._known = kept | told
 
-    def _put_off(self, topics: list[str]) -> None:
+    def _postpone(self, topics: list[str]) -> None:
         """Nobody answers: who delivers there finds out, and the others need not wait for it."""
         until_s = time.monotonic() + SILENT_FOR_S
         with self._changing:

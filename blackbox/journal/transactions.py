@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from blackbox.journal.access import KafkaAccess, doubt, produce
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 
 OPEN_ATTEMPTS = 5
 OPEN_ATTEMPT_S = 6.0
@@ -52,7 +52,7 @@ class Transactions:
             raise doubt(error, f"{self._what}: cannot begin a transaction") from None
 
     def send(self, *record: Any, needs: str = "", **more: Any) -> None:
-        """Queue a record, as `produce` has it. Raises a Doubt when the transaction has failed before."""
+        """Queue a record, as `produce` has it. Raises RecoveryRequired when the transaction has failed before."""
         try:
             produce(self.producer, *record, **more)
         except KafkaException as error:
@@ -111,7 +111,7 @@ class Transactions:
                 if not is_passing or time.monotonic() > deadline:
                     raise self._explained(error, "the commit's outcome is unknown", needs) from None
 
-    def _explained(self, error: Exception, what: str, needs: str = "") -> Doubt:
+    def _explained(self, error: Exception, what: str, needs: str = "") -> RecoveryRequired:
         # a fatal error that comes while reports are served has the other as its cause, or none
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):

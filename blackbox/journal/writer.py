@@ -11,7 +11,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.records.errors import Doubt, JournalLost, Refused, TooEarly
+from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt, encode
 from blackbox.records.request import Reason, Shard
@@ -197,10 +197,10 @@ class Writer:
             self._transactions.commit()
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
-        """Write the receipt and commit; returns the receipts label, its offset + 1.
+        """Write the receipt and commit; returns the receipts position, its offset + 1.
 
         A commit that times out is tried again, for about 20 s; then its outcome is unknown: JournalLost.
-        Raises a Doubt as well when others wrote receipts since the one before. With `exactly_once`, raises TooEarly
+        Raises RecoveryRequired as well when others wrote receipts since the one before. With `exactly_once`, raises TooEarly
         instead of committing when the broker's clock was not there yet as it took the receipt.
         """
         places: Places = {}
@@ -264,7 +264,7 @@ class Writer:
         before, self._last = self._last, offset
         apart = 2 if self._exactly_once else 1
         if before >= 0 and offset != before + apart and not is_first:
-            raise Doubt(
+            raise RecoveryRequired(
                 f"{self._shard}: the receipts {before + apart} to {offset - 1} are not of this owner: "
                 "does another group deliver from this topic?"
             )

@@ -16,7 +16,7 @@ from blackbox.core.marks import (
     openings,
     rebound_by,
 )
-from blackbox.core.plan import Binding, Bounds, Kept, Labels
+from blackbox.core.plan import Binding, Bounds, Kept, Positions
 from blackbox.core.recovery import CLOCKS_APART_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
@@ -49,14 +49,14 @@ class Decision:
     """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
 
     `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
-    requests from `first` on bound at these labels. `begins`: the barrier carries a mark at this request. Of receipts
+    requests from `first` on bound at these positions. `begins`: the barrier carries a mark at this request. Of receipts
     before `since` it is known what became of them; those before `old_receipts` are removed.
     """
 
     why: str
     barrier: Receipt | None = None
     gone: Gone | None = None
-    labels: Labels | None = None
+    positions: Positions | None = None
     first: int | None = None
     is_emptied: bool = False
     begins: int | None = None
@@ -66,7 +66,7 @@ class Decision:
 
     @property
     def changes(self) -> bool:
-        return self.is_emptied or self.labels is not None or self.barrier is not None
+        return self.is_emptied or self.positions is not None or self.barrier is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Decide:
                 since = journal.first_request_since(known.known_ms)
                 why, begins = "a journal became shorter", requests.end if since is None else since
             else:
-                return self._group(shard, journal, NO_INDEX, Labels(0, 0))
+                return self._group(shard, journal, NO_INDEX, Positions(0, 0))
             barrier = self._barrier(shard, begins)
             return Decision(why, barrier, is_emptied=kept is not None, begins=begins)
         return Decision(NO_INDEX)
@@ -136,7 +136,7 @@ class Decide:
     ) -> Decision:
         """Of the topic that is there, whose log may have lost its end, or whose receipts may be others."""
         assert kept.binding is not None
-        at, is_same = kept.labels, kept.binding.receipts_id == self.ours.receipts_id
+        at, is_same = kept.positions, kept.binding.receipts_id == self.ours.receipts_id
         is_untold = not is_same or at.receipts > receipts.end
         lost = lost_from(journal, kept, requests)
         if lost is None and not is_untold and kept.binding == self.ours:
@@ -150,45 +150,51 @@ class Decide:
             if by is not None:
                 told, unknown_ms = by.offset, by.receipt.unknown_ms
         if lost is None:
-            return self._bound(shard, kept, Labels(at.requests, told), unknown_ms, by)
+            return self._bound(shard, kept, Positions(at.requests, told), unknown_ms, by)
         cuts = cuts_since(journal, told)
         first = min([lost, *(cut for _, cut in cuts)])
-        labels = Labels(min(at.requests, first), told)
+        positions = Positions(min(at.requests, first), told)
         explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
         if by is not None and any(offset <= by.offset for offset in explained):
-            return Decision(INTERRUPTED, labels=labels, first=first, unknown_ms=unknown_ms)
+            return Decision(INTERRUPTED, positions=positions, first=first, unknown_ms=unknown_ms)
         barrier = self._barrier(
-            shard, labels.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
+            shard, positions.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
             rebound=kept.token,
         )  # fmt: skip
         why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
         is_open = self.has_receipts(shard) and not is_untold
         since = self._told_since(kept, receipts, is_open)
         gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
-        return Decision(why, barrier, gone, labels, first, since=told, unknown_ms=unknown_ms)
+        return Decision(why, barrier, gone, positions, first, since=told, unknown_ms=unknown_ms)
 
     def _bound(
-        self, shard: Shard, kept: Kept, labels: Labels, unknown_ms: int, by: Moved | None
+        self, shard: Shard, kept: Kept, positions: Positions, unknown_ms: int, by: Moved | None
     ) -> Decision:
         """Nothing is gone from the topic: the index is kept as it is."""
         if by is not None:
-            return Decision(INTERRUPTED, labels=labels, unknown_ms=unknown_ms)
-        barrier = self._barrier(shard, labels.requests, unknown_ms=unknown_ms, rebound=kept.token)
+            return Decision(INTERRUPTED, positions=positions, unknown_ms=unknown_ms)
+        barrier = self._barrier(
+            shard, positions.requests, unknown_ms=unknown_ms, rebound=kept.token
+        )
         why = "another group, or other receipts"
-        return Decision(why, barrier, labels=labels, since=labels.receipts, unknown_ms=unknown_ms)
+        return Decision(
+            why, barrier, positions=positions, since=positions.receipts, unknown_ms=unknown_ms
+        )
 
-    def _group(self, shard: Shard, journal: ShardJournal, why: str, labels: Labels) -> Decision:
+    def _group(
+        self, shard: Shard, journal: ShardJournal, why: str, positions: Positions
+    ) -> Decision:
         """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
         if self.has_receipts(shard) and foreign_group(journal, self.ours.group, since=0):
-            barrier = self._barrier(shard, labels.requests)
-            return Decision("another group", barrier, since=labels.receipts)
+            barrier = self._barrier(shard, positions.requests)
+            return Decision("another group", barrier, since=positions.receipts)
         return Decision(why)
 
     def _told_since(self, kept: Kept, receipts: Bounds, is_open: bool) -> int | None:
         assert kept.binding is not None
         is_known = kept.binding.receipts_id == self.ours.receipts_id
-        if is_known and receipts.start <= kept.labels.receipts <= receipts.end:
-            return kept.labels.receipts
+        if is_known and receipts.start <= kept.positions.receipts <= receipts.end:
+            return kept.positions.receipts
         return receipts.start if is_open else None
 
     def _unknown_ms(self) -> int:
@@ -220,7 +226,7 @@ def lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None
     What was read was written by the time of the last record of it: from a later time on, others are there.
     """
     tail = kept.tail
-    is_shorter, is_replaced = kept.labels.requests > requests.end, is_another(journal, tail)
+    is_shorter, is_replaced = kept.positions.requests > requests.end, is_another(journal, tail)
     if not is_shorter and not is_replaced:
         return None
     since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)

@@ -19,7 +19,13 @@ from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, JournalLost, LabelsMoved, NotAllowed, Refused
+from blackbox.records.errors import (
+    JournalLost,
+    NotAllowed,
+    PositionsMoved,
+    RecoveryRequired,
+    Refused,
+)
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
@@ -149,7 +155,7 @@ class Leftovers:
         while found := self.index.pending(rank, AT_ONCE):
             rank += len(found)
             if any(offset not in self._seen for offset in found):
-                raise LabelsMoved(f"{self._shard}: an earlier owner changed the index meanwhile")
+                raise PositionsMoved(f"{self._shard}: an earlier owner changed the index meanwhile")
 
     def _left(self, there: Mapping[int, Entry]) -> dict[int, Entry]:
         ends = self.newer.ends
@@ -202,7 +208,7 @@ class Leftovers:
         for offset, (reason, detail) in refused.items():
             self._refusals[offset] += offset in self._refused
             if self._refusals[offset] == FORMS:
-                raise Doubt(f"{self._shard}: not all records were written: {detail}")
+                raise RecoveryRequired(f"{self._shard}: not all records were written: {detail}")
             self._refused.setdefault(offset, (reason, detail))
 
     def _check_refusals(self, refused: Mapping[int, Refusal]) -> None:
@@ -240,7 +246,7 @@ class Leftovers:
             self.topics.partitions([self.dead_letter_topic], to="Write")
         )
         if not self._takes_letters:
-            raise Doubt(
+            raise RecoveryRequired(
                 f"{self._shard}: some requests become dead letters, and there is no topic "
                 f"{self.dead_letter_topic}; create it, or start a service, which does"
             )
@@ -255,6 +261,6 @@ def _begun(writer: Writer) -> Iterator[None]:
     except Refused:  # it is taken back by then
         raise
     except BaseException:
-        with suppress(Doubt):
+        with suppress(RecoveryRequired):
             writer.abort()
         raise

@@ -35,7 +35,13 @@ from blackbox.journal.writer import Writer
 from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
 from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, Fenced, JournalLost, LabelsMoved, NotAllowed
+from blackbox.records.errors import (
+    Fenced,
+    JournalLost,
+    NotAllowed,
+    PositionsMoved,
+    RecoveryRequired,
+)
 from blackbox.records.receipt import Mark, Receipt, settled
 from blackbox.records.request import Cancel, Shard, offset_in
 
@@ -57,7 +63,7 @@ timeout of 20 s, and until the broker looks for such ones, every 10 s. A read gi
 """
 
 again = Retrying(
-    retry=retry_if_exception_type((Fenced, JournalLost, LabelsMoved))
+    retry=retry_if_exception_type((Fenced, JournalLost, PositionsMoved))
     & retry_if_not_exception_type(NotAllowed),
     wait=wait_random_exponential(multiplier=0.1, max=1),
     stop=stop_after_delay(TRY_FOR_S),
@@ -86,7 +92,7 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
     Who is interrupted before the commit has changed nothing; who comes after it finds the barrier, and goes on with
     the last step. With at-least-once delivery what was written before is written again.
-    Raises a Doubt when Kafka or Redis does not answer: run it again.
+    Raises RecoveryRequired when Kafka or Redis does not answer: run it again.
     """
     with ExitStack() as ending:
         return _Run(settings, topic, pending, ending).shards()
@@ -193,11 +199,11 @@ class _Run:
         self._check_topic(index.shard)
         if decision.is_emptied:
             index.discard()
-        elif decision.labels is not None:
+        elif decision.positions is not None:
             if decision.first is not None:
                 self._take_off(index, decision.first)
-            tail = self._tail(index.shard, decision.labels.requests)
-            index.rebind(decision.labels, self._ours, decision.unknown_ms, tail)
+            tail = self._tail(index.shard, decision.positions.requests)
+            index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)
         # Of a topic that was begun, these tell of other requests under the ids of those that are there. Without a
         # mark behind them, what was delivered would be unknown.
         if old_receipts:
@@ -207,7 +213,7 @@ class _Run:
     def _check_topic(self, shard: Shard) -> None:
         """If it is another one again by now, what was written went with it, and only the index has it."""
         if self._journal(shard.partition).binding(self._ours.group).topic_id != self._ours.topic_id:
-            raise Doubt(
+            raise RecoveryRequired(
                 f"{shard}: its topic was deleted and created again meanwhile; run blackbox rebind "
                 f"{shard.topic} once more"
             )
@@ -252,14 +258,14 @@ class _Run:
         return 0 if decision.begins is None else end
 
     def _over(self, index: ShardIndex, told: Outcomes) -> list[int]:
-        """What is in doubt, and was delivered or ended meanwhile. Raises a Doubt where that cannot be read."""
+        """What is in doubt, and was delivered or ended meanwhile. Raises RecoveryRequired where that cannot be read."""
         shard = index.shard
         known = {o: claim for o, claim in index.doubtful.items() if o not in told.undelivered}
         doubtful = {**known, **told.doubtful}
         claims = [claim for offset, claim in doubtful.items() if offset not in told.ended]
         missing, unread = self._journal(shard.partition).check(claims, PATIENCE_S)
         if unread:
-            raise Doubt(
+            raise RecoveryRequired(
                 f"{shard}: whether {len(unread)} requests were delivered cannot be read: "
                 f"{next(iter(unread.values()))}; run it again once it can, or with --pending drop"
             )
@@ -281,8 +287,8 @@ class _Run:
         if gone.is_open:
             first = replace(first, topic_id=gone.topic_id)
         end = journal.receipt_bounds().end
-        label, _ = commit_barrier(shard, journal, writer, first, since, end)
-        told = journal.receipts(since, label) if gone.since is not None else iter(())
+        position, _ = commit_barrier(shard, journal, writer, first, since, end)
+        told = journal.receipts(since, position) if gone.since is not None else iter(())
         for _, receipt in settled(told):
             if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
                 break
@@ -292,7 +298,7 @@ class _Run:
     def _check_format(self, leftovers: Leftovers) -> None:
         for batch in leftovers.batches():
             if any(entry.target for entry in batch.values()):
-                raise Doubt(
+                raise RecoveryRequired(
                     f"{leftovers.index.shard}: what is pending was asked in the format "
                     f"{self._contract}, in which blackbox cannot ask for it again; run it with "
                     "--pending drop, and let callers ask again"
@@ -314,7 +320,7 @@ class _Run:
         while there := self._from(
             index, first
         ):  # another run may do the same, and move ranks meanwhile
-            settle(index, there, index.labels.receipts)
+            settle(index, there, index.positions.receipts)
 
     def _from(self, index: ShardIndex, first: int) -> list[int]:
         there: list[int] = []

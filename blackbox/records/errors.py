@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 
-class Doubt(Exception):
+class RecoveryRequired(Exception):
     """A shard's state is not what its owner last saw, or its outcome is unknown: stop and recover."""
 
 
-class LabelsMoved(Doubt):
-    """The labels in Redis are not the ones this owner last saw: Redis went back, or another owner is here."""
+class PositionsMoved(RecoveryRequired):
+    """The positions in Redis are not the ones this owner last saw: Redis went back, or another owner is here."""
 
 
-class ForeignIndex(Doubt):
+class ForeignIndex(RecoveryRequired):
     """The index in Redis belongs to something else: a newer version, another topic, cluster or group."""
 
 
-class IndexLost(Doubt):
+class IndexLost(RecoveryRequired):
     """The connection to Redis is gone, and with it the certainty that it is the same Redis as before."""
 
 
-class JournalLost(Doubt):
+class JournalLost(RecoveryRequired):
     """Kafka did not answer in time or refused; what was under way has an unknown outcome."""
 
 
@@ -31,7 +31,7 @@ class NotAllowed(JournalLost):
     """Kafka's ACLs lack a right; the text says which one to grant."""
 
 
-class Fenced(Doubt):
+class Fenced(RecoveryRequired):
     """Another owner opened this shard; everything this owner had under way is void."""
 
 
@@ -39,7 +39,7 @@ class TooEarly(Exception):
     """By Kafka's clock a batch was not due yet, so that all of it was aborted; nothing is in doubt."""
 
 
-class Refused(Doubt):
+class Refused(RecoveryRequired):
     """Some of a transaction's records cannot be written, so that all of it was aborted.
 
     `suspects` maps the offset of each request they are of to (reason word, detail).

@@ -46,7 +46,7 @@ class Step(NamedTuple):
     first: Callable[..., object] = lambda *_: None
 
 
-def _of_a_batch(label: int, writer: Writer, receipt: Receipt, *_: object) -> bool:
+def _of_a_batch(position: int, writer: Writer, receipt: Receipt, *_: object) -> bool:
     return not receipt.barrier
 
 

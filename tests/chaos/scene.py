@@ -375,7 +375,7 @@ class Scene:
                 standing = self._inspector.standing(shard, 0)
             except IndexLost:
                 return None
-            if standing.labels is None or standing.labels.requests < end:
+            if standing.positions is None or standing.positions.requests < end:
                 return None
             pending += standing.pending + standing.cold
         return pending

@@ -10,7 +10,7 @@ import redis
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.intake import touched_by
-from blackbox.core.plan import Change, Kept, Labels, Plan, resolve
+from blackbox.core.plan import Change, Kept, Plan, Positions, resolve
 from blackbox.index.keys import NOBODYS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
@@ -42,7 +42,7 @@ def store(
 class Held:
     """The content of a shard's index: (due ms, offset) in order, stored bytes, caller ids, skip."""
 
-    labels: Labels | None
+    positions: Positions | None
     due: list[tuple[int, int]]
     payloads: dict[int, bytes]
     holders: dict[str, int]
@@ -65,7 +65,9 @@ def held(client: redis.Redis) -> Held:
     due = raw.zrange(PREFIX + "due", "-inf", "(inf", byscore=True, withscores=True)
     names = raw.keys(PREFIX.replace("{", "\\{") + "msg:*")
     return Held(
-        labels=Labels(int(state["requests"]), int(raw.get(PREFIX + "receipts"))) if state else None,
+        positions=Positions(int(state["requests"]), int(raw.get(PREFIX + "receipts")))
+        if state
+        else None,
         due=[(int(score), int(name, 16)) for name, score in due],
         payloads={int(name.rpartition(b":")[2], 16): raw.get(name) for name in names},
         holders={

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.walk import WalkVoid
-from blackbox.records.errors import LabelsMoved
+from blackbox.records.errors import PositionsMoved
 from tests.contract.held import NOW_MS, entry, store
 
 Opener = Callable[[], ShardIndex]
@@ -22,11 +22,11 @@ def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_o
     zombie, owner = open_index(), open_index()
     zombie.load()
     owner.load()
-    owner.begin(Labels(0, 0))
+    owner.begin(Positions(0, 0))
     store(owner, 0, 1, {0: entry()})
 
-    with pytest.raises(LabelsMoved):
-        zombie.begin(Labels(0, 0))
+    with pytest.raises(PositionsMoved):
+        zombie.begin(Positions(0, 0))
 
     assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
 
@@ -35,7 +35,7 @@ def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_m
     open_index: Opener,
 ) -> None:
     index = open_index()
-    index.begin(Labels(10, 5), told=20)  # a carried record at 15 counted, says a receipt below 5
+    index.begin(Positions(10, 5), told=20)  # a carried record at 15 counted, says a receipt below 5
     store(index, 10, 14, {})  # and Redis has no room for more
 
     with pytest.raises(WalkVoid, match="still to be read"):
@@ -43,4 +43,4 @@ def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_m
 
     store(index, 14, 20, {})
     with closing(index.walk()) as walk:
-        assert walk.labels == Labels(20, 5)
+        assert walk.positions == Positions(20, 5)

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from blackbox.core.plan import Kept, Labels
+from blackbox.core.plan import Kept, Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
@@ -62,7 +62,7 @@ def opened(url: str, shard: Shard) -> Iterator[ShardIndex]:
 
 def fill(url: str, shard: Shard) -> None:
     with opened(url, shard) as index:
-        index.begin(Labels(0, 0))
+        index.begin(Positions(0, 0))
         store(index, 0, 3, {offset: entry(NOW_MS) for offset in range(3)})
 
 
@@ -155,23 +155,23 @@ def other_than(cluster: ClusterServers, node: EmbeddedRedis) -> EmbeddedRedis:
 def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: ClusterServers) -> None:
     home = empty.node_of(PREFIX)
     with opened(empty.url, SHARD) as index:
-        index.begin(Labels(7, 3))
+        index.begin(Positions(7, 3))
         empty.move(PREFIX, other_than(empty, home))
         with pytest.raises(IndexLost, match="Redis does not serve now: MOVED"):
             index.settle({}, 4)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Labels(7, 3))
+        assert loaded(index) == Kept(Positions(7, 3))
         index.settle({}, 4)
     empty.move(PREFIX, home)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Labels(7, 4))
+        assert loaded(index) == Kept(Positions(7, 4))
 
 
 def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServers) -> None:
     home = empty.node_of(PREFIX)
     away = other_than(empty, home)
     with opened(empty.url, SHARD) as index:
-        index.begin(Labels(0, 0))
+        index.begin(Positions(0, 0))
         empty.begin_move(key_slot(PREFIX.encode()), home, away)
         migrate = ("MIGRATE", HOST, away.port, PREFIX + "state", 0, 5000)
         with redis.Redis.from_url(home.url) as client:
@@ -182,7 +182,7 @@ def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServer
         index.load()
     empty.move(PREFIX, away)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Labels(0, 0))
+        assert loaded(index) == Kept(Positions(0, 0))
     empty.move(PREFIX, home)
 
 

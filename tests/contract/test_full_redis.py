@@ -8,13 +8,13 @@ from contextlib import closing
 import pytest
 import redis
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
-from blackbox.records.errors import IndexFull, LabelsMoved
+from blackbox.records.errors import IndexFull, PositionsMoved
 from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, entry, held, store
 
@@ -43,14 +43,14 @@ def client(own_server: EmbeddedRedis) -> Iterator[redis.Redis]:
 def index(own_server: EmbeddedRedis, client: redis.Redis) -> Iterator[ShardIndex]:
     connections = pool(own_server.url)
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
     yield index
     index.close()
     connections.disconnect()
 
 
 def store_batch(index: ShardIndex) -> None:
-    start = index.labels.requests
+    start = index.positions.requests
     batch = {start + o: entry(message=MESSAGE, caller_id=f"c{start + o}") for o in range(BATCH)}
     store(index, start, start + BATCH, batch)
 
@@ -61,10 +61,10 @@ def store_batches(index: ShardIndex, count: int) -> None:
 
 
 def fill(index: ShardIndex, client: redis.Redis) -> int:
-    """Leave Redis far above its limit, as another tenant of it may; returns the label `requests`."""
+    """Leave Redis far above its limit, as another tenant of it may; returns the position `requests`."""
     store_batch(index)
     client.config_set("maxmemory", 1)
-    return index.labels.requests
+    return index.positions.requests
 
 
 def test_a_full_redis_stores_nothing_of_a_batch(index: ShardIndex, client: redis.Redis) -> None:
@@ -76,7 +76,7 @@ def test_a_full_redis_stores_nothing_of_a_batch(index: ShardIndex, client: redis
             store_batch(index)
 
     assert held(client) == before
-    assert before.labels == index.labels == Labels(end, 0)
+    assert before.positions == index.positions == Positions(end, 0)
 
 
 def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
@@ -86,7 +86,7 @@ def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis)
     index.settle({offset: f"c{offset}" for offset, _ in due.entries}, 1)
 
     assert [offset for offset, _ in due.entries] == list(range(10))
-    assert held(client).labels == index.labels == Labels(end, 1)
+    assert held(client).positions == index.positions == Positions(end, 1)
     assert held(client).offsets() == list(range(10, end))
     assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
 
@@ -96,10 +96,14 @@ def test_what_a_full_redis_delivers_is_known_to_leave_until_it_is_settled(
 ) -> None:
     fill(index, client)
     with closing(Inspector.of(own_server.url)) as inspector:
-        assert index.depart(range(10), index.removed) == set()
-        assert [inspector.is_leaving(SHARD, offset) for offset in (0, 9, 10)] == [True, True, False]
+        assert index.mark_in_flight(range(10), index.removed) == set()
+        assert [inspector.is_in_flight(SHARD, offset) for offset in (0, 9, 10)] == [
+            True,
+            True,
+            False,
+        ]
         index.settle({offset: f"c{offset}" for offset in range(10)}, 1)
-        assert not inspector.is_leaving(SHARD, 0)
+        assert not inspector.is_in_flight(SHARD, 0)
 
 
 def test_deliveries_make_the_room_for_the_next_requests(
@@ -109,7 +113,7 @@ def test_deliveries_make_the_room_for_the_next_requests(
     client.config_set("maxmemory", used + ROOM)
     with pytest.raises(IndexFull):
         store_batches(index, 100)
-    end = index.labels.requests
+    end = index.positions.requests
 
     index.settle({offset: f"c{offset}" for offset in range(end)}, 1)
     store_batch(index)
@@ -125,7 +129,7 @@ def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
     index.settle({0: "c0", end: None, end + 100_000: None}, 1)
 
     assert held(client).skip == {end, end + 100_000}
-    assert held(client).labels == Labels(end, 1)
+    assert held(client).positions == Positions(end, 1)
 
 
 def test_a_zombie_removes_nothing_from_a_full_redis(
@@ -138,7 +142,7 @@ def test_a_zombie_removes_nothing_from_a_full_redis(
     following.settle({}, 1)
     before = held(client)
 
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         index.settle({0: "c0"}, 1)
 
     assert held(client) == before
@@ -158,5 +162,5 @@ def test_what_cannot_be_delivered_now_is_put_off_in_a_full_redis_too(
     due = index.due(NOW_MS, end)
     assert due.next_due_ms == NOW_MS + 60_000
     assert [offset for offset, _ in due.entries] == list(range(2, end - 1))
-    put_off = index.due(NOW_MS + 60_000, end).entries[-2:]
-    assert put_off == [(0, entries.encode(binary)), (1, entries.encode(binary))]
+    postpone = index.due(NOW_MS + 60_000, end).entries[-2:]
+    assert postpone == [(0, entries.encode(binary)), (1, entries.encode(binary))]

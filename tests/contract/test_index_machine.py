@@ -1,6 +1,6 @@
 """Whatever happens to Redis, an index is what the journals say it is.
 
-The model is the definition: the requests below one label without the removals below the other,
+The model is the definition: the requests below one position without the removals below the other,
 with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or go back to an
 earlier state at any moment, and both journals may be replayed in any order and any portions.
 """
@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.intake import refused_entry
-from blackbox.core.plan import Change, Labels
+from blackbox.core.plan import Change, Positions
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry
-from blackbox.records.errors import LabelsMoved
+from blackbox.records.errors import PositionsMoved
 from blackbox.records.request import Cancel, Invalid, Reason, offset_in, request_id
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
@@ -60,11 +60,13 @@ class Content:
     ahead: set[int]
 
 
-def content(first: int, requests: list[Change | None], labels: Labels, ended: set[int]) -> Content:
+def content(
+    first: int, requests: list[Change | None], positions: Positions, ended: set[int]
+) -> Content:
     """The definition of an index, in the plainest words."""
     entries: dict[int, Entry] = {}
     holders: dict[str, int] = {}
-    for offset, change in enumerate(requests[: labels.requests - first], first):
+    for offset, change in enumerate(requests[: positions.requests - first], first):
         if change is None:
             continue
         if isinstance(change, Cancel) and change.id is not None:
@@ -80,7 +82,7 @@ def content(first: int, requests: list[Change | None], labels: Labels, ended: se
             entries[offset] = change
             if change.caller_id is not None:
                 holders[change.caller_id] = offset
-    return Content(entries, holders, {offset for offset in ended if offset >= labels.requests})
+    return Content(entries, holders, {offset for offset in ended if offset >= positions.requests})
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Snapshot:
     """All keys of the shard as they were, and what had been put off by then."""
 
     keys: dict[bytes, bytes]
-    put_off: dict[int, tuple[int, Entry]]
+    postpone: dict[int, tuple[int, Entry]]
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -103,7 +105,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.connections = self.backend.connections()
         self.requests: list[Change | None] = []
         self.receipts: list[list[int]] = []
-        self.put_off: dict[int, tuple[int, Entry]] = {}
+        self.postpone: dict[int, tuple[int, Entry]] = {}
         self.snapshots: list[Snapshot] = []
         self.zombies: list[ShardIndex] = []
         self.index = self.next_owner()
@@ -121,7 +123,7 @@ class IndexMachine(RuleBasedStateMachine):
     @initialize(first=st.sampled_from(FIRST_OFFSETS), asked=batches)
     def begin(self, first: int, asked: list[Change | None]) -> None:
         self.first = first
-        self.index.begin(Labels(first, 0))
+        self.index.begin(Positions(first, 0))
         self.callers_ask(asked, are_taken=True)
 
     @property
@@ -129,23 +131,23 @@ class IndexMachine(RuleBasedStateMachine):
         return self.first + len(self.requests)
 
     def has_unread_receipts(self) -> bool:
-        return self.index.labels.receipts < len(self.receipts)
+        return self.index.positions.receipts < len(self.receipts)
 
     def has_unread_requests(self) -> bool:
-        return self.index.labels.requests < self.end
+        return self.index.positions.requests < self.end
 
     def can_deliver(self) -> bool:
         return not self.has_unread_receipts() and bool(self.content().entries)
 
     def content(self) -> Content:
-        labels = self.index.labels
-        ended = {offset for removed in self.receipts[: labels.receipts] for offset in removed}
-        found = content(self.first, self.requests, labels, ended)
-        entries = {o: self.put_off.get(o, (0, entry))[1] for o, entry in found.entries.items()}
+        positions = self.index.positions
+        ended = {offset for removed in self.receipts[: positions.receipts] for offset in removed}
+        found = content(self.first, self.requests, positions, ended)
+        entries = {o: self.postpone.get(o, (0, entry))[1] for o, entry in found.entries.items()}
         return Content(entries, found.holders, found.ahead)
 
     def due_order(self, entries: dict[int, Entry]) -> list[tuple[int, int]]:
-        scores = {o: self.put_off.get(o, (entry.due_ms, entry))[0] for o, entry in entries.items()}
+        scores = {o: self.postpone.get(o, (entry.due_ms, entry))[0] for o, entry in entries.items()}
         return sorted((score, offset) for offset, score in scores.items())
 
     # requests
@@ -154,19 +156,19 @@ class IndexMachine(RuleBasedStateMachine):
     def callers_ask(self, asked: list[Change | None], are_taken: bool) -> None:
         self.requests += asked
         if are_taken:
-            self.store(self.index.labels.requests, self.end)
+            self.store(self.index.positions.requests, self.end)
 
     @precondition(lambda self: self.has_unread_requests())
     @rule(count=st.integers(1, 6), again=st.integers(0, 3))
     def take_a_batch(self, count: int, again: int) -> None:
-        reached = self.index.labels.requests
+        reached = self.index.positions.requests
         start, end = max(self.first, reached - again), min(reached + count, self.end)
         self.store(start, end)
 
-    @precondition(lambda self: self.index.labels.requests > self.first)
+    @precondition(lambda self: self.index.positions.requests > self.first)
     @rule(count=st.integers(1, 4))
     def take_a_batch_a_second_time(self, count: int) -> None:
-        end = self.index.labels.requests
+        end = self.index.positions.requests
         self.store(max(self.first, end - count), end)
 
     def store(self, start: int, end: int) -> None:
@@ -194,14 +196,14 @@ class IndexMachine(RuleBasedStateMachine):
         entries = self.content().entries
         removed = self.some_of(data, entries)
         self.requests += asked
-        self.store(self.index.labels.requests, self.end)
+        self.store(self.index.positions.requests, self.end)
         self.receipts.append(removed)
         self.index.settle({o: entries[o].caller_id for o in removed}, len(self.receipts))
 
     @precondition(lambda self: self.has_unread_receipts())
     @rule(count=st.integers(1, 5))
     def read_receipts(self, count: int) -> None:
-        start = self.index.labels.receipts
+        start = self.index.positions.receipts
         end = min(start + count, len(self.receipts))
         removed = [offset for receipt in self.receipts[start:end] for offset in receipt]
         known = self.index.caller_ids(removed)
@@ -217,7 +219,7 @@ class IndexMachine(RuleBasedStateMachine):
         }
         self.callers_ask(asked, are_taken=True)
         self.index.defer(later, NOW_MS)
-        self.put_off |= {o: later[o] for o in later.keys() & self.content().entries.keys()}
+        self.postpone |= {o: later[o] for o in later.keys() & self.content().entries.keys()}
 
     def some_of(self, data: st.DataObject, entries: dict[int, Entry]) -> list[int]:
         return data.draw(st.lists(st.sampled_from(sorted(entries)), min_size=1, unique=True))
@@ -250,7 +252,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data(), removed=st.lists(st.integers(0, 9), max_size=3))
     def a_zombie_wakes_up(self, data: st.DataObject, removed: list[int]) -> None:
         zombie = data.draw(st.sampled_from(self.zombies))
-        here, there = self.index.labels, zombie.labels
+        here, there = self.index.positions, zombie.positions
         if here.receipts == there.receipts and here.requests >= there.requests:
             return
         for act in (
@@ -258,14 +260,14 @@ class IndexMachine(RuleBasedStateMachine):
             lambda: zombie.defer({self.first: (NOW_MS, Entry("t", b"", NOW_MS))}, NOW_MS),
             lambda: zombie.due(NOW_MS, 5),
         ):
-            with pytest.raises(LabelsMoved):
+            with pytest.raises(PositionsMoved):
                 act()
 
     @precondition(lambda self: len(self.snapshots) < 4)
     @rule()
     def remember(self) -> None:
         keys = {key: self.client.dump(key) for key in self.client.keys("*")}
-        self.snapshots.append(Snapshot(keys, dict(self.put_off)))
+        self.snapshots.append(Snapshot(keys, dict(self.postpone)))
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data())
@@ -274,35 +276,35 @@ class IndexMachine(RuleBasedStateMachine):
         self.client.flushall()
         for key, value in then.keys.items():
             self.client.restore(key, 0, value)
-        self.put_off = dict(then.put_off)
+        self.postpone = dict(then.postpone)
         self.another_owner()
 
     @precondition(lambda self: self.receipts)
     @rule()
     def redis_is_emptied(self) -> None:
         self.client.flushall()
-        self.put_off = {}
+        self.postpone = {}
         self.another_owner()
         assert self.index.load() is None
-        self.index.begin(Labels(self.first, 0))
+        self.index.begin(Positions(self.first, 0))
 
     @precondition(lambda self: self.has_unread_requests())
     @rule()
     def everything_is_replayed(self) -> None:
         if self.has_unread_receipts():
             self.read_receipts(len(self.receipts))
-        self.store(self.index.labels.requests, self.end)
+        self.store(self.index.positions.requests, self.end)
 
     # the proof
 
     @invariant()
     def the_index_is_what_the_journals_say(self) -> None:
         found, expected = held(self.client), self.content()
-        ahead = {offset for offset in found.skip if offset >= self.index.labels.requests}
+        ahead = {offset for offset in found.skip if offset >= self.index.positions.requests}
 
-        assert found.labels == self.index.labels
+        assert found.positions == self.index.positions
         assert found == Held(
-            found.labels,
+            found.positions,
             self.due_order(expected.entries),
             stored(expected.entries),
             expected.holders,
@@ -312,7 +314,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_used_segment_is_left(self) -> None:
-        current = self.index.labels.requests // SEGMENT
+        current = self.index.positions.requests // SEGMENT
         assert all(segment >= current for segment in segments(self.client))
 
 

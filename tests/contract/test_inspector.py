@@ -11,7 +11,7 @@ import redis
 
 from blackbox.admin.pending import Wanted, page
 from blackbox.core.parking import parked_at
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.index.inspector import Inspector, Pending, Standing
@@ -36,47 +36,49 @@ def inspector(backend: Backend) -> Iterator[Inspector]:
 
 @pytest.fixture
 def index(open_index: Opener) -> ShardIndex:
-    """An index with its labels at 10 and 0, and nothing in it."""
+    """An index with its positions at 10 and 0, and nothing in it."""
     index = open_index()
-    index.begin(Labels(10, 0))
+    index.begin(Positions(10, 0))
     return index
 
 
 def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
     assert inspector.standing(SHARD, NOW_MS) == NOTHING
-    assert inspector.labels(SHARD) is None
+    assert inspector.positions(SHARD) is None
     assert inspector.look_up(SHARD, 0) is None
     assert inspector.offset_of(SHARD, "order-1") is None
 
 
 def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
     inspector.standing(SHARD, NOW_MS)
-    inspector.labels(SHARD)
+    inspector.positions(SHARD)
     inspector.look_up(SHARD, 0)
     inspector.offset_of(SHARD, "order-1")
     assert client.dbsize() == 0
 
 
-def test_an_index_that_was_begun_shows_its_labels(inspector: Inspector, index: ShardIndex) -> None:
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(labels=Labels(10, 0))
-    assert inspector.labels(SHARD) == Labels(10, 0)
+def test_an_index_that_was_begun_shows_its_positions(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(10, 0))
+    assert inspector.positions(SHARD) == Positions(10, 0)
 
 
-def test_the_labels_move_with_intake_and_with_dispatch(
+def test_the_positions_move_with_intake_and_with_dispatch(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     store(index, 10, 12, {10: entry(NOW_MS), 11: entry(NOW_MS)})
-    assert inspector.labels(SHARD) == Labels(12, 0)
+    assert inspector.positions(SHARD) == Positions(12, 0)
     index.settle({10: None}, 7)
-    assert inspector.labels(SHARD) == Labels(12, 7)
+    assert inspector.positions(SHARD) == Positions(12, 7)
 
 
-def test_an_index_that_was_emptied_has_no_labels(
+def test_an_index_that_was_emptied_has_no_positions(
     inspector: Inspector, index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
     client.flushall()
-    assert inspector.labels(SHARD) is None
+    assert inspector.positions(SHARD) is None
     assert inspector.standing(SHARD, NOW_MS) == NOTHING
 
 
@@ -86,7 +88,7 @@ def test_the_standing_tells_what_is_due_and_what_comes_next(
     dues_ms = [NOW_MS + 500, NOW_MS - 7000, NOW_MS, NOW_MS + 20]
     store(index, 10, 14, {10 + at: entry(due_ms) for at, due_ms in enumerate(dues_ms)})
     assert inspector.standing(SHARD, NOW_MS) == Standing(
-        Labels(14, 0), pending=4, due_now=2, oldest_due_ms=NOW_MS - 7000, next_due_ms=NOW_MS + 20
+        Positions(14, 0), pending=4, due_now=2, oldest_due_ms=NOW_MS - 7000, next_due_ms=NOW_MS + 20
     )
 
 
@@ -99,7 +101,7 @@ def test_a_due_time_before_1970_counts_as_due(inspector: Inspector, index: Shard
 def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
     other = Shard(SHARD.topic, SHARD.partition + 1)
-    assert inspector.labels(other) is None
+    assert inspector.positions(other) is None
     assert inspector.standing(other, NOW_MS) == NOTHING
     assert inspector.look_up(other, 10) is None
     assert inspector.offset_of(other, "order-1") is None
@@ -127,7 +129,7 @@ def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardInde
     index.settle({10: "order-1"}, 1)
     assert inspector.look_up(SHARD, 10) is None
     assert inspector.offset_of(SHARD, "order-1") is None
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(labels=Labels(11, 1))
+    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))
 
 
 def test_a_request_whose_payload_is_gone_is_found_without_it(
@@ -159,7 +161,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
                 client.set("more", "x")
             inspector = Inspector.of(server.url)
             assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
-            assert inspector.labels(SHARD) is None
+            assert inspector.positions(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
     finally:
         server.stop()
@@ -170,12 +172,12 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
     with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 5"):
         inspector.standing(SHARD, NOW_MS)
     with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 5"):
-        inspector.labels(SHARD)
+        inspector.positions(SHARD)
 
 
 QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
     "standing": lambda inspector: inspector.standing(SHARD, NOW_MS),
-    "labels": lambda inspector: inspector.labels(SHARD),
+    "labels": lambda inspector: inspector.positions(SHARD),
     "look_up": lambda inspector: inspector.look_up(SHARD, 10),
     "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import Session, pack, pool
@@ -30,12 +30,12 @@ def own(tmp_path: Path) -> Iterator[SentinelServers]:
         yield servers
 
 
-def labels(url: str) -> Labels | None:
-    """The labels of the shard, as a new owner finds them."""
+def positions(url: str) -> Positions | None:
+    """The positions of the shard, as a new owner finds them."""
     index = ShardIndex(SHARD, pool(url), grace_s=GRACE_S)
     try:
         kept = index.load()
-        return None if kept is None else kept.labels
+        return None if kept is None else kept.positions
     finally:
         index.close()
 
@@ -55,24 +55,24 @@ def test_a_failover_ends_every_session_and_the_next_one_finds_the_new_primary(
     connections = pool(own.url)
     before = own.primary
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    index.begin(Labels(7, 3))
+    index.begin(Positions(7, 3))
     until("it is replicated", lambda: client_of(own.replica).dbsize() > 0)
     lose(own)
     with pytest.raises(IndexLost):
         until("the session ends", lambda: index.load() is None)
     assert own.primary is not before
-    assert labels(own.url) == Labels(7, 3)
+    assert positions(own.url) == Positions(7, 3)
 
 
-def test_what_a_failover_lost_shows_in_the_labels(own: SentinelServers) -> None:
+def test_what_a_failover_lost_shows_in_the_positions(own: SentinelServers) -> None:
     connections = pool(own.url)
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    index.begin(Labels(7, 3))
+    index.begin(Positions(7, 3))
     until("it is replicated", lambda: client_of(own.replica).dbsize() > 0)
     own.stop_replicating()
     index.settle({}, 4)
     own.kill_primary()
-    assert labels(own.url) == Labels(7, 3)
+    assert positions(own.url) == Positions(7, 3)
 
 
 def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
@@ -80,7 +80,7 @@ def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
     bus, listener = Bus(own.url, "ours"), Listener(own.url, "ours", ("soon",))
     assert listener.next(0.1) is None
     assert server.now_ms() > 0
-    assert inspector.labels(SHARD) is None
+    assert inspector.positions(SHARD) is None
     own.kill_primary()
 
     def all_work() -> bool:
@@ -88,7 +88,7 @@ def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
             bus.send("soon", 1)
             return (
                 server.now_ms() > 0
-                and inspector.labels(SHARD) is None
+                and inspector.positions(SHARD) is None
                 and listener.next(1) == ("soon", 1)
             )
         except IndexLost:

@@ -17,9 +17,9 @@ from blackbox.core.plan import (
     Cold,
     Due,
     Kept,
-    Labels,
     Plan,
-    PutOff,
+    Positions,
+    Postponed,
     Replacement,
     Touched,
     View,
@@ -29,7 +29,7 @@ from blackbox.index import shard_index
 from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, ForeignIndex, IndexLost, LabelsMoved
+from blackbox.records.errors import ForeignIndex, IndexLost, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Cancel, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
@@ -66,43 +66,43 @@ dispatch_verbs = pytest.mark.parametrize("verb", DISPATCH.values(), ids=DISPATCH
 def index(open_index: Opener) -> ShardIndex:
     """An index whose journals are at their start."""
     index = open_index()
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
     return index
 
 
-def begun(open_index: Opener, labels: Labels, changes: dict[int, Change]) -> ShardIndex:
+def begun(open_index: Opener, positions: Positions, changes: dict[int, Change]) -> ShardIndex:
     index = open_index()
-    index.begin(Labels(0, 0))
-    store(index, 0, labels.requests, changes)
-    index.settle({}, labels.receipts)
+    index.begin(Positions(0, 0))
+    store(index, 0, positions.requests, changes)
+    index.settle({}, positions.receipts)
     return index
 
 
-def set_labels(client: redis.Redis, labels: Labels | None) -> None:
-    if labels is None:
+def set_positions(client: redis.Redis, positions: Positions | None) -> None:
+    if positions is None:
         client.delete(PREFIX + "state", PREFIX + "receipts")
     else:
-        client.hset(PREFIX + "state", "requests", labels.requests)
-        client.set(PREFIX + "receipts", labels.receipts)
+        client.hset(PREFIX + "state", "requests", positions.requests)
+        client.set(PREFIX + "receipts", positions.receipts)
 
 
-# labels
+# positions
 
 
-def test_an_index_nobody_began_has_no_labels(open_index: Opener) -> None:
+def test_an_index_nobody_began_has_no_positions(open_index: Opener) -> None:
     assert open_index().load() is None
 
 
-def test_the_next_owner_sees_the_labels_of_the_last(open_index: Opener) -> None:
-    open_index().begin(Labels(7, 3))
+def test_the_next_owner_sees_the_positions_of_the_last(open_index: Opener) -> None:
+    open_index().begin(Positions(7, 3))
 
     following = open_index()
 
-    assert (loaded(following), following.labels) == (Kept(Labels(7, 3)), Labels(7, 3))
+    assert (loaded(following), following.positions) == (Kept(Positions(7, 3)), Positions(7, 3))
 
 
-def leave_no_labels(client: redis.Redis) -> None:
-    """Entries, a caller id and removals read ahead, of an index whose labels are lost."""
+def leave_no_positions(client: redis.Redis) -> None:
+    """Entries, a caller id and removals read ahead, of an index whose positions are lost."""
     client.hset(PREFIX + "state", "known_from", 5)
     client.hset(PREFIX + "skip", "0", b"\xff")
     client.zadd(PREFIX + "ignored", {member(3).decode(): 3})
@@ -115,32 +115,32 @@ def leave_no_labels(client: redis.Redis) -> None:
 def test_an_index_that_is_begun_holds_nothing_of_what_was_there(
     open_index: Opener, client: redis.Redis
 ) -> None:
-    leave_no_labels(client)
+    leave_no_positions(client)
 
     index = open_index()
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
 
     found = held(client)
-    assert (found.labels, found.due, found.holders) == (Labels(0, 0), [], {})
+    assert (found.positions, found.due, found.holders) == (Positions(0, 0), [], {})
     assert (found.skip, index.untold(9)) == (set(), (0, []))
     assert client.hget(PREFIX + "state", "known_from") == b"0"
 
 
 def test_payloads_outlive_their_due_time(open_index: Opener, client: redis.Redis) -> None:
     index = open_index()
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
     store(index, 0, 5, {3: entry(NOW_MS + 5000), 4: entry(NOW_MS - 5000)})
 
     ttls = [client.ttl(PREFIX + f"msg:{member(offset).decode()}") for offset in (3, 4)]
     assert ttls == pytest.approx([GRACE_S + 5, GRACE_S], abs=2)
 
 
-def test_a_leftover_entry_beyond_the_label_is_not_delivered_again_and_again(
+def test_a_leftover_entry_beyond_the_position_is_not_delivered_again_and_again(
     open_index: Opener, client: redis.Redis
 ) -> None:
-    leave_no_labels(client)
+    leave_no_positions(client)
     index = open_index()
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
     store(index, 0, 5, {0: entry()})  # the rest is still in Kafka
 
     delivered = []
@@ -154,12 +154,12 @@ def test_a_leftover_entry_beyond_the_label_is_not_delivered_again_and_again(
 
 def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> None:
     earlier, later = open_index(), open_index()
-    earlier.begin(Labels(0, 0))
+    earlier.begin(Positions(0, 0))
 
-    with pytest.raises(LabelsMoved, match=r"expected .*, found"):
-        later.begin(Labels(5, 5))
+    with pytest.raises(PositionsMoved, match=r"expected .*, found"):
+        later.begin(Positions(5, 5))
 
-    assert loaded(earlier) == Kept(Labels(0, 0))
+    assert loaded(earlier) == Kept(Positions(0, 0))
 
 
 def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
@@ -168,8 +168,8 @@ def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
     late = open_index()
     store(index, 0, 5, {0: entry()})
 
-    with pytest.raises(LabelsMoved):
-        late.begin(Labels(0, 0))
+    with pytest.raises(PositionsMoved):
+        late.begin(Positions(0, 0))
 
     [(offset, stored)] = index.due(NOW_MS, 10).entries
     assert (offset, stored is None) == (0, False)
@@ -193,19 +193,19 @@ def test_an_index_of_an_earlier_format_counts_as_empty(
     client.hset(PREFIX + "state", "format", older)
 
     for verb in VERBS.values():
-        with pytest.raises(LabelsMoved):
+        with pytest.raises(PositionsMoved):
             verb(index)
     later = open_index()
     assert later.load() is None
-    later.begin(Labels(7, 3))
-    assert (held(client).labels, held(client).due) == (Labels(7, 3), [])
+    later.begin(Positions(7, 3))
+    assert (held(client).positions, held(client).due) == (Positions(7, 3), [])
 
 
 MOVED = {
     "absent": None,
-    "requests lower": Labels(9, 7),
-    "receipts lower": Labels(10, 6),
-    "receipts higher": Labels(10, 8),
+    "requests lower": Positions(9, 7),
+    "receipts lower": Positions(10, 6),
+    "receipts higher": Positions(10, 8),
 }
 
 
@@ -218,15 +218,15 @@ MOVED = {
         if name in DISPATCH or not what.startswith("receipts")
     ],
 )
-def test_labels_that_moved_stop_every_verb_and_change_nothing(
-    open_index: Opener, client: redis.Redis, verb: Verb, found: Labels | None
+def test_positions_that_moved_stop_every_verb_and_change_nothing(
+    open_index: Opener, client: redis.Redis, verb: Verb, found: Positions | None
 ) -> None:
-    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
-    set_labels(client, found)
+    index = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    set_positions(client, found)
     before = held(client)
 
     for _ in range(2):
-        with pytest.raises(LabelsMoved):
+        with pytest.raises(PositionsMoved):
             verb(index)
 
     assert held(client) == before
@@ -240,7 +240,7 @@ def test_an_intake_elsewhere_does_not_stop_dispatch(
     assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0, 1]
     index.defer({1: (NOW_MS + 5, entry())}, NOW_MS)
     index.settle({0: None}, 4)
-    assert held(client).labels == Labels(2, 4)
+    assert held(client).positions == Positions(2, 4)
     assert held(client).due == [(NOW_MS + 5, 1)]
 
 
@@ -260,7 +260,7 @@ def test_an_intake_elsewhere_goes_on_while_receipts_are_settled_here(
     elsewhere.store(2, 3, NOTHING, settled_meanwhile, NOW_MS)
 
     assert looks == 1
-    assert held(client).labels == Labels(3, 1)
+    assert held(client).positions == Positions(3, 1)
     assert held(client).offsets() == [1, 2]
 
 
@@ -291,7 +291,7 @@ def test_a_caller_id_taken_anew_meanwhile_is_not_freed(
     commands = index._settle_commands
 
     def taken_meanwhile(*seen: Any) -> Iterator[bytes]:
-        if elsewhere.labels.requests == 1:
+        if elsewhere.positions.requests == 1:
             store(elsewhere, 1, 2, {1: entry(caller_id="order-1")})
         return commands(*seen)
 
@@ -321,18 +321,18 @@ def test_a_batch_that_another_owner_stored_is_not_stored_again(
 
     assert store(index, 0, 2, {0: entry(1), 1: entry(1)}) == Plan()
     assert held(client) == before
-    assert index.labels == Labels(2, 0)
+    assert index.positions == Positions(2, 0)
 
 
 @dispatch_verbs
 def test_a_zombie_changes_nothing_once_the_next_owner_has_settled(
     open_index: Opener, client: redis.Redis, verb: Verb
 ) -> None:
-    zombie = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    zombie = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
     open_index().settle({0: None}, 9)
     before = held(client)
 
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         verb(zombie)
 
     assert held(client) == before
@@ -344,7 +344,7 @@ def test_shards_do_not_see_each_other(index: ShardIndex, backend: Backend) -> No
     store(index, 0, 1, {0: entry()})
 
     assert neighbour.load() is None
-    neighbour.begin(Labels(0, 0))
+    neighbour.begin(Positions(0, 0))
     assert neighbour.due(NOW_MS, 10).entries == []
     neighbour.close()
     connections.disconnect()
@@ -360,7 +360,7 @@ def test_what_is_stored_comes_back_when_it_is_due(index: ShardIndex, client: red
 
     assert plan.puts == {0: change}
     assert held(client) == Held(
-        Labels(1, 0), [(NOW_MS, 0)], stored({0: change}), {"order-1": 0}, set()
+        Positions(1, 0), [(NOW_MS, 0)], stored({0: change}), {"order-1": 0}, set()
     )
     assert index.due(NOW_MS, 10).entries == [(0, entries.encode(change))]
     assert index.due(NOW_MS - 1, 10).entries == []
@@ -371,7 +371,7 @@ def test_gaps_in_the_offsets_are_passed_over(index: ShardIndex, client: redis.Re
     store(index, 100, 120, {})
 
     assert held(client).offsets() == [7, 93]
-    assert index.labels == held(client).labels == Labels(120, 0)
+    assert index.positions == held(client).positions == Positions(120, 0)
 
 
 def test_the_same_batch_again_changes_nothing(index: ShardIndex, client: redis.Redis) -> None:
@@ -397,13 +397,13 @@ def test_of_a_batch_partly_stored_before_only_the_rest_is_stored(
 
     assert (sorted(plan.puts), plan.cancelled) == ([2, 3], 0)
     assert held(client).offsets() == [2, 3]
-    assert held(client).labels == Labels(4, 0)
+    assert held(client).positions == Positions(4, 0)
 
 
-def test_a_batch_beyond_the_label_is_refused(index: ShardIndex, client: redis.Redis) -> None:
+def test_a_batch_beyond_the_position_is_refused(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 2, {0: entry()})
 
-    with pytest.raises(LabelsMoved, match=r"read from 3, index at .*requests=2"):
+    with pytest.raises(PositionsMoved, match=r"read from 3, index at .*requests=2"):
         store(index, 3, 4, {3: entry()})
 
     assert held(client).offsets() == [0]
@@ -442,7 +442,7 @@ def test_batches_of_any_size_are_stored_and_removed(index: ShardIndex, client: r
     known = index.caller_ids(range(1000, MANY + 500))
     assert known == {o: f"order-{o}" for o in range(1200, MANY)}
     index.settle({o: known.get(o) for o in range(1200, MANY)}, 5)
-    assert held(client) == Held(Labels(MANY + 1200, 5), [], {}, {}, set())
+    assert held(client) == Held(Positions(MANY + 1200, 5), [], {}, {}, set())
 
 
 # replace and cancel
@@ -491,7 +491,7 @@ def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: r
     plan = store(index, 0, 2, {0: entry(caller_id="a"), 1: Cancel("a")})
 
     assert plan.cancelled == 1
-    assert held(client) == Held(Labels(2, 0), [], {}, {}, set())
+    assert held(client) == Held(Positions(2, 0), [], {}, {}, set())
 
 
 def test_a_cancel_of_nothing_changes_nothing(index: ShardIndex, client: redis.Redis) -> None:
@@ -533,10 +533,10 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     store(index, 0, 1, {0: entry()})
     too_late = entry()._replace(reason="too-late")
     replacing = Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
-    index.depart([0], index.removed)
+    index.mark_in_flight([0], index.removed)
 
     with pytest.raises(
-        Doubt, match=r"is still being delivered after 0\.1 s; requests are read again"
+        RecoveryRequired, match=r"is still being delivered after 0\.1 s; requests are read again"
     ):
         store(index, 1, 2, {1: replacing})
     assert held(client).offsets() == [0]
@@ -556,12 +556,12 @@ def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_del
     successor = open_index()
     successor.load()
     successor.settle({}, 1)
-    successor.depart([0], successor.removed)
+    successor.mark_in_flight([0], successor.removed)
 
-    with pytest.raises(LabelsMoved):
-        index.depart(named, index.removed)
+    with pytest.raises(PositionsMoved):
+        index.mark_in_flight(named, index.removed)
 
-    with pytest.raises(Doubt, match="is still being delivered"):
+    with pytest.raises(RecoveryRequired, match="is still being delivered"):
         store(successor, 2, 3, {2: replacing})
 
 
@@ -574,9 +574,9 @@ def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: re
     index.settle({0: "a"}, 1)
 
     assert held(client) == Held(
-        Labels(2, 1), [(NOW_MS, 1)], stored({1: entry(caller_id="b")}), {"b": 1}, set()
+        Positions(2, 1), [(NOW_MS, 1)], stored({1: entry(caller_id="b")}), {"b": 1}, set()
     )
-    assert index.labels == Labels(2, 1)
+    assert index.positions == Positions(2, 1)
 
 
 @pytest.mark.parametrize("key", ["skip", "moved", "ended"])
@@ -592,7 +592,7 @@ def test_what_an_index_remembers_besides_entries_is_missed_when_it_is_lost_alone
 
     client.delete(PREFIX + key)
 
-    with pytest.raises(LabelsMoved, match=f"Redis lost the key .*{key} alone"):
+    with pytest.raises(PositionsMoved, match=f"Redis lost the key .*{key} alone"):
         index.due(NOW_MS, 10)
     kept = open_index().load()
     assert kept is not None
@@ -649,7 +649,7 @@ def test_a_request_whose_removal_was_read_first_is_not_stored(
     assert held(client).offsets() == [o for o in around if o != offset]
 
 
-def test_removals_on_both_sides_of_the_label_go_where_they_belong(
+def test_removals_on_both_sides_of_the_position_go_where_they_belong(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
@@ -699,7 +699,7 @@ def test_a_request_read_after_its_removal_still_ends_the_one_it_replaced(
     store(index, 1, 2, {1: entry(caller_id="a")})
     store(index, 2, 4, {2: entry(caller_id="b"), 3: entry(caller_id="b")})
 
-    assert held(client) == Held(Labels(4, 1), [], {}, {}, {1, 3})
+    assert held(client) == Held(Positions(4, 1), [], {}, {}, {1, 3})
 
 
 # conditional records that did not count
@@ -729,7 +729,7 @@ def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
     open_index: Opener, client: redis.Redis
 ) -> None:
     index = open_index()
-    index.begin(Labels(10, 3), told=14)
+    index.begin(Positions(10, 3), told=14)
     index.ignore([12])
 
     store(index, 10, 15, late(11, 4) | late(12, 4) | late(14, 4))
@@ -739,7 +739,7 @@ def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
     assert index.untold(10) == (15, [12, 14])
 
 
-def test_records_that_did_not_count_are_told_only_below_the_label(index: ShardIndex) -> None:
+def test_records_that_did_not_count_are_told_only_below_the_position(index: ShardIndex) -> None:
     index.ignore([4, 5, 6])
     store(index, 0, 6, {})
 
@@ -773,7 +773,7 @@ def test_a_request_put_off_is_due_later_and_in_its_new_form(
     assert held(client).due == [(NOW_MS, 1), (NOW_MS + 4000, 0)]
     assert held(client).payloads[0] == entries.encode(later)
     assert held(client).holders == {"a": 0}
-    assert held(client).labels == index.labels == Labels(2, 0)
+    assert held(client).positions == index.positions == Positions(2, 0)
     left_s: Any = client.ttl(f"{PREFIX}msg:{member(0).decode()}")
     assert left_s > GRACE_S
 
@@ -787,9 +787,9 @@ def test_requests_are_put_off_in_the_multi_that_removes_others(
     index.settle({0: None}, 1, {1: (NOW_MS + 4000, later), 2: (NOW_MS + 4000, later)}, NOW_MS)
 
     assert held(client) == Held(
-        Labels(4, 1), [(NOW_MS + 4000, 2)], {2: entries.encode(later)}, {}, set()
+        Positions(4, 1), [(NOW_MS + 4000, 2)], {2: entries.encode(later)}, {}, set()
     )
-    assert index.labels == Labels(4, 1)
+    assert index.positions == Positions(4, 1)
 
 
 def test_putting_off_does_not_bring_a_cancelled_request_back(
@@ -824,7 +824,7 @@ def test_negative_and_huge_due_times_keep_their_order(index: ShardIndex) -> None
     assert (due.next_due_ms, due.oldest_ms) == (BAND_MS - 1, -(2**53))
 
 
-def parked(target: str, due_ms: int) -> PutOff:
+def parked(target: str, due_ms: int) -> Postponed:
     return parked_at(band_of(target), due_ms), entry(due_ms)._replace(target=target)
 
 
@@ -991,15 +991,15 @@ def test_a_request_that_ends_during_the_look_is_not_a_lost_payload(
     assert index.due(NOW_MS, 10).entries == [(1, entries.encode(entry()))]
 
 
-def store_beyond_the_label(index: ShardIndex) -> None:
-    with pytest.raises(LabelsMoved):
+def store_beyond_the_position(index: ShardIndex) -> None:
+    with pytest.raises(PositionsMoved):
         store(index, 11, 12, {})
 
 
 GIVEN_UP: dict[str, Verb] = {
     "a batch stored before": lambda index: store(index, 0, 2, {}),
     "nothing left to put off": lambda index: index.defer({9: (NOW_MS, entry())}, NOW_MS),
-    "a batch beyond the label": store_beyond_the_label,
+    "a batch beyond the label": store_beyond_the_position,
 }
 
 
@@ -1008,7 +1008,7 @@ GIVEN_UP: dict[str, Verb] = {
 def test_a_change_that_was_given_up_does_not_spoil_the_next_one(
     open_index: Opener, verb: Verb, give_up: Verb
 ) -> None:
-    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    index = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
     give_up(index)
     open_index().defer({1: (NOW_MS - 1, entry(caller_id="order-1"))}, NOW_MS)
 
@@ -1037,7 +1037,7 @@ def test_without_any_caller_id_no_payload_is_read(index: ShardIndex) -> None:
 ALL: dict[str, Verb] = {
     **VERBS,
     "load": lambda index: index.load(),
-    "begin": lambda index: index.begin(Labels(0, 0)),
+    "begin": lambda index: index.begin(Positions(0, 0)),
     "caller_ids": lambda index: index.caller_ids([0]),
 }
 
@@ -1046,7 +1046,7 @@ ALL: dict[str, Verb] = {
 def test_a_lost_connection_is_noticed_and_never_opened_again(
     open_index: Opener, backend: Backend, verb: Verb
 ) -> None:
-    index = begun(open_index, Labels(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
+    index = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
     before = held(backend.client)
     backend.cut()
 
@@ -1055,7 +1055,7 @@ def test_a_lost_connection_is_noticed_and_never_opened_again(
             verb(index)
 
     assert held(backend.client) == before
-    assert open_index().labels == Labels(10, 7)
+    assert open_index().positions == Positions(10, 7)
 
 
 @pytest.mark.parametrize("verb", ALL.values(), ids=ALL)
@@ -1074,11 +1074,11 @@ def test_what_an_index_knows_behind_a_log_that_became_shorter_is_forgotten(
     index.settle({9: None, 12: None}, 7)
     index.load()
 
-    index.rebind(Labels(6, 5), Binding("cluster", "topic", "receipts", "group"))
+    index.rebind(Positions(6, 5), Binding("cluster", "topic", "receipts", "group"))
     store(index, 6, 14, {8: entry(), 12: entry()})
 
     assert held(client).offsets() == [8, 12]
-    assert index.labels == Labels(14, 5)
+    assert index.positions == Positions(14, 5)
     assert client.hget(PREFIX + "state", "cold") == b"1"
 
 
@@ -1091,7 +1091,7 @@ def test_what_records_before_the_end_of_a_log_that_became_shorter_did_is_remembe
         client.zadd(PREFIX + key, scores)
     index.load()
 
-    index.rebind(Labels(6, 0), Binding("cluster", "topic", "receipts", "group"))
+    index.rebind(Positions(6, 0), Binding("cluster", "topic", "receipts", "group"))
 
     left = {key: client.zrange(PREFIX + key, 0, -1) for key in kept}
     assert left == {"moved": [member(1)], "ended": [member(3)]}

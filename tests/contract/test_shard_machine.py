@@ -31,10 +31,10 @@ from blackbox.core.intake import Intake, Opening, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
-from blackbox.core.triage import LONGEST_RETRY_MS, Sorting
+from blackbox.core.triage import LONGEST_RETRY_MS, Triage
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
-from blackbox.records.errors import Doubt, Fenced, JournalLost
+from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, Receipt, decode, settled
 from blackbox.records.request import Cancel, Invalid, Reason, Request, request_id
@@ -93,7 +93,7 @@ class Producer(FakeWriter):
         if fate == ABORTED:
             raise JournalLost("the commit timed out")
         messages = [outgoing for outgoing, _ in self._queued]
-        label = super().commit(receipt)
+        position = super().commit(receipt)
         sent = {outgoing.offset for outgoing in messages}
         if fate == TORN and not receipt.barrier:
             self.journal.absent |= sent
@@ -102,7 +102,7 @@ class Producer(FakeWriter):
             self.kafka.visible += [(outgoing, self.now_ms()) for outgoing in messages]
         if fate in (UNKNOWN, TORN):
             raise JournalLost("the commit timed out")
-        return label
+        return position
 
     def _fail_at(self, step: str) -> None:
         if self.kafka.next_failure == step:
@@ -177,7 +177,7 @@ class ShardMachine(RuleBasedStateMachine):
         too_large = (Reason.TOO_LARGE, "too large")
         writer.refused["huge"] = writer.failing["strict"] = too_large
         intake = Intake(self.journal.contract, index, None)
-        sorting = Sorting(
+        triage = Triage(
             shard=SHARD,
             targets=self.unavailable,
             journal=self.journal,
@@ -185,7 +185,7 @@ class ShardMachine(RuleBasedStateMachine):
             dead_letter_topic=LETTERS,
             retries=2,
         )
-        dispatch = Dispatch(index, writer, sorting, self.batch_limit)
+        dispatch = Dispatch(index, writer, triage, self.batch_limit)
         recovery = Recovery(
             shard=SHARD,
             group="blackbox",
@@ -207,7 +207,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.owner = self.wire()
             try:
                 self.owner.low_water.last = self.owner.recovery.open().mark
-            except Doubt:
+            except RecoveryRequired:
                 continue
             break
         else:
@@ -249,10 +249,10 @@ class ShardMachine(RuleBasedStateMachine):
         target, wait_ms, caller_id = asked if len(asked) == 3 else ("orders", asked[0], None)
         return Request(target, b"hi", self.now_ms + wait_ms, None, [], None, caller_id, None)
 
-    @precondition(lambda self: self.owner.index.labels.requests < len(self.asked))
+    @precondition(lambda self: self.owner.index.positions.requests < len(self.asked))
     @rule(count=st.integers(1, 9))
     def intake_takes(self, count: int) -> None:
-        start = self.owner.index.labels.requests
+        start = self.owner.index.positions.requests
         end = min(start + count, len(self.asked))
         batch = Batch(start, end, self.journal.request_records[start:end])  # type: ignore[arg-type]
         if self.stands(lambda: self.owner.intake.apply(batch, self.now_ms)):
@@ -304,7 +304,7 @@ class ShardMachine(RuleBasedStateMachine):
             with closing(self.owner.index.walk()) as walk:
                 while walk.slice():
                     pass
-                mark = self.owner.low_water.write(walk.labels, walk.lowest)
+                mark = self.owner.low_water.write(walk.positions, walk.lowest)
 
         self.stands(write)
         self.kafka.next_commits = []
@@ -315,7 +315,7 @@ class ShardMachine(RuleBasedStateMachine):
     def stands(self, act: Callable[[], object]) -> bool:
         try:
             act()
-        except Doubt:
+        except RecoveryRequired:
             self.take_over()
             return False
         return True
@@ -343,7 +343,7 @@ class ShardMachine(RuleBasedStateMachine):
         zombie = data.draw(st.sampled_from(self.zombies))
         try:
             zombie.dispatch.tick(self.now_ms)
-        except Doubt:
+        except RecoveryRequired:
             return
 
     @rule()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.connection import pool
@@ -81,7 +81,7 @@ def test_tls_is_used_all_the_way(
     url = f"{place}?ssl_ca_certs={tls['tls-ca-cert-file']}"
     connections = pool(url)
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    index.begin(Labels(7, 3))
+    index.begin(Positions(7, 3))
     index.close()
     connections.disconnect()
     server = RedisServer(url)

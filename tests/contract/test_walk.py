@@ -10,7 +10,7 @@ import redis
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.ended import Ended
-from blackbox.core.plan import Binding, Change, Cold, Labels
+from blackbox.core.plan import Binding, Change, Cold, Positions
 from blackbox.index import walk as walks
 from blackbox.index.connection import Session
 from blackbox.index.shard_index import ShardIndex
@@ -30,7 +30,7 @@ MANY = 3000
 def index(open_index: Opener) -> ShardIndex:
     """An index whose journals are at their start."""
     index = open_index()
-    index.begin(Labels(0, 0), binding=OURS)
+    index.begin(Positions(0, 0), binding=OURS)
     return index
 
 
@@ -93,7 +93,7 @@ def test_below_the_last_mark_nothing_is_looked_at_again(index: ShardIndex, walk:
 def test_an_index_begun_behind_requests_is_walked_from_there(
     open_index: Opener, walk: Begin, index: ShardIndex
 ) -> None:
-    index.begin(Labels(MANY, 0), binding=OURS)
+    index.begin(Positions(MANY, 0), binding=OURS)
     store(index, MANY, MANY + 9, {MANY + 4: entry()})
     walking = walk()
 
@@ -103,10 +103,10 @@ def test_an_index_begun_behind_requests_is_walked_from_there(
 def test_after_its_journal_became_shorter_an_index_is_walked_from_where_it_ends(
     open_index: Opener, walk: Begin, index: ShardIndex
 ) -> None:
-    index.begin(Labels(50, 0), binding=OURS)
+    index.begin(Positions(50, 0), binding=OURS)
     store(index, 50, 60, {})
     index.load()
-    index.rebind(Labels(40, 0), OURS)
+    index.rebind(Positions(40, 0), OURS)
     store(index, 40, 70, {45: entry()})
 
     assert walked(walk()) == 45
@@ -119,7 +119,7 @@ def test_where_nothing_is_pending_all_that_was_read_has_ended(
     index.settle({1: None}, 5)
     walking = walk()
 
-    assert (walking.labels, walked(walking)) == (Labels(3, 5), 3)
+    assert (walking.positions, walked(walking)) == (Positions(3, 5), 3)
 
 
 def test_what_comes_after_the_walk_began_is_no_part_of_it(index: ShardIndex, walk: Begin) -> None:
@@ -176,15 +176,17 @@ def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
             found: list[Any] = []
             for command in commands:
                 found += super().run([command], meanwhile)
-                at = index.labels.requests
+                at = index.positions.requests
                 store(index, at, at + 1, {at: entry()})
                 index.settle({at: None}, at + 1)
             return found
 
     monkeypatch.setattr(walks, "Session", Interrupted)
-    labels = walk().labels
+    positions = walk().positions
 
-    assert labels.receipts <= labels.requests, "the receipt at an offset speaks of that request"
+    assert positions.receipts <= positions.requests, (
+        "the receipt at an offset speaks of that request"
+    )
 
 
 def test_requests_of_the_cold_tier_may_be_later_than_others(index: ShardIndex, walk: Begin) -> None:
@@ -230,12 +232,12 @@ def another_opening(index: ShardIndex, open_index: Opener, client: redis.Redis) 
 
 
 def a_rebuild(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
-    open_index().begin(Labels(9, 3), binding=OURS, is_rebuild=True)
+    open_index().begin(Positions(9, 3), binding=OURS, is_rebuild=True)
 
 
 def a_rebuild_that_ended(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
     other = open_index()
-    other.begin(Labels(9, 3), binding=OURS, is_rebuild=True)
+    other.begin(Positions(9, 3), binding=OURS, is_rebuild=True)
     other.finish(3, Ended())
 
 

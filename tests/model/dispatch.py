@@ -35,8 +35,8 @@ class Dispatch:
             return state.with_owner(who, owner._replace(is_connected=True))
         due = state.due | index.letters if self._terms.keeps(Rule.DUE_ONLY) else ~0
         batch = self._first(index.entries & due)
-        if self._terms.conditional and index.leaving != batch:
-            state = state.with_index(index._replace(leaving=batch))
+        if self._terms.conditional and index.in_flight != batch:
+            state = state.with_index(index._replace(in_flight=batch))
         began = owner._replace(
             step=Step.PRODUCE if batch else Step.DUE,
             is_connected=True,

@@ -43,8 +43,8 @@ class Intake:
         asked = range(index.requests, end)
         records = self._terms.records
         replaced = [NAMED_BY[records[at]] for at in asked if records[at] in REPLACES]
-        is_leaving = any(index.leaving >> named & 1 for named in replaced)
-        return is_leaving and self._terms.keeps(Rule.LEAVING)
+        is_in_flight = any(index.in_flight >> named & 1 for named in replaced)
+        return is_in_flight and self._terms.keeps(Rule.LEAVING)
 
     def _read(self, state: State, who: int, owner: Owner) -> State | None:
         start = owner.position
@@ -99,4 +99,4 @@ class Intake:
 
 
 def _watched(index: Index) -> tuple[int, ...]:
-    return index.requests, index.skip, index.leaving, index.token, index.rebuild
+    return index.requests, index.skip, index.in_flight, index.token, index.rebuild

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from blackbox.core.plan import Carried, Change, Cold, Labels, Named, Replacement, View, resolve
+from blackbox.core.plan import Carried, Change, Cold, Named, Positions, Replacement, View, resolve
 from blackbox.records import receipt as product
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel, Request
@@ -162,7 +162,7 @@ def planned(records: Records, seen: Index, start: int, end: int) -> Planned:
     ignored = mask(plan.ignored)
     return Planned(
         entries=(seen.entries | puts) & ~ended,
-        cold=(seen.cold | mask(plan.frozen)) & ~mask(plan.thawed),
+        cold=(seen.cold | mask(plan.to_cold)) & ~mask(plan.from_cold),
         letters=(seen.letters | late) & ~ended,
         holder=NOBODY if holder is None else holder,
         ended=ended & seen.entries,
@@ -185,7 +185,7 @@ def _view(records: Records, seen: Index) -> View:
     if seen.moved != NOWHERE:
         named["0"] = named[str(seen.moved)]._replace(origin=0)
     return View(
-        Labels(seen.requests, seen.receipts),
+        Positions(seen.requests, seen.receipts),
         members(seen.skip),
         {} if seen.holder == NOBODY else {"name": seen.holder},
         members(seen.cold),
@@ -223,7 +223,7 @@ def _asked(records: Records, at: int) -> Change | None:
 def defined(
     records: Records, log: tuple[Receipt, ...], counted: int, requests: int, receipts: int
 ) -> Index:
-    """The index that these labels stand for, but for what only its owners need."""
+    """The index that these positions stand for, but for what only its owners need."""
     removed = union(iter(outcomes(log)[:receipts]))
     left = standing(records[:requests], counted)
     return Index(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from tests.model.journals import marks_in, of_kind
 from tests.model.state import (
     NOWHERE,
@@ -59,10 +59,10 @@ class Marks:
             found |= {self._mark(state, walk) for walk in walks if walk.told != NOWHERE}
         for mark in sorted(found):
             if mark.requests > starts.requests:
-                trimmed = Labels(mark.requests, starts.receipts)
+                trimmed = Positions(mark.requests, starts.receipts)
                 yield f"requests are trimmed below {mark.requests}", state._replace(starts=trimmed)
             if mark.receipts > starts.receipts:
-                trimmed = Labels(starts.requests, mark.receipts)
+                trimmed = Positions(starts.requests, mark.receipts)
                 yield f"receipts are trimmed below {mark.receipts}", state._replace(starts=trimmed)
 
     def _may_begin(self, state: State, owner: Owner) -> bool:

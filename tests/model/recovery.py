@@ -120,7 +120,7 @@ class Recovery:
         if not self._terms.keeps(Rule.STAYS):
             begun = begun._replace(receipts=owner.end)
         state = state.with_index(
-            begun._replace(token=self._terms.token(who), rebuild=who, leaving=0)
+            begun._replace(token=self._terms.token(who), rebuild=who, in_flight=0)
         )
         owner = owner._replace(
             is_connected=True, requests=begun.requests, gone=gone, base=None, missing=0
@@ -218,16 +218,16 @@ class Recovery:
             if self._terms.keeps(Rule.BELOW_START):
                 return state.in_doubt(who)
             start = min(state.starts.receipts, owner.end)
-        ended, label = 0, owner.end
+        ended, position = 0, owner.end
         for at, found in enumerate(outcomes(state.log[start : owner.end]), 1):
             ended = found & ~owner.missing
             if ended:
-                label = start + at
+                position = start + at
                 break
-        settled = self._terms.settled(index, index, ended, label)
+        settled = self._terms.settled(index, index, ended, position)
         state = state.with_index(settled._replace(token=self._terms.token(who)))
-        owner = owner._replace(is_connected=True, requests=index.requests, receipts=label)
-        if label == owner.end:
+        owner = owner._replace(is_connected=True, requests=index.requests, receipts=position)
+        if position == owner.end:
             owner = self._read_on(owner._replace(missing=0), state.written)
         return state.with_owner(who, owner)
 

@@ -42,11 +42,11 @@ class Found:
 
 
 class Search:
-    """One walk through a model. `labels`: whether the index has to be what they stand for."""
+    """One walk through a model. `positions`: whether the index has to be what they stand for."""
 
-    def __init__(self, model: Model, *, labels: bool) -> None:
+    def __init__(self, model: Model, *, positions: bool) -> None:
         self._model = model
-        self._labels = labels
+        self._positions = positions
         self._before: dict[State, tuple[State, str] | None] = {}
         self._ends_well: dict[State, State] = {}
 
@@ -94,7 +94,7 @@ class Search:
 
     def _broken(self, state: State) -> str | None:
         failure = self._model.broken(state)
-        return self._model.untrue(state) if failure is None and self._labels else failure
+        return self._model.untrue(state) if failure is None and self._positions else failure
 
     def _failed(self, failure: str, state: State, walked: Trace) -> Found:
         came: list[tuple[str, State]] = []

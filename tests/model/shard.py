@@ -169,7 +169,7 @@ class Model:
         return None
 
     def untrue(self, state: State) -> str | None:
-        """What the labels stand for, if the index holds something else."""
+        """What the positions stand for, if the index holds something else."""
         index = state.redis
         if index is None or not self._story.is_once:
             return None
@@ -185,7 +185,7 @@ class Model:
         compared = known, not is_rebuilt
         if _compared(index, *compared) == _compared(expected, *compared):
             return None
-        return f"the labels stand for {described(expected)}"
+        return f"the positions stand for {described(expected)}"
 
     def _ended_ahead(self, state: State, index: Index, offsets: int) -> int:
         """Those that a record has ended which Redis has no room for."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 
 NOWHERE = -1
 NOBODY = -1
@@ -41,27 +41,27 @@ class Step(StrEnum):
 
     CONFIRM = "R1 asks the group (confirm)"
     FENCE = "R1 fences earlier owners (Writer.open)"
-    WITNESS = "R2 reads the labels, looks at the last receipt (missing)"
+    WITNESS = "R2 reads the positions, looks at the last receipt (missing)"
     BARRIER = "R3 commits a barrier (commit_barrier)"
     BEGIN = "O1 empties the index, begins it at the mark (begin)"
     REBUILD = "O3 takes in the next request, but not what has ended"
     FINISH = "O4 moves the position receipts to the barrier"
     APPLY = "R4 applies the next receipts (settle)"
     CATCH_UP = "R5 takes in the next request (apply)"
-    DUE = "D1 reads labels and what is due (ShardIndex.due)"
+    DUE = "D1 reads positions and what is due (ShardIndex.due)"
     PRODUCE = "D2 begins, produces and flushes (Writer.flush)"
     RECEIPT = "D3 produces the receipt (Writer.commit)"
     COMMIT = "D4 commits (Transactions.commit)"
-    WATCH = "D5 watches and compares the labels (settle)"
-    REMOVE = "D5 removes, and moves the label receipts (EXEC)"
+    WATCH = "D5 watches and compares the positions (settle)"
+    REMOVE = "D5 removes, and moves the position receipts (EXEC)"
     READ = "I1 reads a batch (RequestReader.read)"
-    LOOK = "I2 watches and compares the label (ShardIndex.store)"
-    STORE = "I3 stores, and moves the label requests (EXEC)"
+    LOOK = "I2 watches and compares the position (ShardIndex.store)"
+    STORE = "I3 stores, and moves the position requests (EXEC)"
     APART = "another process takes in what there is"
 
 
 class Index(NamedTuple):
-    """A shard in Redis: the two labels, and what they define. `holder` has the caller id.
+    """A shard in Redis: the two positions, and what they define. `holder` has the caller id.
 
     letters -- those of the entries that are replacements by id that came too late
     leaving -- what is being delivered
@@ -79,7 +79,7 @@ class Index(NamedTuple):
     skip: int = 0
     cold: int = 0
     letters: int = 0
-    leaving: int = 0
+    in_flight: int = 0
     token: int = NOBODY
     rebuild: int = NOBODY
     known_from: int = 0
@@ -139,13 +139,13 @@ class Owner(NamedTuple):
     """What an owner has in memory.
 
     step               -- what recovery or dispatch does next
-    requests, receipts -- the labels it last saw
+    requests, receipts -- the positions it last saw
     position, taking   -- where its reader is, once the shard is open; the batch that was read
     watched            -- the index as intake, or D5, saw it at its WATCH
     batch, ended       -- what it delivers; what of that was ended before that began
     ahead, ahead_ended -- the batch after it, read at D2; what intake has ended of that since
     end                -- in recovery, how far it reads: receipts, then requests; in dispatch, the
-                          label that its receipt reaches
+                          position that its receipt reaches
     missing, is_again  -- what R2 did not find; whether it has come round again
     dead               -- what of the batch becomes dead letters
     base               -- where the index is to be begun
@@ -179,7 +179,7 @@ class Owner(NamedTuple):
         return self.watched is not None and self.step is not Step.REMOVE
 
     def expects(self, index: Index | None) -> bool:
-        """Whether the labels may be what this owner last saw and others' intake moved on."""
+        """Whether the positions may be what this owner last saw and others' intake moved on."""
         return (
             index is not None
             and index.receipts == self.receipts
@@ -188,7 +188,7 @@ class Owner(NamedTuple):
 
 
 CLOSED = Owner()
-START = Labels(0, 0)
+START = Positions(0, 0)
 
 
 class State(NamedTuple):
@@ -219,7 +219,7 @@ class State(NamedTuple):
     owners: tuple[Owner, Owner]
     faults: int
     counted: int = 0
-    starts: Labels = START
+    starts: Positions = START
     walks: int = 0
     does_go_back: bool = True
 
@@ -255,7 +255,7 @@ def members(offsets: int) -> list[int]:
 
 
 def described(index: Index | None) -> str:
-    """An index in a few words: (labels) [entries]."""
+    """An index in a few words: (positions) [entries]."""
     if index is None:
         return "nothing"
     held = "" if index.holder == NOBODY else f" name={index.holder}"

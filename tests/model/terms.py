@@ -13,13 +13,13 @@ class Rule(StrEnum):
     """What the verbs keep to. They can be told to do without."""
 
     POSITION = "a batch begins where it was read from, not at its first record"
-    INTAKE_LABEL = "I2 stops when the label is below the batch"
-    ONE_MULTI = "I3 moves the label in one MULTI with the entries"
+    INTAKE_LABEL = "I2 stops when the position is below the batch"
+    ONE_MULTI = "I3 moves the position in one MULTI with the entries"
     DUE_ONLY = "D1 takes only what is due"
-    DUE_LABELS = "D1 compares the labels with those last seen"
+    DUE_LABELS = "D1 compares the positions with those last seen"
     AHEAD = "a batch read ahead is dropped when intake has removed something since"
     COMMIT_FIRST = "D5 removes after the commit, not before"
-    REMOVAL_LABELS = "D5 compares the labels with those last seen"
+    REMOVAL_LABELS = "D5 compares the positions with those last seen"
     WATCH = "EXEC does nothing when a watched key has changed"
     NO_RECONNECT = "a lost connection to Redis is a doubt, not connected again in silence"
     SHARD_ID = "the transactional.id is the shard's, not the process's"
@@ -96,7 +96,7 @@ class Terms:
     def stored(self, state: State, index: Index, seen: Index, start: int, end: int) -> State:
         """What I3, R5 and O3 make of an index, given what they saw of it at their WATCH."""
         known = seen if self.keeps(Rule.UNKNOWN) else seen._replace(told=len(self.records))
-        plan = planned(self.records, known._replace(leaving=0, token=NOBODY), start, end)
+        plan = planned(self.records, known._replace(in_flight=0, token=NOBODY), start, end)
         if not self.keeps(Rule.ONE_MULTI):
             state = state.with_index(index._replace(requests=end))
         first = plan.counted & ~below(state.taken)
@@ -115,16 +115,16 @@ class Terms:
             )
         )
 
-    def settled(self, index: Index, seen: Index, ended: int, label: int) -> Index:
+    def settled(self, index: Index, seen: Index, ended: int, position: int) -> Index:
         """What R4 and D5 make of an index, given what they saw of it at their WATCH."""
         early = ended & ~below(seen.requests)
         is_freed = seen.holder != NOBODY and ended >> seen.holder & 1
         gone = ended & ~early
         return index._replace(
-            receipts=label,
+            receipts=position,
             entries=index.entries & ~gone,
             holder=NOBODY if is_freed else index.holder,
             skip=index.skip | (early if self.keeps(Rule.SKIP) else 0),
             letters=index.letters & ~gone,
-            leaving=0,
+            in_flight=0,
         )

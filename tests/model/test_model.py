@@ -62,7 +62,7 @@ CANCELLED_WHILE_COLD = Story((COLD, CANCEL, PROMOTES_0), walks=1)
     ],
 )
 def test_whatever_happens_every_request_has_its_one_outcome(story: Story, faults: int) -> None:
-    found = Search(Model(story, faults + MORE_FAULTS), labels=True).run()
+    found = Search(Model(story, faults + MORE_FAULTS), positions=True).run()
 
     print(found)
     assert found.failure is None, str(found)
@@ -107,7 +107,7 @@ LONGER = [
     ],
 )
 def test_whatever_is_trimmed_below_a_mark_nothing_is_missed(story: Story, faults: int) -> None:
-    found = Search(Model(story, faults + MORE_FAULTS), labels=True).run()
+    found = Search(Model(story, faults + MORE_FAULTS), positions=True).run()
 
     print(found)
     assert found.failure is None, str(found)
@@ -140,7 +140,7 @@ NEEDED = [
 def test_without_one_of_the_rules_a_promise_is_broken(
     rule: Rule, story: Story, failure: str
 ) -> None:
-    found = Search(Model(story, faults=2, without=frozenset({rule})), labels=False).run()
+    found = Search(Model(story, faults=2, without=frozenset({rule})), positions=False).run()
 
     print(f"without {rule!s}:\n{found}")
     assert found.failure is not None
@@ -183,7 +183,7 @@ def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
 ) -> None:
     model = Model(story._replace(kinds=kinds), faults, without=frozenset({rule}))
 
-    found = Search(model, labels=False).run()
+    found = Search(model, positions=False).run()
 
     print(f"without {rule!s}:\n{found}")
     assert found.failure is not None
@@ -193,7 +193,7 @@ def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
 def test_a_walk_that_notices_no_change_of_redis_finds_a_wrong_mark() -> None:
     blind = frozenset({Rule.TOKEN, Rule.CONNECTION, Rule.POSITIONS})
 
-    found = Search(Model(MARKED_CANCEL._replace(kinds=(BACK,)), 1, blind), labels=False).run()
+    found = Search(Model(MARKED_CANCEL._replace(kinds=(BACK,)), 1, blind), positions=False).run()
 
     print(found)
     assert found.failure is not None
@@ -203,6 +203,6 @@ def test_a_walk_that_notices_no_change_of_redis_finds_a_wrong_mark() -> None:
 def test_behind_a_fence_no_receipt_comes_between_an_owner_and_its_barrier() -> None:
     model = Model(CANCELLED, faults=1, without=frozenset({Rule.BETWEEN}))
 
-    found = Search(model, labels=True).run()
+    found = Search(model, positions=True).run()
 
     assert found.failure is None, str(found)

@@ -36,10 +36,10 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
+                "            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
                 "            gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
-                "            self.index.settle(gone, self.index.labels.receipts)\n"
-                "            label = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
+                "            self.index.settle(gone, self.index.positions.receipts)\n"
+                "            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
             ),
         ),
         ("crash after D3", "reply to EndTxn lost"),
@@ -50,20 +50,20 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "                if not is_leaving and self._exec(commands, meanwhile if attempt == 0 else None):\n",
+                "                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
-                "                if not is_leaving and self._exec([moved]) and self._exec(commands):\n",
+                "                if not is_in_flight and self._exec([moved]) and self._exec(commands):\n",
             ),
         ),
         ("EXEC itself lost", "connections to Redis cut"),
     ),
     Bug(
-        "due-without-labels",
+        "due-without-positions",
         "dispatch does not look whether the index is still its own",
         (
             Change(
                 "index/shard_index.py",
-                "            self._check(state, label)\n",
+                "            self._check(state, position)\n",
                 "",
             ),
         ),
@@ -80,7 +80,7 @@ BUGS = (
             ),
             Change(
                 "core/recovery.py",
-                "        outcomes = self._outcomes(start, label)",
+                "        outcomes = self._outcomes(start, position)",
                 "        outcomes = self._outcomes(start, told)",
             ),
         ),
@@ -97,20 +97,20 @@ BUGS = (
             ),
             Change(
                 "index/shard_index.py",
-                "later = ended.bits_from(self.labels.requests)",
+                "later = ended.bits_from(self.positions.requests)",
                 "later = ended.bits_from(1 << 60)",
             ),
         ),
         ("Redis emptied", "Redis put back to an earlier state"),
     ),
     Bug(
-        "settle-without-labels",
+        "settle-without-positions",
         "what was delivered is removed from whatever index is there now",
         (
             Change(
                 "index/shard_index.py",
                 "        return self._check(*self._session.run(commands)[1:])\n",
-                "        return labels_of(self.shard, *self._session.run(commands)[1:]) or self.labels\n",
+                "        return labels_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),
@@ -221,7 +221,7 @@ BUGS = (
             Change(
                 "index/walk.py",
                 "        self._check(*about)\n        if scores.count",
-                "        self.labels = self._check(*about)\n        if scores.count",
+                "        self.positions = self._check(*about)\n        if scores.count",
             ),
         ),
         ("Redis emptied after a trim",),
@@ -240,7 +240,7 @@ BUGS = (
                 "        scores, *about = self._session.run([look, *self._about()])\n",
                 "        try:\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n"
-                "        except Doubt:\n"
+                "        except RecoveryRequired:\n"
                 "            self._session = Session(self._connections, self._keys.state)\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n",
             ),
@@ -256,7 +256,7 @@ BUGS = (
     Bug(
         "walk-with-requests-unread",
         "a walk does not wait until the requests are read of which a mark told",
-        (Change("index/walk.py", "known_to > self.labels.requests or ", ""),),
+        (Change("index/walk.py", "known_to > self.positions.requests or ", ""),),
         ("Redis full",),
     ),
     Bug(
@@ -271,8 +271,8 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "self.index.labels.receipts, early=[offset])",
-                "self.index.labels.receipts)",
+                "self.index.positions.receipts, early=[offset])",
+                "self.index.positions.receipts)",
             ),
         ),
         (),
@@ -363,7 +363,7 @@ BUGS = (
                 "engine/shard_owner.py",
                 "            return written.result(WRITTEN_WITHIN_S)\n",
                 "            from blackbox.core.low_water import next_mark\n\n"
-                "            return next_mark(hold.low_water.last, walk.labels, walk.lowest)\n",
+                "            return next_mark(hold.low_water.last, walk.positions, walk.lowest)\n",
             ),
         ),
         ("Redis emptied after a trim",),
@@ -448,8 +448,8 @@ BUGS = (
         (
             Change(
                 "rebind/run.py",
-                "index.rebind(decision.labels, self._ours, decision.unknown_ms, tail)",
-                "index.rebind(decision.labels, self._ours, 0, tail)",
+                "index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)",
+                "index.rebind(decision.positions, self._ours, 0, tail)",
             ),
         ),
         (),

@@ -23,7 +23,7 @@ from blackbox.cli import app
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.intake import Intake, parse
-from blackbox.core.plan import Batch, Labels
+from blackbox.core.plan import Batch, Positions
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
@@ -93,7 +93,7 @@ class Books:
         """What intake does with all that is in the journal."""
         intake = Intake(self._contract, self.index, None)
         for batch in self._journal.requests(
-            self.index.labels.requests, self._journal.request_bounds().end
+            self.index.positions.requests, self._journal.request_bounds().end
         ):
             intake.apply(batch, now_ms())
 
@@ -123,10 +123,10 @@ class Books:
 
     def settle(self, receipt: Receipt) -> None:
         """A receipt in its journal, and applied to the index."""
-        label = self.tell(receipt) + 1
+        position = self.tell(receipt) + 1
         removed = list(receipt.removals())
         known = self.index.caller_ids(removed)
-        self.index.settle({offset: known.get(offset) for offset in removed}, label)
+        self.index.settle({offset: known.get(offset) for offset in removed}, position)
 
     def tell(self, receipt: Receipt) -> int:
         """A receipt, in its journal only; its offset."""
@@ -220,7 +220,7 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
 def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Shelf]:
     shelf = Shelf(world, spark, getattr(request, "param", 1))
     for books in shelf.books:
-        books.index.begin(Labels(0, 0))
+        books.index.begin(Positions(0, 0))
     yield shelf
     shelf.close()
 
@@ -408,27 +408,27 @@ def in_its_target_untold(books: Books) -> set[tuple[str, int]]:
     return {("unaccounted", offset)}
 
 
-def labels_ahead(books: Books) -> set[tuple[str, int]]:
+def positions_ahead(books: Books) -> set[tuple[str, int]]:
     books.client.hset(books.keys.state, "requests", 4)
     books.client.set(books.keys.receipts, 7)
-    return {("labels-ahead", 4), ("labels-ahead", 7)}
+    return {("positions-ahead", 4), ("positions-ahead", 7)}
 
 
-def labels_behind(books: Books) -> set[tuple[str, int]]:
+def positions_behind(books: Books) -> set[tuple[str, int]]:
     unread = books.ask()
     untold = books.tell(Receipt(now_ms(), dead=[0]))
-    return {("labels-behind", unread), ("labels-behind", untold)}
+    return {("positions-behind", unread), ("positions-behind", untold)}
 
 
 def empty_redis(books: Books) -> set[tuple[str, int]]:
     books.client.delete(*books.client.scan_iter(f"blackbox:{{{books.shard}}}:*"))
-    return {("labels-behind", 0)}
+    return {("positions-behind", 0)}
 
 
 FAULTS: list[Fault] = [
     lost, twice_in_its_target, told_twice, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    told_to_be_elsewhere, in_its_target_untold, labels_ahead, labels_behind, empty_redis,
+    told_to_be_elsewhere, in_its_target_untold, positions_ahead, positions_behind, empty_redis,
 ]  # fmt: skip
 """Each puts one thing wrong into books that are right, and says what an audit should find."""
 
@@ -452,7 +452,7 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert found == planted
     assert not verdict.is_clean
     assert verdict.by_kind == {
-        "labels-behind": 4, "orphan-entry": 4, "duplicated": 2, "labels-ahead": 2, "late": 2,
+        "positions-behind": 4, "orphan-entry": 4, "duplicated": 2, "positions-ahead": 2, "late": 2,
         "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
         "orphan-payload": 1, "unaccounted": 1,
     }  # fmt: skip
@@ -471,15 +471,15 @@ def test_each_planted_fault_is_found_and_nothing_else(
         "in the index, but cancelled by 6",
     ]  # fmt: skip
     assert {
-        one.detail for name in (labels_ahead, labels_behind) for one in said(verdict, name)
+        one.detail for name in (positions_ahead, positions_behind) for one in said(verdict, name)
     } == {
-        "the label requests is 4, but that journal ends at 2",
-        "the label receipts is 7, but that journal ends at 1",
-        "the label requests stays 2, while 1 records wait",
-        "the label receipts stays 1, while 1 outcomes wait",
+        "the position requests is 4, but that journal ends at 2",
+        "the position receipts is 7, but that journal ends at 1",
+        "the position requests stays 2, while 1 records wait",
+        "the position receipts stays 1, while 1 outcomes wait",
     }
     assert {one.detail for one in said(verdict, empty_redis)} == {
-        "there is no label, while 2 records wait", "there is no label, while 1 outcomes wait",
+        "there is no position, while 2 records wait", "there is no position, while 1 outcomes wait",
     }  # fmt: skip
 
 
@@ -589,7 +589,7 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
 
     assert year.promote(now_ms + 8 * HOUR_MS) == 3
     found = audit()
-    assert (found.by_kind, found.requests, found.cold) == ({"labels-behind": 1}, 7, 4)
+    assert (found.by_kind, found.requests, found.cold) == ({"positions-behind": 1}, 7, 4)
     year.pass_to(now_ms + 8 * HOUR_MS)
     year.cancel("b")
     year.pass_to(due_ms)

@@ -23,7 +23,7 @@ from blackbox.core.intake import Intake
 from blackbox.core.plan import Batch
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.engine.metrics import Metrics, Report
-from blackbox.engine.shard_pool import Owners
+from blackbox.engine.shard_pool import ShardPool
 from blackbox.engine.spark import dispatch_task as module
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.index.bus import Bus, Listener
@@ -163,7 +163,7 @@ class Driver:
             kept = index.load()
             assert kept is not None
             intake = Intake(formats(self.settings)[shard.topic], index, None)
-            start, due = kept.labels.requests, []
+            start, due = kept.positions.requests, []
             for offset, countdown_s in enumerate(in_s, start):
                 body = f"{shard.partition}-{offset}"
                 asked = {
@@ -319,7 +319,7 @@ def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 60.0)
     looks: list[float] = []
-    monkeypatch.setattr(Owners, "poll", lambda _: looks.append(time.monotonic()))
+    monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(time.monotonic()))
     polling.grant()
     polling.start()
     until("twenty looks", lambda: len(looks) >= 20, ANSWER_S)
@@ -337,7 +337,7 @@ def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
     report = driver.wait_open(two, three)
     assert report["owned"] == [list(two), list(three)]
     gauges = Report(*report["metrics"]).gauges
-    assert str(one) not in {label for _, labels, _ in gauges for label in labels}
+    assert str(one) not in {position for _, positions, _ in gauges for position in positions}
 
     driver.grant()
     report = driver.wait_open()

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 
 from blackbox.config.wiring import kafka
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedStack
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark import intake_stream
@@ -61,7 +61,7 @@ class Read:
         connections = pool(self.world.redis.url)
         for shard in shards:
             with closing(ShardIndex(shard, connections, grace_s=3600)) as index:
-                index.begin(Labels(0, 0))
+                index.begin(Positions(0, 0))
         connections.disconnect()
 
     def lose(self, shard: Shard) -> None:

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
 from blackbox.core.intake import Taken
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.engine.spark import intake_task as module
 from blackbox.engine.spark.intake_task import IntakeTask, Stored
@@ -113,7 +113,7 @@ class Place:
         connections = pool(self.world.redis.url)
         for shard in shards:
             index = ShardIndex(shard, connections, grace_s=3600)
-            index.begin(Labels(requests, 0))
+            index.begin(Positions(requests, 0))
             index.close()
         connections.disconnect()
 
@@ -156,8 +156,8 @@ class Place:
         for future in deleted.values():
             future.result(30)
 
-    def labels(self, shard: Shard | None = None) -> Labels | None:
-        return self.inspector.labels(shard or self.shard)
+    def positions(self, shard: Shard | None = None) -> Positions | None:
+        return self.inspector.positions(shard or self.shard)
 
     def pending(self, shard: Shard | None = None) -> int:
         return self.inspector.standing(shard or self.shard, now_ms()).pending
@@ -252,8 +252,8 @@ def test_what_a_range_holds_is_in_the_index_and_counted(place: Place) -> None:
     assert replace(stored.taken, first_due_ms=None) == Taken(2, 2, 1, 1, None)
     assert stored.taken.first_due_ms is not None
     assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # what is invalid is due at once
-    assert (stored.label, stored.problem, stored.is_full) == (11, None, False)
-    assert place.labels() == Labels(11, 0)
+    assert (stored.position, stored.problem, stored.is_full) == (11, None, False)
+    assert place.positions() == Positions(11, 0)
     assert place.pending() == 4
     assert place.bodies(5, 9, 7) == [b"third", b"last", b"no request"]
 
@@ -297,7 +297,7 @@ def as_bytes(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
     return [(name, v.encode() if isinstance(v, str) else v) for name, v in headers]
 
 
-def test_the_label_reaches_the_end_of_a_range_whatever_it_ends_with(place: Place) -> None:
+def test_the_position_reaches_the_end_of_a_range_whatever_it_ends_with(place: Place) -> None:
     place.begin(place.shard)
     place.commit(place.request(), place.request())  # offsets 0, 1; marker 2
     place.abort(place.request(), place.request())  # 3, 4; marker 5
@@ -308,8 +308,8 @@ def test_the_label_reaches_the_end_of_a_range_whatever_it_ends_with(place: Place
         done = place.run(at(place.shard, start, end))
         accepted += count
         assert (done[place.shard].problem, done[place.shard].taken.accepted) == (None, count)
-        assert done[place.shard].label == end
-        assert place.labels() == Labels(end, 0)
+        assert done[place.shard].position == end
+        assert place.positions() == Positions(end, 0)
         assert place.pending() == accepted
 
 
@@ -337,7 +337,7 @@ def test_a_range_that_overlaps_what_is_stored_adds_only_the_rest(place: Place) -
     place.run(at(place.shard, 0, 4))
     done = place.run(at(place.shard, 2, 6))
     assert done[place.shard].taken.accepted == 2
-    assert (place.pending(), place.labels()) == (6, Labels(6, 0))
+    assert (place.pending(), place.positions()) == (6, Positions(6, 0))
 
 
 def test_however_a_journal_is_cut_into_ranges_the_index_is_the_same(
@@ -358,10 +358,10 @@ def test_however_a_journal_is_cut_into_ranges_the_index_is_the_same(
             place.go_back_to(begun)
             parts = [at(place.shard, start, end) for start, end in pairwise(cuts)]
             done = place.run(parts)
-            assert (done[place.shard].problem, done[place.shard].label) == (None, 13)
+            assert (done[place.shard].problem, done[place.shard].position) == (None, 13)
             whole = whole or place.held()
             assert place.held() == whole, (cuts, records)
-    assert place.labels() == Labels(13, 0)
+    assert place.positions() == Positions(13, 0)
     assert place.pending() == 4
 
 
@@ -380,8 +380,8 @@ def test_many_shards_and_many_chunks_are_stored_in_one_task(
 
     assert list(done) == place.shards
     for count, shard in enumerate(place.shards):
-        assert (done[shard].label, done[shard].problem) == (count * 15, None)
-        assert place.labels(shard) == Labels(count * 15, 0)
+        assert (done[shard].position, done[shard].problem) == (count * 15, None)
+        assert place.positions(shard) == Positions(count * 15, 0)
         assert place.pending(shard) == min(7, count * 15)  # the latest request under each id
         taken = done[shard].taken
         assert taken.accepted <= count * 15 == place.pending(shard) + taken.replaced
@@ -395,7 +395,7 @@ def test_a_range_of_more_records_than_a_chunk_holds_is_stored_whole(place: Place
     done = place.run(at(place.shard, 0, count))
 
     assert done[place.shard].taken.accepted == place.pending() == count
-    assert place.labels() == Labels(count, 0)
+    assert place.positions() == Positions(count, 0)
     assert place.bodies(0, CHUNK_RECORDS, count - 1) == [b"m0", b"m4000", b"m8499"]
 
 
@@ -439,13 +439,13 @@ def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -
     place.run(at(place.shard, 10, 20))
     expected = place.held().keys()
     place.go_back_to(then)
-    assert place.labels() == Labels(10, 0)
+    assert place.positions() == Positions(10, 0)
 
     done = place.run(at(place.shard, 20, 30))
 
     assert done[place.shard].taken.accepted == 20
-    assert (done[place.shard].label, done[place.shard].problem) == (30, None)
-    assert place.labels() == Labels(30, 0)
+    assert (done[place.shard].position, done[place.shard].problem) == (30, None)
+    assert place.positions() == Positions(30, 0)
     assert place.pending() == 30
     assert place.bodies(0, 15, 29) == [b"m0", b"m15", b"m29"]
     assert place.held().keys() > expected
@@ -465,11 +465,11 @@ def test_a_batch_does_not_make_up_for_much_while_all_others_wait(
     assert done[lost].is_behind
     assert f"{lost}: 0 to 9 are missing in its index" in (done[lost].problem or "")
     assert (done[fine].problem, place.pending(fine)) == (None, 11)
-    assert place.run(at(lost, 9, 11))[lost].label == 11
+    assert place.run(at(lost, 9, 11))[lost].position == 11
 
 
 @pytest.mark.parametrize("end", [8, 9])
-def test_a_range_beyond_the_label_heals_whatever_lies_between(place: Place, end: int) -> None:
+def test_a_range_beyond_the_position_heals_whatever_lies_between(place: Place, end: int) -> None:
     place.begin(place.shard)
     place.commit(place.request("a"))  # offset 0; marker 1
     place.abort(place.request("never"))  # 2; marker 3
@@ -481,8 +481,8 @@ def test_a_range_beyond_the_label_heals_whatever_lies_between(place: Place, end:
 
     taken = done[place.shard].taken
     assert (taken.accepted, taken.invalid) == (end - 5, 1)
-    assert (done[place.shard].label, done[place.shard].problem) == (end, None)
-    assert place.labels() == Labels(end, 0)
+    assert (done[place.shard].position, done[place.shard].problem) == (end, None)
+    assert place.positions() == Positions(end, 0)
     assert place.bodies(0, 4, 5, 6) == [b"a", b"odd", b"b", b"c"]
     assert place.run(at(place.shard, 0, end))[place.shard] == Stored(place.shard, NOTHING, end)
 
@@ -535,14 +535,14 @@ def test_a_redis_that_is_away_is_a_problem_and_the_next_range_brings_what_is_mis
     own_redis.kill()
     for _ in range(2):
         done = fragile.run(second)
-        assert (done[fragile.shard].taken, done[fragile.shard].label) == (NOTHING, 3)
+        assert (done[fragile.shard].taken, done[fragile.shard].position) == (NOTHING, 3)
         assert "Redis" in (done[fragile.shard].problem or "")
         assert not done[fragile.shard].is_full
     own_redis.start()
 
     done = fragile.run(third)
     assert done[fragile.shard].problem is None
-    assert fragile.labels() == Labels(9, 0)
+    assert fragile.positions() == Positions(9, 0)
     assert fragile.pending() == 9
 
 
@@ -558,7 +558,7 @@ def test_a_connection_that_ended_while_it_was_kept_is_no_problem(
 
     assert done[fragile.shard].problem is None
     assert done[fragile.shard].taken.accepted == 2
-    assert fragile.labels() == Labels(3, 0)
+    assert fragile.positions() == Positions(3, 0)
 
 
 def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
@@ -572,12 +572,12 @@ def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
         assert done[fragile.shard].is_full
         assert done[fragile.shard].taken == NOTHING
         assert "Redis has no memory left" in (done[fragile.shard].problem or "")
-    assert fragile.labels() == Labels(0, 0)
+    assert fragile.positions() == Positions(0, 0)
 
     fragile.client.config_set("maxmemory", 0)
     done = fragile.run(second)
     assert (done[fragile.shard].problem, done[fragile.shard].taken.accepted) == (None, 6)
-    assert fragile.labels() == Labels(6, 0)
+    assert fragile.positions() == Positions(6, 0)
 
 
 def test_a_range_that_retention_cut_is_left_behind_and_not_the_others_of_its_task(
@@ -593,13 +593,15 @@ def test_a_range_that_retention_cut_is_left_behind_and_not_the_others_of_its_tas
     assert done[cut].is_behind
     assert f"{cut.topic}/1: offset 1 is wanted" in (done[cut].problem or "")
     assert [done[shard].problem for shard in (fine, later)] == [None, None]
-    assert [place.labels(one) for one in (fine, cut, later)] == [Labels(n, 0) for n in (3, 0, 4)]
+    assert [place.positions(one) for one in (fine, cut, later)] == [
+        Positions(n, 0) for n in (3, 0, 4)
+    ]
 
     done = place.run(at(fine, 3, 4), at(cut, 2, 4))
     assert (done[fine].problem, done[fine].taken.accepted) == (None, 1)
     assert done[cut].is_behind
     assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never jumps over what is gone
-    assert place.labels(cut) == Labels(0, 0)
+    assert place.positions(cut) == Positions(0, 0)
 
 
 @pytest.fixture

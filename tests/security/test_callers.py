@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from blackbox.cli.terminal import as_json
 from blackbox.core.intake import Intake
-from blackbox.core.plan import Batch, Labels
+from blackbox.core.plan import Batch, Positions
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.formats import make_format
 from blackbox.index.connection import pool
@@ -85,9 +85,9 @@ def test_nothing_in_a_request_becomes_a_part_of_a_key(
     index = ShardIndex(Shard("TB", 0), connections, grace_s=3600)
     with redis.Redis.from_url(own_server.url) as client:
         client.flushall()
-        index.begin(Labels(0, 0))
+        index.begin(Positions(0, 0))
         for horizon_ms in (None, 1):
-            start = index.labels.requests
+            start = index.positions.requests
             moved = [record._replace(offset=start + record.offset) for record in records]
             Intake(contract, index, horizon_ms).apply(
                 Batch(start, start + len(moved), moved), NOW_MS
@@ -159,7 +159,7 @@ def hostile_records(world: World) -> Iterator[tuple[str, str]]:
 
 def position(service: ServiceProcess) -> float:
     """How many requests have been read, of all shards."""
-    shown = [sample for sample in samples(service) if sample.labels.get("journal") == "requests"]
+    shown = [sample for sample in samples(service) if sample.positions.get("journal") == "requests"]
     return float(sum(sample.value for sample in shown))
 
 
@@ -169,8 +169,8 @@ def samples(service: ServiceProcess) -> list[Any]:
 
 
 def series(service: ServiceProcess) -> set[str]:
-    """Each time series that is shown, with its labels."""
-    return {f"{sample.name}{sorted(sample.labels.items())}" for sample in samples(service)}
+    """Each time series that is shown, with its positions."""
+    return {f"{sample.name}{sorted(sample.positions.items())}" for sample in samples(service)}
 
 
 @pytest.mark.service
@@ -180,10 +180,10 @@ def test_callers_add_no_time_series(besieged: tuple[World, ServiceProcess, set[s
     new = series(service) - before
     assert all("blackbox_dead" in one for one in new), new
     for sample in samples(service):
-        assert sample.labels.keys() <= LABELS
-        assert sample.labels.get("reason", "empty") in words
-        assert sample.labels.get("topic", world.requests) == world.requests
-        assert sample.labels.get("target", world.targets[0]) in world.targets
+        assert sample.positions.keys() <= LABELS
+        assert sample.positions.get("reason", "empty") in words
+        assert sample.positions.get("topic", world.requests) == world.requests
+        assert sample.positions.get("target", world.targets[0]) in world.targets
 
 
 @pytest.mark.service

@@ -16,7 +16,7 @@ from redis import Redis
 from blackbox import Client, NotTold
 from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
-from blackbox.core.plan import Binding, Labels
+from blackbox.core.plan import Binding, Positions
 from blackbox.embedded import EmbeddedStack
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -25,7 +25,7 @@ from blackbox.journal.loading import Marks, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Reason, Shard, request_id
 from tests.contract.held import entry, store
@@ -509,7 +509,7 @@ def leave_pending(town: Town, pending: Entry | None = None) -> None:
     connections = pool(town.redis_url)
     index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
     index.load()
-    index.begin(Labels(0, 0), binding=Binding("c", "another", "another", "g"))
+    index.begin(Positions(0, 0), binding=Binding("c", "another", "another", "g"))
     store(index, 0, 1, {0: pending or entry()})
     index.close()
     connections.disconnect()
@@ -692,7 +692,7 @@ def load_a_piece(town: Town) -> None:
 def test_without_one_of_its_rights_load_says_which(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, "load"))
-    with pytest.raises(Doubt, match="grant") as refused:
+    with pytest.raises(RecoveryRequired, match="grant") as refused:
         load_a_piece(town)
     assert grants(town.own(missing))(str(refused.value))
 
@@ -723,7 +723,7 @@ def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) 
     town.allow(without(missing, missing.command, *ON_TOP_OF.get(missing.command, ())))
     for topic in (town.requests, town.receipts, town.target):
         town.kafka.send(topic, "x")
-    with pytest.raises(Doubt, match="grant") as refused:
+    with pytest.raises(RecoveryRequired, match="grant") as refused:
         READ_BY_SPARK[missing.command](town)
     assert grants(town.own(missing))(str(refused.value))
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import NewTopic
 from redis.exceptions import NoPermissionError
 
 from blackbox.config.check import findings
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index import bus
 from blackbox.index.connection import pool
@@ -222,7 +222,7 @@ def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
         assert blackbox(environment, "pending").code == 0
         dump, inspector = Dump(url), Inspector.of(url)
         for shard in shards:
-            assert inspector.labels(shard)
+            assert inspector.positions(shard)
             assert [held.offset for page in dump.entries(shard) for held in page] == [0, 1]
             list(dump.cold(shard))
         assert [orphan for page in dump.orphans(shards) for orphan in page] == [(shards[1], 7)]
@@ -236,7 +236,7 @@ def fill(server: GuardedRedis, shard: Shard) -> None:
     """Two entries."""
     connections = pool(server.url)
     index = ShardIndex(shard, connections, grace_s=3600)
-    index.begin(Labels(0, 0))
+    index.begin(Positions(0, 0))
     store(index, 0, 2, {0: entry(), 1: entry()})
     index.close()
     connections.disconnect()
@@ -325,7 +325,7 @@ def test_the_oldest_redis_that_is_taken_knows_all_of_it(
             assert admin.info("server")["redis_version"].startswith("6.2.")
         connections = pool(server.url)
         index = ShardIndex(Shard("TB", 0), connections, grace_s=3600)
-        index.begin(Labels(0, 0))
+        index.begin(Positions(0, 0))
         index.close()
         connections.disconnect()
         with redis.Redis.from_url(server.url) as client, pytest.raises(NoPermissionError):

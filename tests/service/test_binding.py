@@ -32,7 +32,7 @@ from blackbox.journal.writer import Writer
 from blackbox.rebind import INTERRUPTED, leftovers
 from blackbox.rebind import run as rebinding
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, decode
 from blackbox.records.request import Shard, request_id
@@ -119,7 +119,9 @@ def client(world: World) -> Any:
 
 
 def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World) -> None:
-    with pytest.raises(Doubt, match=f"no topic {world.requests}.receipts; start a service"):
+    with pytest.raises(
+        RecoveryRequired, match=f"no topic {world.requests}.receipts; start a service"
+    ):
         rebinding.rebind(world.settings(), world.requests, "deliver")
 
 

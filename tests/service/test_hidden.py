@@ -24,9 +24,9 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     hidden = Hidden(access, metrics, lambda: shards, lambda: now_s[0])
 
     def seen(shard: Shard) -> tuple[float | None, float | None]:
-        labels, value = {"shard": str(shard)}, metrics.registry.get_sample_value
+        positions, value = {"shard": str(shard)}, metrics.registry.get_sample_value
         names = "blackbox_hidden_records", "blackbox_hidden_seconds"
-        return value(names[0], labels), value(names[1], labels)
+        return value(names[0], positions), value(names[1], positions)
 
     def looked() -> tuple[float | None, float | None]:
         hidden.look()

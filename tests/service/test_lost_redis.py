@@ -33,7 +33,7 @@ def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     assert pending(client, fragile_world) == 0
 
 
-def test_an_index_whose_labels_are_deleted_is_rebuilt_while_the_service_runs(
+def test_an_index_whose_positions_are_deleted_is_rebuilt_while_the_service_runs(
     fragile_world: World,
 ) -> None:
     service = fragile_world.start_service().wait_ready()

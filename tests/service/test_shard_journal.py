@@ -20,7 +20,7 @@ from blackbox.journal.reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.writer import Writer
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt
 from blackbox.records.request import Shard
 from tests.world import AT_LENGTH, World, read_all, until
@@ -73,7 +73,7 @@ def test_an_owner_notices_that_another_group_wrote_receipts_between_its_own(
         commit(owner, Receipt(3))
         commit(other, Receipt(4, barrier=True))
 
-        with pytest.raises(Doubt, match="not of this owner: does another group deliver"):
+        with pytest.raises(RecoveryRequired, match="not of this owner: does another group deliver"):
             commit(owner, Receipt(5))
 
 

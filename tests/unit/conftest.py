@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from blackbox.core.intake import Intake
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.request import Cancel, Headers, Request
@@ -50,7 +50,7 @@ def empty_index(connections: redis.ConnectionPool) -> Iterator[ShardIndex]:
 @pytest.fixture
 def index(empty_index: ShardIndex) -> ShardIndex:
     """An index whose journals are at their start."""
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     return empty_index
 
 

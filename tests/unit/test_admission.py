@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from blackbox.core.intake import Intake, Opening
-from blackbox.core.plan import Batch, Labels
+from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, make_format
 from blackbox.index.keys import Keys
@@ -153,7 +153,7 @@ def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebui
 def test_a_request_that_recurs_for_long_leaves_nothing_behind(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:
-    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
     intake = make_intake(FEW)
     index = intake.index
     assert isinstance(index, ShardIndex)
@@ -189,7 +189,7 @@ def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
 def test_what_is_put_off_counts_as_pending(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool, journal: FakeJournal
 ) -> None:
-    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
     intake = make_intake(FEW)
     index = intake.index
     assert isinstance(index, ShardIndex)
@@ -209,7 +209,7 @@ def test_what_is_put_off_counts_as_pending(
 def test_behind_many_that_are_late_those_that_ended_are_found_too(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool
 ) -> None:
-    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Labels(0, 0))
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
     intake = make_intake("[callers.shop]\nmost_pending = 10000")
     index = intake.index
     assert isinstance(index, ShardIndex)

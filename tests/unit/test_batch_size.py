@@ -8,7 +8,7 @@ import pytest
 
 from blackbox.engine.spark import batch_size
 from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, BatchSize, shared
-from blackbox.journal.ranges import Positions
+from blackbox.journal.ranges import Offsets
 
 MOST = 500_000
 
@@ -25,7 +25,7 @@ class Batches:
 
     def run(self, *cost_s: float, waiting: tuple[int, ...]) -> tuple[list[int], float]:
         """How many of each were read, and for how long."""
-        start: Positions = {("TB", number): 0 for number in range(len(waiting))}
+        start: Offsets = {("TB", number): 0 for number in range(len(waiting))}
         end = {at: waiting[at[1]] for at in start}
         counts = list(self.size.plan(start, end, MOST).values())
         took_s = sum(count * each for count, each in zip(counts, cost_s, strict=True))

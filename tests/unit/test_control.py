@@ -17,7 +17,7 @@ from blackbox.admin.control import Cancelled, Control
 from blackbox.admin.dead_letters import PutAway
 from blackbox.client.request import request_value
 from blackbox.config.settings import load
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.status import Fate, LimitReached, State
 from blackbox.records.request import Shard, locate, request_id
 
@@ -63,13 +63,13 @@ class Town:
     states: dict[int, State]
     end: int = REPLACED
     places_of: dict[int, int] = field(default_factory=dict)
-    leaving: set[int] = field(default_factory=set)
+    in_flight: set[int] = field(default_factory=set)
     is_too_far: bool = False
 
-    def fate(self, shard: Shard, offset: int, since: Labels | None = None) -> Fate:
+    def fate(self, shard: Shard, offset: int, since: Positions | None = None) -> Fate:
         return Fate(request_id(shard, offset), shard.source(offset), self.states[offset])
 
-    def replaced_by(self, shard: Shard, offset: int, since: Labels | None) -> int | None:
+    def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         if self.is_too_far:
             raise LimitReached
         return self.places_of.get(offset)
@@ -78,11 +78,11 @@ class Town:
     def inspector(self) -> Any:
         return self
 
-    def labels(self, shard: Shard) -> Labels:
-        return Labels(self.end, 0)
+    def positions(self, shard: Shard) -> Positions:
+        return Positions(self.end, 0)
 
-    def is_leaving(self, shard: Shard, offset: int) -> bool:
-        return offset in self.leaving
+    def is_in_flight(self, shard: Shard, offset: int) -> bool:
+        return offset in self.in_flight
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_delivery_of_the_replacement_that_is_under_way_is_waited_for(
     cancel: Callable[..., Cancelled],
 ) -> None:
     states: dict[int, State] = {ASKED: "ended", REPLACED: "ended"}
-    done = cancel(states, places_of={ASKED: REPLACED}, leaving={REPLACED})
+    done = cancel(states, places_of={ASKED: REPLACED}, in_flight={REPLACED})
     assert done.outcome == "asked"
 
 

@@ -14,10 +14,10 @@ import redis
 
 from blackbox.core import parking
 from blackbox.core.dispatch import Dispatch, Dispatched
-from blackbox.core.follow_ups import Endings
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
-from blackbox.core.plan import Batch, Bounds, Carried, Cold, Labels
+from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
 from blackbox.core.triage import (
     ALONE_PER_TICK,
     LETTER_LATER_MS,
@@ -26,7 +26,7 @@ from blackbox.core.triage import (
     MOST_LETTER_SPAN,
     QUEUED,
     RECORD_GONE,
-    Sorting,
+    Triage,
 )
 from blackbox.formats import make_format
 from blackbox.index.inspector import Inspector
@@ -36,11 +36,11 @@ from blackbox.records import entry as entries
 from blackbox.records import topic_limits
 from blackbox.records.entry import Entry
 from blackbox.records.errors import (
-    Doubt,
     Fenced,
     IndexFull,
     JournalLost,
-    LabelsMoved,
+    PositionsMoved,
+    RecoveryRequired,
     Refused,
     TooEarly,
 )
@@ -64,7 +64,7 @@ Make = Callable[..., Dispatch]
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
         own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
-        sorting = Sorting(
+        triage = Triage(
             shard=SHARD,
             targets=targets,
             journal=journal,
@@ -72,7 +72,7 @@ def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: F
             dead_letter_topic=LETTERS,
             **settings,
         )
-        return Dispatch(index, writer, sorting, **own)
+        return Dispatch(index, writer, triage, **own)
 
     return make_dispatch
 
@@ -135,10 +135,10 @@ def test_nothing_due_means_no_transaction(
     assert writer.calls == []
 
 
-def test_labels_are_checked_also_when_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
+def test_positions_are_checked_also_when_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
     client.set(PREFIX + "receipts", 9)
 
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         dispatch.tick(NOW_MS)
 
 
@@ -195,7 +195,7 @@ def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
 
     def look(call: Callable[..., Any]) -> Callable[..., Any]:
         def looked(*given: Any) -> Any:
-            seen.append([inspector.is_leaving(SHARD, offset) for offset in range(3)])
+            seen.append([inspector.is_in_flight(SHARD, offset) for offset in range(3)])
             return call(*given)
 
         return looked
@@ -206,7 +206,7 @@ def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
     dispatch.tick(NOW_MS)
 
     assert seen == [[True, True, False]] * 3
-    assert not inspector.is_leaving(SHARD, 0)
+    assert not inspector.is_in_flight(SHARD, 0)
 
 
 def test_what_came_too_late_to_replace_another_is_told_as_invalid_as_it_ended_nothing(
@@ -239,7 +239,7 @@ def test_a_tick_delivers_what_is_due_and_says_so(
     ]  # fmt: skip
     assert dict(writer.committed[0].headers)["blackbox-id"] == request_id(SHARD, 0)
     assert held(client).offsets() == [1]
-    assert held(client).labels == Labels(3, 1)
+    assert held(client).positions == Positions(3, 1)
 
 
 def test_a_receipt_names_where_every_request_went(
@@ -514,7 +514,7 @@ def test_a_dead_letter_that_no_form_can_be_sent_of_is_a_doubt(
     pend(invalid())
     writer.refused[LETTERS] = TOO_LARGE
 
-    with pytest.raises(Doubt, match="TB/3@0: no form of its dead letter can be sent"):
+    with pytest.raises(RecoveryRequired, match="TB/3@0: no form of its dead letter can be sent"):
         dispatch.tick(NOW_MS)
 
     assert held(client).offsets() == [0]
@@ -1084,7 +1084,7 @@ def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(
     dispatch.tick(NOW_MS)
 
     assert writer.calls == []
-    assert not Inspector(connections).is_leaving(SHARD, 0)
+    assert not Inspector(connections).is_in_flight(SHARD, 0)
 
 
 def test_a_thousand_requests_without_a_target_do_not_hold_up_the_others(
@@ -1261,7 +1261,7 @@ def test_where_no_dead_letter_fits_there_is_no_transaction_and_nothing_seems_to_
 
     assert (writer.receipts, "commit" in writer.calls) == ([], False)
     assert held(client).due == [(NOW_MS + 60_000, 0), (NOW_MS + 60_000, 1)]
-    assert not Inspector(connections).is_leaving(SHARD, 0)
+    assert not Inspector(connections).is_in_flight(SHARD, 0)
 
 
 def test_a_letter_that_does_not_fit_is_kept_while_it_waits(
@@ -1676,7 +1676,12 @@ def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
 @pytest.mark.parametrize("step", ["begin", "send orders@0", "flush", "commit"])
 @pytest.mark.parametrize("doubt", [Fenced("fenced"), JournalLost("lost")], ids=["fenced", "lost"])
 def test_a_doubt_before_the_commit_is_known_leaves_the_index_alone(
-    dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any, step: str, doubt: Doubt
+    dispatch: Dispatch,
+    pend: Pend,
+    writer: FakeWriter,
+    client: Any,
+    step: str,
+    doubt: RecoveryRequired,
 ) -> None:
     pend(to(), invalid())
     before = held(client)
@@ -1716,7 +1721,7 @@ def test_an_owner_that_was_replaced_during_its_commit_removes_nothing(
 
     writer.commit = commit_slowly  # type: ignore[method-assign]
 
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         dispatch.tick(NOW_MS)
 
     assert held(client).offsets() == [0]
@@ -1872,7 +1877,7 @@ def test_brokers_that_do_not_say_whether_a_target_is_there_are_waited_for(
 
 
 class Log:
-    """The request topic above the label, with what is not committed."""
+    """The request topic above the position, with what is not committed."""
 
     def __init__(self, *records: Record) -> None:
         self._records = records
@@ -1893,7 +1898,7 @@ def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
 ) -> None:
     pend(RECURS, to("bills"))
 
-    make(endings=Endings(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
 
     assert writer.calls[-5:] == [
         "send orders@0", "send bills@1", "send TB@0", "flush", "commit",
@@ -1911,7 +1916,7 @@ def test_when_what_recurs_does_not_fit_one_batch_of_its_topic_each_goes_alone(
     writer.exactly_once = exactly_once
     pend(*(to(caller_id=f"a{n}", recurs="every 60000") for n in range(12)))
     writer.most_together["TB"] = 5
-    dispatch = make(endings=Endings(SHARD, COUNTDOWN, Log()))
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log()))
     now_ms = NOW_MS
     while len(set(writer.sent_to("orders"))) < 12:
         with suppress(Refused):
@@ -1939,7 +1944,7 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
     pend(RECURS)
     writer._ends["TB/3"] = 1_051_010
 
-    make(endings=Endings(SHARD, COUNTDOWN, Long())).tick(NOW_MS)
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Long())).tick(NOW_MS)
 
     assert reads == [
         (1, 1_000_000, False), (1_000_000, 1_050_000, False), (1_050_000, 1_051_011, True)
@@ -1950,7 +1955,7 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
 def test_also_when_it_became_a_dead_letter(make: Make, pend: Pend, writer: FakeWriter) -> None:
     pend(RECURS._replace(expires_ms=NOW_MS - 1))
 
-    make(endings=Endings(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
 
     assert [outgoing.topic for outgoing in writer.committed] == [LETTERS, "TB"]
 
@@ -1963,7 +1968,7 @@ def test_a_batch_of_which_one_is_cancelled_meanwhile_is_taken_back_and_that_one_
     cancel = Record(4, NOW_MS, b"a", b'{"id": "a", "cancel": true}', [])
 
     with pytest.raises(Refused, match="TB/3@4 asks for it anew or cancels it"):
-        make(endings=Endings(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
+        make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
 
     assert writer.calls[-2:] == ["flush", "abort"]
     assert writer.committed == []

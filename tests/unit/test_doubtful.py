@@ -10,12 +10,12 @@ import redis
 
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.intake import Intake
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovery
-from blackbox.core.triage import Sorting
+from blackbox.core.triage import Triage
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt, one_incarnation
 from blackbox.records.request import Cancel, Invalid, Reason, request_id
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
@@ -45,11 +45,11 @@ class Owners:
     def take_over(self) -> None:
         index = self.index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
         intake = self._intake = Intake(self.journal.contract, index, None)
-        sorting = Sorting(
+        triage = Triage(
             shard=SHARD, targets=self.targets, journal=self.journal, reread=intake.reread,
             dead_letter_topic="dead-letters",
         )  # fmt: skip
-        self.dispatch = Dispatch(index, self.writer, sorting)
+        self.dispatch = Dispatch(index, self.writer, triage)
         Recovery(
             shard=SHARD, group="blackbox", index=index, journal=self.journal, writer=self.writer,
             confirm=lambda: None, apply=lambda batch, how: intake.apply(batch, NOW_MS, how),
@@ -58,7 +58,7 @@ class Owners:
         ).open()  # fmt: skip
 
     def take_in(self) -> None:
-        first = self.index.labels.requests
+        first = self.index.positions.requests
         for batch in self.journal.requests(first, self.journal.request_bounds().end):
             self._intake.apply(batch, NOW_MS)
 
@@ -184,7 +184,7 @@ def test_a_receipt_that_says_it_was_not_delivered_is_believed(
     with monkeypatch.context() as patched:
         if happens == "killed before the index knows":
             patched.setattr(ShardIndex, "believe", killed)
-            with pytest.raises(Doubt):
+            with pytest.raises(RecoveryRequired):
                 hidden.dispatch.tick(NOW_MS + 60_000)
         else:
             hidden.dispatch.tick(NOW_MS + 60_000)
@@ -198,7 +198,7 @@ def test_a_receipt_that_says_it_was_not_delivered_is_believed(
 
 
 def killed(*_: object) -> None:
-    raise Doubt("killed")
+    raise RecoveryRequired("killed")
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_who_cancels_it_waits_until_it_is_known(
     hidden: Owners, connections: redis.ConnectionPool, journal: FakeJournal
 ) -> None:
     see = Inspector(connections)
-    assert see.is_leaving(SHARD, 0)
+    assert see.is_in_flight(SHARD, 0)
     journal.unreadable = set()
     hidden.dispatch.tick(NOW_MS + 60_000)
-    assert not see.is_leaving(SHARD, 0)
+    assert not see.is_in_flight(SHARD, 0)
 
 
 def test_one_receipt_tells_of_one_incarnation_of_a_topic() -> None:
@@ -246,7 +246,7 @@ def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     kept = index.load()
     assert kept is not None
-    index.rebind(Labels(2, kept.labels.receipts), journal.binding("blackbox"), 0, None)
+    index.rebind(Positions(2, kept.positions.receipts), journal.binding("blackbox"), 0, None)
     owners.take_over()
     assert owners.sent() == [2]
 

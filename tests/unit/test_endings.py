@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from blackbox.core.follow_ups import Endings
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import make_format
 from blackbox.records.entry import Entry
@@ -35,18 +35,18 @@ class Log:
         yield Batch(start, end, self._records[start:end])
 
 
-def endings(log: Log | None = None) -> Endings:
-    return Endings(SHARD, CONTRACT, log or Log(), "history")
+def follow_ups(log: Log | None = None) -> FollowUps:
+    return FollowUps(SHARD, CONTRACT, log or Log(), "history")
 
 
-def overtaken(log: Log, *, label: int, tombstones: Places) -> list[int]:
-    found = endings(log).overtaken(label, {3: ENTRY}, tombstones)
+def overtaken(log: Log, *, position: int, tombstones: Places) -> list[int]:
+    found = follow_ups(log).overtaken(position, {3: ENTRY}, tombstones)
     assert all(reason == Reason.UNREACHABLE for reason, _ in found.values())
     return list(found)
 
 
 def test_a_tombstone_has_the_key_the_partition_and_the_headers_of_its_schedule() -> None:
-    [tombstone] = endings().requests({3: ENTRY}, 0)
+    [tombstone] = follow_ups().requests({3: ENTRY}, 0)
     assert (tombstone.topic, tombstone.partition) == ("schedules", 2)
     assert (tombstone.key, tombstone.value) == (b"video-1", None)
     assert [name for name, _ in tombstone.headers] == [
@@ -56,38 +56,40 @@ def test_a_tombstone_has_the_key_the_partition_and_the_headers_of_its_schedule()
 
 
 def test_the_history_has_the_message_as_it_was_delivered() -> None:
-    [copy] = endings().copies({3: ENTRY})
+    [copy] = follow_ups().copies({3: ENTRY})
     assert (copy.topic, copy.partition, copy.key, copy.value) == ("history", -1, b"vid1", b"on")
     assert copy.headers[-1] == ("blackbox-source", "schedules/2@3")
 
 
 def test_what_was_no_schedule_gets_no_tombstone() -> None:
     invalid = Entry("", b"{", 0, b" ", [], reason="bad-id")
-    assert list(endings().requests({3: invalid}, 0)) == []
+    assert list(follow_ups().requests({3: invalid}, 0)) == []
 
 
 AT_5: Places = {"schedules/2": [(3, 5)]}
 FILLER: list[tuple[bytes, bytes | None, Headers]] = [(b"x", b"", [])] * 4
 
 
-def test_a_schedule_written_between_the_label_and_the_tombstone_overtakes_the_one_before() -> None:
+def test_a_schedule_written_between_the_position_and_the_tombstone_overtakes_the_one_before() -> (
+    None
+):
     log = Log(*FILLER, (b"video-1", b"new", []), (b"video-1", None, OWN))
-    assert overtaken(log, label=4, tombstones=AT_5) == [3]
+    assert overtaken(log, position=4, tombstones=AT_5) == [3]
 
 
 def test_so_does_a_cancel() -> None:
     log = Log(*FILLER, (b"video-1", None, []), (b"video-1", None, OWN))
-    assert overtaken(log, label=4, tombstones=AT_5) == [3]
+    assert overtaken(log, position=4, tombstones=AT_5) == [3]
 
 
 def test_other_ids_and_tombstones_that_were_taken_back_do_not() -> None:
     log = Log(*FILLER[:3], (b"video-2", b"", []), (b"video-1", None, OWN), (b"video-1", None, OWN))
-    assert overtaken(log, label=3, tombstones=AT_5) == []
+    assert overtaken(log, position=3, tombstones=AT_5) == []
 
 
-def test_its_own_record_does_not_when_the_label_is_an_older_one() -> None:
+def test_its_own_record_does_not_when_the_position_is_an_older_one() -> None:
     log = Log(*FILLER[:3], (b"video-1", b"on", []), (b"x", b"", []), (b"video-1", None, OWN))
-    assert overtaken(log, label=0, tombstones=AT_5) == []
+    assert overtaken(log, position=0, tombstones=AT_5) == []
 
 
 COUNTDOWN = make_format("countdown", max_countdown_s=1000, own_topics=lambda topic: False)
@@ -97,13 +99,13 @@ FOLLOWS: Headers = [("blackbox-follows", b"schedules/2@3")]
 
 
 def recurring(log: Log) -> list[int]:
-    some = Endings(SHARD, COUNTDOWN, log)
+    some = FollowUps(SHARD, COUNTDOWN, log)
     return list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]}))
 
 
 def test_what_recurs_asks_for_its_next_time_in_its_own_partition() -> None:
     once = RECURS._replace(recurs=None)
-    [again] = Endings(SHARD, COUNTDOWN, Log()).requests({3: RECURS, 4: once}, 100_000)
+    [again] = FollowUps(SHARD, COUNTDOWN, Log()).requests({3: RECURS, 4: once}, 100_000)
     assert (again.topic, again.partition, again.key) == ("schedules", 2, b"a")
     assert orjson.loads(again.value or b"")["at"] == 150_000
     assert again.headers == [("h", b"1"), ("blackbox-follows", "schedules/2@3")]
@@ -115,7 +117,7 @@ def test_what_recurs_asks_for_its_next_time_in_its_own_partition() -> None:
 
 def test_a_series_that_cannot_go_on_ends_and_stops_nothing() -> None:
     broken = RECURS._replace(recurs="cron Nowhere/Else * * * * *")
-    assert list(Endings(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)) == []
+    assert list(FollowUps(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)) == []
 
 
 @pytest.mark.parametrize(
@@ -146,13 +148,13 @@ def test_a_cancel_or_a_later_request_overtakes_the_next_time(
 def test_a_cancel_by_the_first_id_overtakes_the_next_time_of_what_was_carried_on() -> None:
     cancel: Headers = [("blackbox-cancel", request_id(SHARD, 1).encode())]
     log = Log(*FILLER, (b"a", None, cancel), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
-    some = Endings(SHARD, COUNTDOWN, log)
+    some = FollowUps(SHARD, COUNTDOWN, log)
     carried = RECURS._replace(origin=1)
 
     assert list(some.overtaken(4, {3: carried}, {"schedules/2": [(3, 6)]})) == [3]
 
 
-def test_what_lies_above_the_label_is_read_once() -> None:
+def test_what_lies_above_the_position_is_read_once() -> None:
     log = Log(*FILLER, (b"a", ASKED, []), (b"x", b"", []), (b"a", ASKED, FOLLOWS), (b"x", b"", []))
     reads: list[tuple[int, int]] = []
 
@@ -161,7 +163,7 @@ def test_what_lies_above_the_label_is_read_once() -> None:
             reads.append((start, end))
             return log.requests(start, end)
 
-    some = Endings(SHARD, COUNTDOWN, Counted())
+    some = FollowUps(SHARD, COUNTDOWN, Counted())
     assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]})) == [3]
     assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 7)]})) == [3]
     assert list(some.overtaken(8, {3: RECURS}, {"schedules/2": [(3, 8)]})) == []
@@ -169,5 +171,5 @@ def test_what_lies_above_the_label_is_read_once() -> None:
 
 
 def test_kafka_is_not_asked_when_nothing_lies_in_between() -> None:
-    assert overtaken(Log(), label=5, tombstones=AT_5) == []
-    assert overtaken(Log(), label=5, tombstones={}) == []
+    assert overtaken(Log(), position=5, tombstones=AT_5) == []
+    assert overtaken(Log(), position=5, tombstones={}) == []

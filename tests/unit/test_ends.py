@@ -8,8 +8,8 @@ import pytest
 
 from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Partition, Positions
-from blackbox.records.errors import Doubt, JournalLost
+from blackbox.journal.ranges import Ends, Offsets, Partition
+from blackbox.records.errors import JournalLost, RecoveryRequired
 
 GOOD, BAD = ("good", 0), ("bad", 0)
 
@@ -18,7 +18,7 @@ GOOD, BAD = ("good", 0), ("bad", 0)
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Whose brokers do not answer for all partitions at once."""
 
-    def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Positions:
+    def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Offsets:
         assert patience_s == 0, "a broker that hangs would hold up all partitions"
         raise JournalLost("no answer")
 
@@ -33,7 +33,9 @@ def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
 ) -> None:
     asked = list[object]()
 
-    def by_leader(partitions: Sequence[Partition]) -> tuple[Positions, dict[Partition, Doubt]]:
+    def by_leader(
+        partitions: Sequence[Partition],
+    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         asked.append(ends._ask())
         if len(asked) < 3:
             raise JournalLost("no answer")
@@ -51,7 +53,9 @@ def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
 def test_when_no_broker_answers_for_a_while_that_is_told(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_leader(partitions: Sequence[Partition]) -> tuple[Positions, dict[Partition, Doubt]]:
+    def by_leader(
+        partitions: Sequence[Partition],
+    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         raise JournalLost("no answer")
 
     monkeypatch.setattr(ends, "_by_leader", by_leader)

@@ -7,11 +7,11 @@ import pytest
 
 from blackbox.core.intake import Intake, Taken, parse
 from blackbox.core.marks import Shortened, replaced
-from blackbox.core.plan import Batch, Labels, Tail
+from blackbox.core.plan import Batch, Positions, Tail
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
-from blackbox.records.errors import LabelsMoved
+from blackbox.records.errors import PositionsMoved
 from blackbox.records.request import (
     Cancel,
     Headers,
@@ -70,13 +70,13 @@ def test_the_same_batch_again_does_nothing_and_says_so(index: ShardIndex, client
     assert held(client) == before
 
 
-def test_a_batch_of_gaps_moves_the_label(index: ShardIndex) -> None:
+def test_a_batch_of_gaps_moves_the_position(index: ShardIndex) -> None:
     assert intake(index).apply(batch(0, 50), NOW_MS) == NOTHING
-    assert index.labels == Labels(50, 0)
+    assert index.positions == Positions(50, 0)
 
 
 def test_an_index_behind_the_batch_is_a_doubt(index: ShardIndex) -> None:
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         intake(index, at_5=request()).apply(batch(5, 6, 5), NOW_MS)
 
 

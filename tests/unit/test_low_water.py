@@ -11,15 +11,15 @@ import pytest
 
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.low_water import PAIRS, LowWater, next_mark
-from blackbox.core.plan import Labels, Replacement
+from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import Hold, Owner
+from blackbox.engine.shard_owner import Session, ShardOwner
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.clock import Clock, ShardClock
-from blackbox.records.errors import Doubt, Fenced
+from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.receipt import Claim, Mark
 from blackbox.records.request import Shard, request_id
 from tests.contract.held import NOW_MS, SHARD, entry, store
@@ -45,7 +45,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
 ) -> None:
     ignoring(index, 2)
 
-    mark = low_water.write(Labels(3, 0), 3)
+    mark = low_water.write(Positions(3, 0), 3)
 
     [receipt] = writer.receipts
     assert (receipt.mark, receipt.read, receipt.ignored) == (mark, 3, [1, 2])
@@ -59,7 +59,7 @@ def test_a_mark_comes_with_the_last_of_what_did_not_count(
     monkeypatch.setattr("blackbox.core.low_water.TOLD_AT_ONCE", 2)
     ignoring(index, 5)
 
-    mark = low_water.write(Labels(6, 0), 6)
+    mark = low_water.write(Positions(6, 0), 6)
 
     told = [(receipt.ignored, receipt.mark) for receipt in writer.receipts]
     assert told == [([1, 2], None), ([3, 4], None), ([5], mark)]
@@ -69,13 +69,13 @@ def test_an_idle_shard_writes_no_mark_again(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater
 ) -> None:
     store(index, 0, 3, {1: entry()})
-    first = low_water.write(Labels(3, 0), 1)
+    first = low_water.write(Positions(3, 0), 1)
 
-    assert low_water.write(index.labels, 1) == first
+    assert low_water.write(index.positions, 1) == first
     assert len(writer.receipts) == 1
 
     store(index, 3, 4, {3: entry()})
-    low_water.write(index.labels, 1)
+    low_water.write(index.positions, 1)
     assert len(writer.receipts) == 2
 
 
@@ -86,16 +86,16 @@ def test_what_no_receipt_could_tell_stays_to_be_told(
     writer.before["commit"] = Fenced("another owner")
 
     with pytest.raises(Fenced):
-        low_water.write(Labels(2, 0), 2)
+        low_water.write(Positions(2, 0), 2)
 
     assert low_water.last is None
     assert index.untold(10) == (2, [1])
 
 
 def test_receipts_are_needed_from_the_last_pair_below_what_is_pending() -> None:
-    first = next_mark(None, Labels(10, 100), 4)
-    second = next_mark(first, Labels(20, 200), 12)
-    third = next_mark(second, Labels(30, 300), 30)
+    first = next_mark(None, Positions(10, 100), 4)
+    second = next_mark(first, Positions(20, 200), 12)
+    third = next_mark(second, Positions(30, 300), 30)
 
     assert first == Mark(4, 0, [(10, 100)])
     assert second == Mark(12, 100, [(20, 200)])
@@ -103,13 +103,13 @@ def test_receipts_are_needed_from_the_last_pair_below_what_is_pending() -> None:
 
 
 def test_a_mark_never_goes_back() -> None:
-    assert next_mark(Mark(9, 90), Labels(7, 70), 5) == Mark(9, 90, [])
+    assert next_mark(Mark(9, 90), Positions(7, 70), 5) == Mark(9, 90, [])
 
 
 def test_only_so_many_pairs_are_remembered_the_nearest_and_the_last_among_them() -> None:
     mark: Mark | None = None
     for number in range(1, 10 * PAIRS):
-        mark = next_mark(mark, Labels(number, 10 * number), 0)
+        mark = next_mark(mark, Positions(number, 10 * number), 0)
 
     assert mark is not None
     assert len(mark.pairs) <= PAIRS
@@ -120,7 +120,7 @@ def test_only_so_many_pairs_are_remembered_the_nearest_and_the_last_among_them()
 class Walked:
     """A walk that is over at once."""
 
-    labels = Labels(3, 0)
+    positions = Positions(3, 0)
     doubtful: Mapping[int, Claim] = {}
     lowest = 3
 
@@ -136,7 +136,7 @@ class Walked:
 class Part:
     """Index, writer, recovery and dispatch in one. Commits wait until they may fail."""
 
-    labels = Labels(3, 0)
+    positions = Positions(3, 0)
     doubtful: Mapping[int, Claim] = {}
 
     def __init__(self) -> None:
@@ -171,11 +171,11 @@ def part() -> Part:
 
 
 @pytest.fixture
-def owner(part: Part) -> Iterator[Owner]:
+def owner(part: Part) -> Iterator[ShardOwner]:
     every = cast(Any, part)
     low_water = LowWater(SHARD, every, every, lambda: 0)
-    hold = Hold(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
-    owner = Owner(
+    hold = Session(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
+    owner = ShardOwner(
         SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
         opened=lambda *_: None, doubted=lambda _: None, ended=lambda _: None,
     )  # fmt: skip
@@ -215,26 +215,30 @@ def test_who_is_often_cut_off_begins_with_another_shard_each_time() -> None:
     assert set(firsts) == set(range(4))
 
 
-def test_a_walk_that_is_given_up_says_so(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_is_given_up_says_so(
+    owner: ShardOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Walked, "slice", lambda _: True)
     stopping = Event()
     stopping.set()
 
-    with pytest.raises(Doubt, match="given up before its end"):
+    with pytest.raises(RecoveryRequired, match="given up before its end"):
         owner.find_low_water(0, stopping)
 
 
-def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: Owner, part: Part) -> None:
+def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: ShardOwner, part: Part) -> None:
     part.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
 
-    with pytest.raises(Doubt, match="whether some requests were delivered cannot be read yet"):
+    with pytest.raises(
+        RecoveryRequired, match="whether some requests were delivered cannot be read yet"
+    ):
         owner.find_low_water(0, Event())
 
 
-def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: Owner, part: Part) -> None:
+def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: ShardOwner, part: Part) -> None:
     part.may_fail.set()
 
-    with pytest.raises(Doubt, match="another owner"):
+    with pytest.raises(RecoveryRequired, match="another owner"):
         owner.find_low_water(0, Event())
 
     assert part.commits.get(timeout=ANSWER_S) == "commit"

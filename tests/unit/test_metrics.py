@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Taken
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics, Report
 from blackbox.records.receipt import Mark
@@ -99,7 +99,7 @@ def test_recoveries_are_counted_with_what_they_found(metrics: Metrics) -> None:
 
 
 def test_positions_are_the_two_labels(metrics: Metrics) -> None:
-    metrics.positions(SHARD, Labels(requests=40, receipts=9))
+    metrics.positions(SHARD, Positions(requests=40, receipts=9))
     assert value(metrics, "blackbox_journal_position", shard="TB-3", journal="requests") == 40
     assert value(metrics, "blackbox_journal_position", shard="TB-3", journal="receipts") == 9
 
@@ -107,7 +107,7 @@ def test_positions_are_the_two_labels(metrics: Metrics) -> None:
 def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
     for shard in (SHARD, Shard("TB", 4)):
         metrics.dispatched(shard, Dispatched(pending=1), NOW_MS)
-        metrics.positions(shard, Labels(1, 1))
+        metrics.positions(shard, Positions(1, 1))
         metrics.opened(shard, True)
     metrics.given_up(SHARD)
     shown = generate_latest(metrics.registry).decode()
@@ -134,7 +134,7 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
         )
         metrics.dispatched(shard, did, NOW_MS)
         metrics.recovered(shard, Recovered(outcomes=100, void=2, gone=7))
-        metrics.positions(shard, Labels(requests=40, receipts=9))
+        metrics.positions(shard, Positions(requests=40, receipts=9))
         metrics.opened(shard, True)
     return metrics
 
@@ -282,7 +282,7 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
     metrics.kafka_behind(SHARD, 5)
-    metrics.positions(SHARD, Labels(1, 1))
+    metrics.positions(SHARD, Positions(1, 1))
     metrics.low_water(SHARD, Mark(1, 1), 1)
     metrics.rebuilding(SHARD, 1, 1)
     metrics.opened(SHARD, True)

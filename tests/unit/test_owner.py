@@ -10,12 +10,12 @@ import pytest
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Parsed, Taken
 from blackbox.core.low_water import LowWater
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import Hold, Owner
+from blackbox.engine.shard_owner import Session, ShardOwner
 from blackbox.records.clock import Clock, ShardClock
-from blackbox.records.errors import LabelsMoved, Refused
+from blackbox.records.errors import PositionsMoved, Refused
 from blackbox.records.request import Reason, Shard
 from tests.world import until
 
@@ -30,7 +30,7 @@ class Part:
 
     ticks: SimpleQueue[int]
     during: list[Any] = field(default_factory=list)
-    labels: Labels = field(default_factory=lambda: Labels(0, 0))
+    positions: Positions = field(default_factory=lambda: Positions(0, 0))
     first_due_ms: int | None = None
     next_due_ms: list[int | None] = field(default_factory=list)
     done: Dispatched = field(default_factory=Dispatched)
@@ -47,8 +47,8 @@ class Part:
         self.ticks.put(now_ms)
         return Dispatched(next_due_ms=self.next_due_ms.pop(0) if self.next_due_ms else None)
 
-    def load(self) -> Labels:
-        return self.labels
+    def load(self) -> Positions:
+        return self.positions
 
     def close(self) -> None:
         raise OSError("closing may fail")
@@ -70,14 +70,14 @@ def wake_up() -> bool:
 
 
 @pytest.fixture
-def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[Owner]:
+def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[ShardOwner]:
     all_in_one = cast(Any, part)
     low_water = LowWater(Shard("TB", 0), all_in_one, all_in_one, lambda: 0)
-    hold = Hold(
+    hold = Session(
         all_in_one, all_in_one, all_in_one, all_in_one, low_water, ShardClock(Clock()),
         cast(Any, Quiet()), (part, part),
     )  # fmt: skip
-    owner = Owner(
+    owner = ShardOwner(
         Shard("TB", 0),
         lambda _: hold,
         clock=Clock(),
@@ -94,7 +94,7 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
 
 
 def test_what_the_first_look_finds_refused_is_no_reason_to_stay_closed(
-    owner: Owner, part: Part, calls: list[tuple[str, object]]
+    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     def refuse() -> None:
         raise Refused({7: (Reason.TOO_LARGE, "too large")})
@@ -111,7 +111,7 @@ class Quiet:
 
 
 def test_what_is_stored_during_a_tick_and_due_soon_is_not_left_to_the_next_poll(
-    owner: Owner, part: Part
+    owner: ShardOwner, part: Part
 ) -> None:
     def store_something_due_soon() -> None:
         part.first_due_ms = Clock().earliest_ms() + 30
@@ -125,22 +125,22 @@ def test_what_is_stored_during_a_tick_and_due_soon_is_not_left_to_the_next_poll(
 
 
 def test_a_doubt_is_recovered_from_even_when_closing_fails(
-    owner: Owner, part: Part, calls: list[tuple[str, object]]
+    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
     part.ticks.get(timeout=ANSWER_S)
-    owner.doubt(LabelsMoved("gone back"))
+    owner.doubt(PositionsMoved("gone back"))
     until("it opens again", lambda: len(calls) >= 3)
     assert [name for name, _ in calls[:3]] == ["opened", "doubted", "opened"]
 
 
 def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
-    owner: Owner, part: Part
+    owner: ShardOwner, part: Part
 ) -> None:
     taken: list[bool] = []
 
     def is_in_doubt() -> None:
-        owner.doubt(LabelsMoved("gone back"))
+        owner.doubt(PositionsMoved("gone back"))
         taken.append(owner.take(NOTHING))
 
     part.during = [lambda: None, is_in_doubt]
@@ -149,8 +149,8 @@ def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
     assert taken == [False]
 
 
-def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_label(
-    owner: Owner, part: Part, calls: list[tuple[str, object]]
+def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_position(
+    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
     part.ticks.get(timeout=ANSWER_S)
@@ -159,7 +159,7 @@ def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_label(
     assert calls == [("opened", 0), ("opened", 0)]
 
 
-def started(owner: Owner, part: Part, *, next_due_ms: int | None) -> None:
+def started(owner: ShardOwner, part: Part, *, next_due_ms: int | None) -> None:
     """The owner waits, after the tick of its opening and one more that found this due time."""
     part.next_due_ms = [None, next_due_ms]
     owner.start()
@@ -180,7 +180,7 @@ def in_ms(wait_ms: int) -> int:
     return Clock().earliest_ms() + wait_ms
 
 
-def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: Owner, part: Part) -> None:
+def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=in_ms(3_600_000))
     due_ms = in_ms(150)
     part.next_due_ms = [due_ms]
@@ -189,13 +189,15 @@ def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: Owner, part: Par
     assert part.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
 
 
-def test_a_due_time_is_looked_for_when_nothing_else_is_pending(owner: Owner, part: Part) -> None:
+def test_a_due_time_is_looked_for_when_nothing_else_is_pending(
+    owner: ShardOwner, part: Part
+) -> None:
     started(owner, part, next_due_ms=None)
     owner.expect(in_ms(3_600_000))
     part.ticks.get(timeout=ANSWER_S)
 
 
-def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: Owner, part: Part) -> None:
+def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=in_ms(3_600_000))
     owner.expect(in_ms(-5000))
     part.ticks.get(timeout=ANSWER_S)
@@ -203,7 +205,7 @@ def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: Owner, part: Pa
 
 @pytest.mark.parametrize("later_ms", [0, 1, 3_600_000])
 def test_a_due_time_that_is_no_earlier_wakes_nobody(
-    owner: Owner, part: Part, later_ms: int
+    owner: ShardOwner, part: Part, later_ms: int
 ) -> None:
     known_ms = in_ms(3_600_000)
     started(owner, part, next_due_ms=known_ms)
@@ -211,7 +213,9 @@ def test_a_due_time_that_is_no_earlier_wakes_nobody(
     assert is_quiet(part)
 
 
-def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(owner: Owner, part: Part) -> None:
+def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(
+    owner: ShardOwner, part: Part
+) -> None:
     owner.expect(in_ms(-1))
     owner.start()
     for _ in range(2):
@@ -225,13 +229,13 @@ class TestWithoutWakeUp:
     def wake_up(self) -> bool:
         return False
 
-    def test_no_due_time_wakes_it(self, owner: Owner, part: Part) -> None:
+    def test_no_due_time_wakes_it(self, owner: ShardOwner, part: Part) -> None:
         started(owner, part, next_due_ms=in_ms(20))
         owner.expect(in_ms(10))
         owner.expect(in_ms(-5000))
         assert is_quiet(part)
 
-    def test_a_poll_does(self, owner: Owner, part: Part) -> None:
+    def test_a_poll_does(self, owner: ShardOwner, part: Part) -> None:
         started(owner, part, next_due_ms=None)
         owner.poll()
         part.ticks.get(timeout=ANSWER_S)

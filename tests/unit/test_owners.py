@@ -12,8 +12,8 @@ from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
 from blackbox.core.plan import Binding
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import Owner
-from blackbox.engine.shard_pool import STOP_S, Owners
+from blackbox.engine.shard_owner import ShardOwner
+from blackbox.engine.shard_pool import STOP_S, ShardPool
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
 from blackbox.records.request import Reason, Shard
@@ -41,7 +41,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Owners]:
+def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[ShardPool]:
     """Owners whose Redis and Kafka do not answer."""
     callers = tmp_path / "callers.toml"
     callers.write_text("[callers.shop]\nmost_pending = 5")
@@ -50,21 +50,21 @@ def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Own
         redis_url="redis://127.0.0.1:1/0",
         callers_file=callers,
     )
-    owners = Owners(
+    owners = ShardPool(
         settings,
         kafka(settings),
         metrics,
         Clock(),
-        confirm=lambda shard, label: None,
-        opened=lambda shard, label: told.append((shard, label)),
+        confirm=lambda shard, position: None,
+        opened=lambda shard, position: told.append((shard, position)),
         closed=told.append,
     )
     yield owners
-    owners.lose([owner.shard for owner in owners.all() if isinstance(owner, Owner)])
+    owners.lose([owner.shard for owner in owners.all() if isinstance(owner, ShardOwner)])
 
 
 def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_reading(
-    owners: Owners, told: list[object]
+    owners: ShardPool, told: list[object]
 ) -> None:
     replaced, successor = cast(Any, StandIn()), cast(Any, StandIn())
     owners._owners[SHARD] = successor
@@ -82,7 +82,7 @@ OTHER = Shard("TB", 1)
 
 
 def test_a_shard_is_owned_from_gain_to_lose_and_open_only_once_it_was_opened(
-    owners: Owners, told: list[object]
+    owners: ShardPool, told: list[object]
 ) -> None:
     owners.gain(SHARD)
     owners.gain(OTHER)
@@ -100,7 +100,7 @@ def test_a_shard_is_owned_from_gain_to_lose_and_open_only_once_it_was_opened(
     assert told == [SHARD]
 
 
-def test_a_shard_that_cannot_be_opened_is_given_up_without_delay(owners: Owners) -> None:
+def test_a_shard_that_cannot_be_opened_is_given_up_without_delay(owners: ShardPool) -> None:
     owners.gain(SHARD)
     owners.gain(OTHER)
     began = time.monotonic()
@@ -108,7 +108,7 @@ def test_a_shard_that_cannot_be_opened_is_given_up_without_delay(owners: Owners)
     assert time.monotonic() - began < STOP_S
 
 
-def test_a_shard_that_was_lost_may_be_gained_again(owners: Owners) -> None:
+def test_a_shard_that_was_lost_may_be_gained_again(owners: ShardPool) -> None:
     owners.gain(SHARD)
     first = owners.get(SHARD)
     owners.lose([SHARD])
@@ -116,7 +116,7 @@ def test_a_shard_that_was_lost_may_be_gained_again(owners: Owners) -> None:
     assert owners.get(SHARD) is not first
 
 
-def test_shards_that_are_not_owned_are_no_matter(owners: Owners, told: list[object]) -> None:
+def test_shards_that_are_not_owned_are_no_matter(owners: ShardPool, told: list[object]) -> None:
     owners.lose([])
     owners.lose([SHARD])
     owners.doubt(SHARD, ValueError("whatever"))
@@ -124,7 +124,7 @@ def test_shards_that_are_not_owned_are_no_matter(owners: Owners, told: list[obje
     assert told == []
 
 
-def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: Owners, metrics: Metrics) -> None:
+def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: ShardPool, metrics: Metrics) -> None:
     owners.gain(SHARD)
     metrics.opened(SHARD, True)
     metrics.opened(OTHER, True)
@@ -134,7 +134,7 @@ def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: Owners, metrics: 
     assert shown("blackbox_shard_open", {"shard": "TB-1"}) == 1
 
 
-def test_what_expired_or_became_a_dead_letter_counts_as_pending_no_more(owners: Owners) -> None:
+def test_what_expired_or_became_a_dead_letter_counts_as_pending_no_more(owners: ShardPool) -> None:
     delivered = Entry("orders", b"m", NOW_MS, caller="shop")
     ended = {
         0: delivered,

@@ -11,9 +11,9 @@ from blackbox.core.plan import (
     Change,
     Cold,
     Gap,
-    Labels,
     Named,
     Plan,
+    Positions,
     Replacement,
     View,
     resolve,
@@ -35,7 +35,12 @@ def view(
     named: dict[str, Named] | None = None,
 ) -> View:
     return View(
-        Labels(requests, 0), skipped or set(), holders or {}, cold or set(), known_from, named or {}
+        Positions(requests, 0),
+        skipped or set(),
+        holders or {},
+        cold or set(),
+        known_from,
+        named or {},
     )
 
 
@@ -101,7 +106,7 @@ def test_a_cancel_by_id_leaves_the_later_request_of_the_caller_id_alone() -> Non
 
 def test_a_cold_request_is_cancelled_by_its_id() -> None:
     plan = resolve([(10, BY_ID)], view(named={"x": Named(3, False, None)}, cold={3}))
-    assert (plan.thawed, plan.removals, plan.cancelled) == ({3}, [], 1)
+    assert (plan.from_cold, plan.removals, plan.cancelled) == ({3}, [], 1)
 
 
 @pytest.mark.parametrize("named", [{}, {"x": Named(3, False, None)}, {"x": Named(11, False, None)}])
@@ -116,7 +121,7 @@ def test_what_is_to_be_a_dead_letter_is_not_cancelled_by_its_id() -> None:
     assert (list(plan.puts), plan.cancelled) == ([10], 0)
 
 
-def test_what_is_below_the_label_is_in_the_index_already() -> None:
+def test_what_is_below_the_position_is_in_the_index_already() -> None:
     plan = resolve([(8, entry("a")), (9, Cancel("b"))], view(holders={"b": 3}))
 
     assert plan == Plan(holders={"b": 3})
@@ -167,7 +172,7 @@ def test_a_journal_gives_the_same_entries_however_it_is_cut_into_batches(
     holders: dict[str, int] = {}
     for first, last in pairwise(cuts):
         batch = [(o, c) for o, c in enumerate(journal[first:last], first) if c is not None]
-        plan = resolve(batch, View(Labels(first, 0), skipped, holders))
+        plan = resolve(batch, View(Positions(first, 0), skipped, holders))
         entries = (entries | plan.puts.keys()) - set(plan.removals)
         holders = {name: offset for name, offset in plan.holders.items() if offset is not None}
 
@@ -200,7 +205,7 @@ def carried(
 def test_a_request_beyond_the_horizon_is_no_entry_and_holds_its_caller_id() -> None:
     plan = resolve([(10, Cold("a")), (11, Cold(None))], view())
 
-    assert (plan.puts, plan.frozen, plan.holders) == ({}, {10, 11}, {"a": 10})
+    assert (plan.puts, plan.to_cold, plan.holders) == ({}, {10, 11}, {"a": 10})
 
 
 @pytest.mark.parametrize("ending", [Cancel("a"), entry("a"), Cold("a")])
@@ -208,22 +213,22 @@ def test_a_cold_request_is_ended_like_any_other(ending: Change) -> None:
     together = resolve([(10, Cold("a")), (11, ending)], view())
     later = resolve([(11, ending)], view(holders={"a": 3}, cold={3}))
 
-    assert 10 not in together.frozen
-    assert (later.thawed, later.removals) == ({3}, [])
+    assert 10 not in together.to_cold
+    assert (later.from_cold, later.removals) == ({3}, [])
     assert later.replaced + later.cancelled == 1
 
 
 def test_a_carried_request_takes_the_place_of_the_cold_one() -> None:
     plan = resolve([(12, carried(3, "a"))], view(holders={"a": 3}, cold={3}))
 
-    assert (list(plan.puts), plan.thawed, plan.holders) == ([12], {3}, {"a": 12})
+    assert (list(plan.puts), plan.from_cold, plan.holders) == ([12], {3}, {"a": 12})
     assert (plan.carried, plan.replaced) == ({12}, 0)
 
 
 def test_a_request_that_is_written_anew_stays_cold() -> None:
     plan = resolve([(12, carried(3, "a", is_cold=True))], view(holders={"a": 3}, cold={3}))
 
-    assert (plan.puts, plan.frozen, plan.thawed) == ({}, {12}, {3})
+    assert (plan.puts, plan.to_cold, plan.from_cold) == ({}, {12}, {3})
     assert plan.holders == {"a": 12}
 
 
@@ -339,7 +344,7 @@ def test_whether_a_first_id_finds_what_was_carried_does_not_depend_on_batches(
 
     for plan in (at_once, later):
         assert (plan.puts, plan.ignored) == ({12: TOO_LATE}, {12})
-    assert at_once.frozen == ({11} if is_cold else set())
+    assert at_once.to_cold == ({11} if is_cold else set())
 
 
 def test_a_carried_record_that_was_delivered_counted_whatever_receipts_told() -> None:
@@ -366,7 +371,7 @@ def test_a_cancel_by_the_first_id_ends_a_cold_request_when_it_is_carried_on() ->
 
     assert at_once.ended == {3: 10}
     for plan in (at_once, later):
-        assert (plan.puts, plan.frozen, plan.thawed, plan.cancelled) == ({}, set(), {5}, 1)
+        assert (plan.puts, plan.to_cold, plan.from_cold, plan.cancelled) == ({}, set(), {5}, 1)
         assert 11 in plan.ignored
 
 

@@ -13,14 +13,21 @@ import pytest
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.ended import Ended
-from blackbox.core.plan import Binding, Bounds, Labels
+from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.index.keys import NOBODYS, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import run as rebinding
 from blackbox.rebind.leftovers import Newer, Rebound
 from blackbox.rebind.run import _Run, keep_partitions
-from blackbox.records.errors import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, Refused
+from blackbox.records.errors import (
+    Fenced,
+    ForeignIndex,
+    IndexFull,
+    JournalLost,
+    RecoveryRequired,
+    Refused,
+)
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Claim, Mark, Receipt
 from blackbox.records.request import Cancel, Reason, Record, Shard, member, request_id
@@ -110,7 +117,7 @@ def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_deliv
     journal.append(delivered(0, 1))
     client.flushall()
     empty_index.load()
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 6, {5: entry()})
 
     done = Run(journal, pending).run(empty_index)
@@ -130,7 +137,7 @@ def test_what_another_group_delivered_of_a_new_topic_is_not_delivered_again(
     journal.append(theirs)
     journal.append(replace(theirs, topic_id="topic", mark=Mark(0, 2)))
     journal.append(delivered(0, 1))
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 6, {5: entry()})
 
     Run(journal, pending).run(empty_index)
@@ -149,7 +156,7 @@ def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened
     empty_index.load()
     journal.topic_id = "topic"
     asked(request(), request())
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
 
     Run(journal).run(empty_index)
     make().open()
@@ -180,7 +187,7 @@ OTHERS = OURS._replace(receipts_id="others")
 def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_again(
     empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     journal.append(delivered(0))
     journal.append(delivered(1, 2))
@@ -194,13 +201,13 @@ def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_aga
 def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_known(
     empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     empty_index.doubt({0: Claim(0, "delivered", "orders/0", 7, "")})
     journal.append(delivered(1))
     journal.unreadable = {0, 1}
 
-    with pytest.raises(Doubt, match="whether 2 requests were delivered cannot be read"):
+    with pytest.raises(RecoveryRequired, match="whether 2 requests were delivered cannot be read"):
         Run(journal, "deliver").run(empty_index)
     assert journal.request_records == []
 
@@ -212,7 +219,7 @@ def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_know
 def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_who_rebinds(
     empty_index: ShardIndex, journal: FakeJournal
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: entry()})
     empty_index.doubt({o: Claim(o, "delivered", "orders/0", o, "") for o in (0, 1)})
     store(empty_index, 3, 4, {3: Cancel("a")})
@@ -229,7 +236,7 @@ def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_w
 def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_have_ended(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     asked(*(request() for _ in range(3)))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     journal.append(delivered(0, 2))
@@ -245,7 +252,7 @@ def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_h
 def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_counts(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     before = {n: entry(caller_id=name) for n, name in enumerate(("moved", "cancelled", "left"))}
     store(empty_index, 0, 3, before)
     asked(request("moved"), Cancel("cancelled"))
@@ -260,7 +267,7 @@ def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_co
 def test_what_was_cancelled_by_its_id_since_a_topic_was_created_again_is_not_asked_for_again(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 8, {5: entry(), 6: entry(), 0: entry()})
     asked(
         request(),
@@ -279,7 +286,7 @@ def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
     make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     commit, done = AskingWriter.commit, list[Rebound]()
 
@@ -303,7 +310,7 @@ def test_a_rebind_that_waits_while_another_is_done_takes_nothing_that_is_pending
     make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     others = iter([others_index])
 
@@ -323,7 +330,7 @@ def test_a_rebind_that_waits_while_another_is_done_takes_nothing_that_is_pending
 def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     unknown = entry()._replace(reason=Reason.OUTCOME_UNKNOWN, detail="who knows")
     store(empty_index, 0, 1, {0: unknown})
 
@@ -337,7 +344,7 @@ def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
 def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     client.delete(Keys(SHARD).message(member(1)))
 
@@ -350,12 +357,12 @@ def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(
 def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 1, {0: entry()._replace(reason=Reason.OUTCOME_UNKNOWN)})
     run = Run(journal, "deliver")
     run._topics = SimpleNamespace(partitions=lambda names, to: {})
 
-    with pytest.raises(Doubt, match="there is no topic dead; create it"):
+    with pytest.raises(RecoveryRequired, match="there is no topic dead; create it"):
         run.run(empty_index)
 
     assert Run(journal, "deliver").run(empty_index).letters == 1
@@ -386,7 +393,7 @@ def test_what_a_rebind_wrote_that_was_killed_after_its_commit_is_not_written_twi
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str, moment: str, is_lost: bool,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
-    empty_index.begin(Labels(0, 0), binding=theirs)
+    empty_index.begin(Positions(0, 0), binding=theirs)
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     client.hset(Keys(SHARD).state, "tail", orjson.dumps((2, 1, 1)))
 
@@ -411,7 +418,7 @@ def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
-    empty_index.begin(Labels(0, 0), binding=theirs)
+    empty_index.begin(Positions(0, 0), binding=theirs)
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
 
     with monkeypatch.context() as patched:
@@ -545,7 +552,7 @@ def test_a_log_that_loses_its_end_once_more_is_noticed_though_nothing_was_read_s
 def test_an_index_is_needed_once_more_when_its_topic_is_created_again_while_it_is_written_again(
     empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     real = getattr(AskingWriter, moment)
 
@@ -554,7 +561,9 @@ def test_an_index_is_needed_once_more_when_its_topic_is_created_again_while_it_i
         return real(self, *arguments)
 
     monkeypatch.setattr(AskingWriter, moment, meanwhile)
-    with pytest.raises(Doubt, match="created again meanwhile; run blackbox rebind TB once more"):
+    with pytest.raises(
+        RecoveryRequired, match="created again meanwhile; run blackbox rebind TB once more"
+    ):
         Run(journal, "deliver").run(empty_index)
     again = Run(journal, "deliver", OURS._replace(topic_id="newer")).run(empty_index)
 
@@ -604,7 +613,7 @@ def test_a_frozen_owner_that_wakes_while_what_is_pending_is_written_hides_none_o
     make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written, journal: FakeJournal,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(1), 1: entry(2), 2: entry(3)})
     others_index.load()
     stored, calls = ShardIndex.stored, iter(range(10))
@@ -660,7 +669,7 @@ class NotSoMany(AskingWriter):
 def test_records_that_kafka_takes_only_in_smaller_batches_are_all_asked_for_again(
     make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 25, {n: entry() for n in range(25)})
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: NotSoMany(journal))
 
@@ -677,7 +686,7 @@ def test_former_partitions_are_not_forgotten_when_a_run_is_interrupted_among_the
     for partition in range(4):
         index = ShardIndex(Shard(SHARD.topic, partition), connections, grace_s=1)
         index.load()
-        index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
 
     def run() -> list[Rebound]:
         one = Run(journal)
@@ -706,7 +715,7 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     asked(*(request() for _ in range(3)))
     make().open()
     journal.append(delivered(1))
@@ -750,7 +759,7 @@ def test_a_request_that_kafka_does_not_take_again_becomes_a_dead_letter_and_hold
     make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, who: str, exactly_once: bool,
 ) -> None:  # fmt: skip
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     script: dict[str, Any] = {who: too_large, "exactly_once": exactly_once}
     monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(journal, **script))
@@ -778,7 +787,7 @@ def test_what_a_log_lost_is_all_asked_for_again_when_some_of_it_is_refused(
         rebinding, "Writer", lambda *_, **__: AskingWriter(journal, fails=no_threes)
     )
     asked(request(), request())
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     order = [3, 5, 1, 0, 4, 2]
     store(empty_index, 0, 6, {offset: entry(LATER_MS + n) for n, offset in enumerate(order)})
 
@@ -797,7 +806,7 @@ def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_
     journal.append(delivered(0, read=2))
     client.flushall()
     empty_index.load()
-    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 2, {0: entry(LATER_MS), 1: entry(LATER_MS)})
 
     Run(journal, "deliver").run(empty_index)
@@ -811,7 +820,7 @@ def test_what_new_receipts_do_not_tell_is_unknown_also_when_redis_is_lost_before
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, group: str
 ) -> None:  # fmt: skip
     asked(request())
-    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 1, {0: entry()})
 
     Run(journal, "deliver", OURS._replace(group=group)).run(empty_index)
@@ -824,7 +833,7 @@ def test_what_new_receipts_do_not_tell_is_unknown_also_when_redis_is_lost_before
 def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_for_twice(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 1, {0: entry()})
     then = {key: client.dump(key) for key in client.keys("*")}
 
@@ -836,7 +845,7 @@ def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_fo
         return one.run(empty_index)
 
     first = run()
-    assert held(client).labels is None
+    assert held(client).positions is None
     for key, value in then.items():
         client.restore(key, 0, value)
     second = run()
@@ -873,7 +882,7 @@ def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_a
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
-    empty_index.begin(Labels(0, 0), binding=OTHERS, mark=Mark(2, 7))
+    empty_index.begin(Positions(0, 0), binding=OTHERS, mark=Mark(2, 7))
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     assert make().open().mark is None
@@ -889,7 +898,7 @@ def test_a_mark_that_all_has_ended_below_leaves_nothing_unknown_of_receipts_that
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
-    empty_index.begin(Labels(0, 0), binding=OTHERS)
+    empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     make().open()
@@ -906,14 +915,14 @@ def test_a_first_mark_of_new_receipts_is_none_of_the_old_ones(
     empty_index: ShardIndex, journal: FakeJournal, asked: Written
 ) -> None:
     asked(request(), request())
-    empty_index.begin(Labels(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
+    empty_index.begin(Positions(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
     empty_index.load()
 
     Run(journal, "deliver").run(empty_index)
 
     kept = empty_index.load()
     assert kept is not None
-    assert (kept.mark, kept.labels) == (None, Labels(2, 0))
+    assert (kept.mark, kept.positions) == (None, Positions(2, 0))
     assert kept.unknown_ms > LATER_MS - 3_600_000
 
 
@@ -921,7 +930,7 @@ def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(5)))
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     make().open()
     journal.append(delivered(0, 1, 2, 3, 4, read=5))
     journal.append(Receipt(1, read=5, mark=Mark(4, 1), topic_id="topic", group="blackbox"))
@@ -991,7 +1000,7 @@ def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_r
 ) -> None:  # fmt: skip
     journal.append(Receipt(1, barrier=True, topic_id="old", group="blackbox"))
     journal.append(delivered(0, 1))
-    empty_index.begin(Labels(2, 4), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(2, 4), binding=OURS._replace(topic_id="old"))
     empty_index.load()
     asked(request(), request(), request())
     run = Run(journal)
@@ -1014,7 +1023,7 @@ def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_
     monkeypatch: pytest.MonkeyPatch, nth: int, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
     asked(request())
-    empty_index.begin(Labels(0, 0), binding=OURS._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 1, {0: entry()})
     real, calls = getattr(AskingWriter, step), iter(range(10))
 

@@ -11,14 +11,14 @@ import pytest
 from blackbox.core.bits import SEGMENT
 from blackbox.core.intake import Intake, Opening, Taken
 from blackbox.core.marks import Shortened
-from blackbox.core.plan import Batch, Binding, Labels
+from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
 from blackbox.index.shard_index import OLDER, ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, ForeignIndex, JournalLost, LabelsMoved
+from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
@@ -70,7 +70,7 @@ def test_a_lost_index_begins_at_the_low_water_mark(
     assert reads(journal) == ["requests 4 to 7", "requests 7 to 7"]
     assert (recovered.outcomes, recovered.mark) == (2, Mark(4, 2, []))
     assert held(client).offsets() == [4, 6]
-    assert held(client).labels == Labels(7, 7)
+    assert held(client).positions == Positions(7, 7)
 
 
 def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
@@ -148,7 +148,7 @@ def test_an_index_that_is_at_the_journals_is_never_begun_anew(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request(), request())
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 1, {0: entry()})
     journal.append(mark(1, 0))
 
@@ -162,7 +162,7 @@ def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
     client.zadd(PREFIX + "ignored", {"0" * 16: 0})
     empty_index.settle({6: None}, 1)
@@ -182,7 +182,7 @@ def test_a_kept_index_says_which_mark_it_was_given(
     recovery: Recovery, empty_index: ShardIndex, journal: FakeJournal
 ) -> None:
     journal.receipt_records += [None] * 4
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     empty_index.settle({}, 3, mark=Mark(0, 2, [(0, 3)]))
 
     found = recovery.open().mark
@@ -197,7 +197,7 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
     older: bytes,
 ) -> None:  # fmt: skip
     asked(request(), request())
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.append(delivered(0))
     client.hset(PREFIX + "state", "format", older)
@@ -293,7 +293,7 @@ def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was
 ) -> None:  # fmt: skip
     due_ms = [BEFORE_MS, 0, BEFORE_MS + 1, NOW_MS, 0]
     asked(*(request(due_ms=at_ms) for at_ms in due_ms))
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 5, {o: Entry(*request(due_ms=at)) for o, at in enumerate(due_ms)})
     before = held(client).due
     journal.append(delivered(0, 1))
@@ -306,7 +306,7 @@ def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was
     unknown = "outcome-unknown"
     assert reasons(client) == {0: unknown, 1: unknown, 2: None, 3: None}
     assert held(client).due == [one for one in before if one[1] != 4]
-    assert held(client).labels == Labels(5, 5)
+    assert held(client).positions == Positions(5, 5)
     assert "3 pending requests that may have been delivered become dead letters" in caplog.text
 
 
@@ -332,7 +332,7 @@ def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
     asked(*(request() for _ in range(6)))
     asked(request(), headers=replaces(1))
     asked(request(), headers=replaces(1))
-    empty_index.begin(Labels(0, 0), binding=OURS)
+    empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.first_request = 6
 
@@ -422,7 +422,7 @@ def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
         if opening is not None:
             others_index.load()
             with pytest.raises(
-                Doubt, match="rebuilds the index; requests wait in Kafka"
+                RecoveryRequired, match="rebuilds the index; requests wait in Kafka"
             ) as refusal:
                 store(others_index, 0, 2, {0: entry(), 1: entry()})
             refusals.append(str(refusal.value))
@@ -448,7 +448,7 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
 
     late = Intake(journal.contract, empty_index, None)
     kept = [one for one in journal.request_records if one is not None]
-    with pytest.raises(Doubt):
+    with pytest.raises(RecoveryRequired):
         late.apply(Batch(2, 4, kept[2:]), NOW_MS, Opening(frozenset()))  # type: ignore[arg-type]
 
 
@@ -465,7 +465,7 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     before = held(client)
     client.delete(PREFIX + key)
 
-    with pytest.raises(LabelsMoved, match=rf"Redis lost the key .*{key} alone"):
+    with pytest.raises(PositionsMoved, match=rf"Redis lost the key .*{key} alone"):
         empty_index.due(NOW_MS, 10)
     with caplog.at_level(logging.ERROR):
         recovery.open()
@@ -562,7 +562,7 @@ def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
     make(has_room=fills_up(1)).open()
 
     assert held(client).offsets() == [0]
-    assert held(client).labels == Labels(2, 3)
+    assert held(client).positions == Positions(2, 3)
     make().open()
     assert held(client).offsets() == [0, 2, 3, 5]
 
@@ -578,7 +578,7 @@ def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
     make(has_room=fills_up(1)).open()
 
     assert held(client).skip == {3, 5, SEGMENT + 7}
-    assert held(client).labels == Labels(3, 5)
+    assert held(client).positions == Positions(3, 5)
 
 
 def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
@@ -703,7 +703,7 @@ def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
     theirs: Binding, refusal: str,
 ) -> None:  # fmt: skip
     asked(request())
-    empty_index.begin(Labels(0, 0), binding=theirs)
+    empty_index.begin(Positions(0, 0), binding=theirs)
     store(empty_index, 0, 1, {0: entry()})
     before = held(client)
 
@@ -726,7 +726,7 @@ def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_o
     with pytest.raises(ForeignIndex, match="knows the topic id topic, and Kafka has anew"):
         recovery.open()
 
-    assert held(client).labels is None
+    assert held(client).positions is None
 
 
 OLD = Receipt(1, barrier=True, topic_id="old", group="blackbox")
@@ -763,7 +763,7 @@ def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
     with pytest.raises(ForeignIndex, match="group 'theirs', and BLACKBOX_GROUP_ID is 'blackbox'"):
         recovery.open()
 
-    assert held(client).labels is None
+    assert held(client).positions is None
     assert journal.receipt_records == before
 
 

@@ -7,11 +7,18 @@ import pytest
 
 from blackbox.core.barrier import ROUNDS, TAIL
 from blackbox.core.intake import Intake, Opening, Taken
-from blackbox.core.plan import Batch, Labels
+from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Doubt, Fenced, ForeignIndex, IndexFull, JournalLost, LabelsMoved
+from blackbox.records.errors import (
+    Fenced,
+    ForeignIndex,
+    IndexFull,
+    JournalLost,
+    PositionsMoved,
+    RecoveryRequired,
+)
 from blackbox.records.receipt import Claim, Receipt, encode
 from blackbox.records.request import Cancel
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
@@ -35,7 +42,7 @@ def test_an_empty_shard_opens_with_a_barrier(
 ) -> None:
     assert counts(recovery.open()) == (0, 0, 0)
     assert barriers(journal) == [Receipt(NOW_MS, barrier=True, topic_id="topic", group="blackbox")]
-    assert held(client).labels == Labels(0, 1)
+    assert held(client).positions == Positions(0, 1)
 
 
 def test_a_lost_index_is_rebuilt_from_both_journals(
@@ -47,7 +54,7 @@ def test_a_lost_index_is_rebuilt_from_both_journals(
     assert counts(recovery.open()) == (1, 0, 0)
     assert held(client).offsets() == [3, 6]
     assert held(client).holders == {"a": 3}
-    assert held(client).labels == Labels(7, 3)
+    assert held(client).positions == Positions(7, 3)
 
 
 def test_a_shard_that_was_left_in_order_opens_as_it_is(
@@ -60,7 +67,7 @@ def test_a_shard_that_was_left_in_order_opens_as_it_is(
     recovery.open()
 
     assert (held(client).due, held(client).payloads) == (before.due, before.payloads)
-    assert held(client).labels == Labels(2, 3)
+    assert held(client).positions == Positions(2, 3)
 
 
 def test_earlier_owners_are_fenced_before_any_receipt_is_read(
@@ -103,7 +110,7 @@ def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening
     recovery: Recovery, asked: Written, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request("a"), Cancel("a"))
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request("a"))})
 
     recovery.open()
@@ -125,7 +132,7 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
     make(apply=apply_slowly).open()
 
     assert held(client).due == [(NOW_MS, 1)]
-    assert empty_index.labels.requests == 3
+    assert empty_index.positions.requests == 3
 
 
 def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
@@ -140,7 +147,7 @@ def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed
     asked(request())
     make(apply=apply_slowly).open()
 
-    assert empty_index.labels.requests == 3
+    assert empty_index.positions.requests == 3
     assert len(journal.request_records) == 4
 
 
@@ -193,7 +200,7 @@ def test_a_receipt_that_redis_knows_already_is_no_witness(
     asked(request())
     journal.append(delivered(0))
     journal.absent = {0}
-    empty_index.begin(Labels(0, 2))
+    empty_index.begin(Positions(0, 2))
 
     assert recovery.open().void == 0
     assert barriers(journal)[0].void == []
@@ -274,7 +281,7 @@ def test_owners_that_keep_writing_stop_the_recovery(
 ) -> None:
     journal.interlopers = [delivered() for _ in range(ROUNDS)]
 
-    with pytest.raises(Doubt, match="other owners kept writing receipts; starting over"):
+    with pytest.raises(RecoveryRequired, match="other owners kept writing receipts; starting over"):
         recovery.open()
 
 
@@ -290,7 +297,7 @@ def test_the_last_round_is_still_good_enough(
     assert held(client).offsets() == list(range(ROUNDS))
 
 
-def test_a_label_that_moves_meanwhile_is_never_written_back(
+def test_a_position_that_moves_meanwhile_is_never_written_back(
     make: Make, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     recovery = make()
@@ -298,16 +305,16 @@ def test_a_label_that_moves_meanwhile_is_never_written_back(
     commit = writer.commit
 
     def superseded(receipt: Receipt, not_before_ms: int = 0) -> int:
-        label = commit(receipt)
-        client.set(f"blackbox:{{{SHARD}}}:receipts", label + 10)
-        return label
+        position = commit(receipt)
+        client.set(f"blackbox:{{{SHARD}}}:receipts", position + 10)
+        return position
 
     writer.commit = superseded  # type: ignore[method-assign]
 
-    with pytest.raises(LabelsMoved):
+    with pytest.raises(PositionsMoved):
         recovery.open()
 
-    assert held(client).labels == Labels(0, 13)
+    assert held(client).positions == Positions(0, 13)
 
 
 @pytest.mark.parametrize("step", ["open", "begin", "commit"])
@@ -316,7 +323,7 @@ def test_a_recovery_that_cannot_be_finished_changes_no_entry(
     empty_index: ShardIndex, client: Any, step: str,
 ) -> None:  # fmt: skip
     asked(request())
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request())})
     journal.append(delivered(0))
     before = held(client)
@@ -330,17 +337,17 @@ def test_a_recovery_that_cannot_be_finished_changes_no_entry(
     assert held(client).due == []
 
 
-# labels and journals that do not fit
+# positions and journals that do not fit
 
 
-@pytest.mark.parametrize("labels", [Labels(3, 0), Labels(0, 3), Labels(9, 9)])
+@pytest.mark.parametrize("labels", [Positions(3, 0), Positions(0, 3), Positions(9, 9)])
 def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
-    empty_index: ShardIndex, labels: Labels,
+    empty_index: ShardIndex, positions: Positions,
 ) -> None:  # fmt: skip
     asked(request(), request())
     journal.append(delivered(0))
-    empty_index.begin(labels)
+    empty_index.begin(positions)
 
     with pytest.raises(
         ForeignIndex,
@@ -354,7 +361,7 @@ def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
 def test_who_cannot_open_a_shard_does_not_fence_who_rebinds_it(
     recovery: Recovery, journal: FakeJournal, writer: FakeWriter, empty_index: ShardIndex
 ) -> None:
-    empty_index.begin(Labels(0, 0), binding=journal.binding("blackbox")._replace(topic_id="old"))
+    empty_index.begin(Positions(0, 0), binding=journal.binding("blackbox")._replace(topic_id="old"))
 
     with pytest.raises(ForeignIndex):
         recovery.open()
@@ -368,7 +375,7 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
 ) -> None:  # fmt: skip
     asked(*(request() for _ in range(10)))
     journal.first_request = 7
-    empty_index.begin(Labels(4, 0))
+    empty_index.begin(Positions(4, 0))
 
     with caplog.at_level(logging.ERROR):
         recovered = recovery.open()
@@ -413,12 +420,12 @@ def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_
 # much to read
 
 
-def test_outcomes_are_applied_in_chunks_and_the_label_comes_last(
+def test_outcomes_are_applied_in_chunks_and_the_position_comes_last(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.settling.CHUNK", 4)
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     for first in range(0, 12, 3):
         journal.append(delivered(first, first + 1, first + 2))
     settled: list[tuple[list[int], int]] = []
@@ -441,7 +448,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.recovery.CHUNK", 2)
-    empty_index.begin(Labels(0, 0))
+    empty_index.begin(Positions(0, 0))
     asked(*(request() for _ in range(9)))
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
@@ -457,7 +464,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
 
     with pytest.raises(JournalLost):
         make(apply=apply_two).open()
-    assert held(client).labels == Labels(6, 9)
+    assert held(client).positions == Positions(6, 9)
 
     assert make().open().outcomes == 0
     assert held(client).offsets() == [8]
@@ -479,7 +486,7 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
         make(apply=apply_until_full).open()
 
     assert held(client).offsets() == [0, 1, 2, 3]
-    assert held(client).labels == Labels(4, 1)
+    assert held(client).positions == Positions(4, 1)
     assert "opening with a backlog still in Kafka" in caplog.text
 
 
@@ -497,7 +504,7 @@ def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_
     make(apply=apply_until_full).open()
 
     assert held(client).offsets() == [2, 3]
-    assert held(client).labels == Labels(4, 1)
+    assert held(client).positions == Positions(4, 1)
 
     make().open()
 

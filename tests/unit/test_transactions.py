@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from blackbox.journal.transactions import Transactions
-from blackbox.records.errors import Doubt, Fenced, JournalLost
+from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 
 
 def transactions(flush: Exception, begin: Exception | None = None) -> Transactions:
@@ -48,5 +48,5 @@ def test_an_error_that_nobody_explains_is_a_doubt(begin: Exception | None) -> No
     with pytest.raises(JournalLost) as told:
         transactions(LOST, begin).flush()
 
-    assert isinstance(told.value, Doubt)
+    assert isinstance(told.value, RecoveryRequired)
     assert "in a transaction" not in str(told.value)

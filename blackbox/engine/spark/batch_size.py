@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from blackbox.journal.ranges import Positions
+from blackbox.journal.ranges import Offsets
 
 LONG_S = 5.0
 """Of a batch while as much waits in each partition: the fixed cost of one is small beside that."""
@@ -29,7 +29,7 @@ class BatchSize:
         self._limit = 0
         self._began_s = 0.0
 
-    def plan(self, start: Positions, end: Positions, most: int) -> Positions:
+    def plan(self, start: Offsets, end: Offsets, most: int) -> Offsets:
         """Ends at most `most` offsets away, to be worked on at once."""
         waiting = [count for at in end if (count := end[at] - start[at]) > 0]
         is_even = max(waiting, default=0) <= EVEN * min(waiting, default=0)
@@ -49,7 +49,7 @@ class BatchSize:
         self._planned = 0
 
 
-def shared(start: Positions, end: Positions, most: int) -> Positions:
+def shared(start: Offsets, end: Offsets, most: int) -> Offsets:
     """Ends at most so many offsets away in all: where little waits, all of it; elsewhere equal shares.
 
     One offset at least of each partition that has any.

@@ -14,12 +14,12 @@ from pyspark import TaskContext
 
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_pool import Owners
+from blackbox.engine.shard_pool import ShardPool
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.server import RedisServer
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, IndexLost
+from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.tables import as_reports
 from blackbox.support import interpreter, logs
@@ -90,7 +90,7 @@ class _Stay:
         self._redis = RedisServer(url)
         self._bus = Bus(url, settings.group_id)
         self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
-        self._owners = Owners(
+        self._owners = ShardPool(
             settings,
             window.access,
             self._metrics,
@@ -160,11 +160,11 @@ class _Stay:
         for shard in sorted(shards - before):
             self._owners.gain(shard)
 
-    def _confirm(self, shard: Shard, label: int) -> None:
+    def _confirm(self, shard: Shard, position: int) -> None:
         if shard not in self._mine:
-            raise Doubt(f"{shard}: given to another owner")
+            raise RecoveryRequired(f"{shard}: given to another owner")
         if time.monotonic() - self._heard_s > FRESH_S:
-            raise Doubt(f"{shard}: not confirmed by the driver for {FRESH_S} s")
+            raise RecoveryRequired(f"{shard}: not confirmed by the driver for {FRESH_S} s")
 
     def _observe(self) -> None:
         with suppress(IndexLost):

@@ -27,7 +27,7 @@ from blackbox.index.inspector import Inspector
 from blackbox.journal.membership import Membership
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.session import start_session
 
@@ -96,7 +96,7 @@ class SparkEngine:
         )
 
     def start(self) -> None:
-        """Create what is missing of ours, start Spark, join the group. Raises a Doubt when Kafka or
+        """Create what is missing of ours, start Spark, join the group. Raises RecoveryRequired when Kafka or
         Redis is away."""
         settings = self._settings
         self._watch.observe_clock()
@@ -219,11 +219,13 @@ class SparkEngine:
 
     def _note_positions(self) -> None:
         try:
-            labels = {shard: self._inspector.labels(shard) for shard in self._membership.owned()}
-        except Doubt:  # whoever opens or reads the shard says so
+            positions = {
+                shard: self._inspector.positions(shard) for shard in self._membership.owned()
+            }
+        except RecoveryRequired:  # whoever opens or reads the shard says so
             return
         self._membership.note(
-            {shard: found.requests for shard, found in labels.items() if found is not None}
+            {shard: found.requests for shard, found in positions.items() if found is not None}
         )
 
     def _count_slots(self) -> int:

@@ -21,7 +21,7 @@ from blackbox.engine.spark.left_out import LeftOut
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Range
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.failures import in_one_line
 from blackbox.spark.tables import REPORT, reports
@@ -45,7 +45,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class IntakeStream:
-    """Reads the shards that were assigned, each from its label in Redis on, until `stop`.
+    """Reads the shards that were assigned, each from its position in Redis on, until `stop`.
 
     A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
     does it when it opens the shard. One that Kafka does not give is left behind, and the others go on; it
@@ -161,8 +161,8 @@ class IntakeStream:
 
     def _must_go_back(self) -> bool:
         """Whether a shard that was left behind can be read again, and more of it than was tried."""
-        labels = {shard: self._start_of(shard) for shard in self._in_query}
-        starts = {(t, p): at for (t, p), at in labels.items() if isinstance(at, int)}
+        positions = {shard: self._start_of(shard) for shard in self._in_query}
+        starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
         self._tell_silent({Shard(*at): why for at, why in silent.items()})
         self._tell_unread(self._in_query)
@@ -200,7 +200,7 @@ class IntakeStream:
             found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
         starts = self._given({shard: at for shard, at in found.items() if isinstance(at, int)})
         for shard, failure in found.items():
-            if isinstance(failure, Doubt):
+            if isinstance(failure, RecoveryRequired):
                 missing = len(wanted) - len(starts)
                 logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
                 break
@@ -216,14 +216,14 @@ class IntakeStream:
         self._left_out.look(starts)
         return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
 
-    def _start_of(self, shard: Shard) -> int | Doubt | None:
+    def _start_of(self, shard: Shard) -> int | RecoveryRequired | None:
         """None while requests cannot be stored."""
         try:
-            labels = self._inspector.labels(shard)
-            is_ready = labels is not None and self._inspector.is_ready(shard)
-        except Doubt as reason:
+            positions = self._inspector.positions(shard)
+            is_ready = positions is not None and self._inspector.is_ready(shard)
+        except RecoveryRequired as reason:
             return reason
-        return labels.requests if labels is not None and is_ready else None
+        return positions.requests if positions is not None and is_ready else None
 
     def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
         self._assigned = frozenset(starts)

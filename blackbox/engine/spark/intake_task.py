@@ -29,7 +29,13 @@ from blackbox.journal.records import leader_epochs, read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt, IndexFull, IndexLost, JournalSilent, LabelsMoved
+from blackbox.records.errors import (
+    IndexFull,
+    IndexLost,
+    JournalSilent,
+    PositionsMoved,
+    RecoveryRequired,
+)
 from blackbox.records.request import Shard
 from blackbox.spark.tables import as_reports
 from blackbox.support import interpreter, logs
@@ -49,20 +55,20 @@ class _Unread(NamedTuple):
 
     shard: Shard
     start: int
-    why: Doubt
+    why: RecoveryRequired
 
 
 class Stored(NamedTuple):
     """What a task did for one shard; `problem` says why not all of its records are in the index.
 
-    `label` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
+    `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
     `is_behind`: Kafka does not give them, or the index is not begun or belongs to something else, which is
     no other shard's concern; `is_silent`: it was waited for in vain, which the other shards of the batch did too.
     """
 
     shard: Shard
     taken: Taken
-    label: int
+    position: int
     problem: str | None = None
     is_full: bool = False
     is_behind: bool = False
@@ -106,7 +112,7 @@ class _Intakes:
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
         """Store what the rows hold; while Redis is busy with one batch, read and parse the next.
 
-        A shard that cannot take a batch is left as it is: whoever reads on from its label, the
+        A shard that cannot take a batch is left as it is: whoever reads on from its position, the
         next batch or recovery, finds what is missing in Kafka.
         """
         done: dict[Shard, Stored] = {}
@@ -148,7 +154,7 @@ class _Intakes:
         ranges = [Range(**row) for some in rows for row in some.to_pylist()]
         unread: list[_Unread] = []
 
-        def lost(wanted: Range, why: Doubt) -> None:
+        def lost(wanted: Range, why: RecoveryRequired) -> None:
             unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, why))
 
         for chunk in read_ranges(self._access, ranges, lost, SILENCE_S):
@@ -170,43 +176,45 @@ class _Intakes:
         was_held = shard in self._held
         try:
             try:
-                taken, label = self._store_in_order(shard, parsed, meanwhile)
+                taken, position = self._store_in_order(shard, parsed, meanwhile)
             except IndexLost:
                 if not was_held:
                     raise
                 self._drop(shard)  # a connection that was kept may have ended long ago
-                taken, label = self._store_in_order(shard, parsed, meanwhile)
+                taken, position = self._store_in_order(shard, parsed, meanwhile)
             self._announce(shard, taken)
-            return so_far._replace(taken=_sum(so_far.taken, taken), label=label)
-        except (Doubt, IndexFull) as reason:
+            return so_far._replace(taken=_sum(so_far.taken, taken), position=position)
+        except (RecoveryRequired, IndexFull) as reason:
             self._drop(shard)
             return _stopped_by(so_far, reason)
 
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
     ) -> tuple[Taken, int]:
-        """What was taken, with what was missing before it, and the label reached."""
+        """What was taken, with what was missing before it, and the position reached."""
         index, intake = self._hold(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
-        except LabelsMoved:
+        except PositionsMoved:
             before = self._read_up_to(parsed.start, shard, index, intake)
             taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
-        return taken, index.labels.requests
+        return taken, index.positions.requests
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Redis went back, or a batch before this one was not stored: read again what is missing."""
         taken = Taken(0, 0, 0, 0, None)
         kept = index.load()
         if kept is None:
-            raise LabelsMoved(f"{shard}: the index is empty; dispatch begins it anew")
-        labels = kept.labels
-        if start - labels.requests > MOST_MISSING:
-            raise LabelsMoved(f"{shard}: {labels.requests} to {start - 1} are missing in its index")
-        logger.info("%s: reading %d to %d again", shard, labels.requests, start - 1)
+            raise PositionsMoved(f"{shard}: the index is empty; dispatch begins it anew")
+        positions = kept.positions
+        if start - positions.requests > MOST_MISSING:
+            raise PositionsMoved(
+                f"{shard}: {positions.requests} to {start - 1} are missing in its index"
+            )
+        logger.info("%s: reading %d to %d again", shard, positions.requests, start - 1)
         reader = PartitionReader(self._access, silence_s=SILENCE_S)
         with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
-            for batch in journal.requests(labels.requests, start):
+            for batch in journal.requests(positions.requests, start):
                 taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
         return taken
 
@@ -271,11 +279,11 @@ def _intakes(task: IntakeTask) -> _Intakes:
     return _kept
 
 
-def _stopped_by(so_far: Stored, reason: Doubt | IndexFull) -> Stored:
+def _stopped_by(so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
     return so_far._replace(
         problem=str(reason),
         is_full=isinstance(reason, IndexFull),
-        is_behind=isinstance(reason, Doubt) and not isinstance(reason, IndexLost),
+        is_behind=isinstance(reason, RecoveryRequired) and not isinstance(reason, IndexLost),
         is_silent=isinstance(reason, JournalSilent),
     )
 

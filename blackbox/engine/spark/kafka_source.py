@@ -20,7 +20,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from blackbox.engine.spark.batch_size import BatchSize
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Partition, Positions, Range
+from blackbox.journal.ranges import Ends, Offsets, Partition, Range
 
 FORMAT = "blackbox-kafka"
 
@@ -76,7 +76,7 @@ class StreamReader(DataSourceStreamReader):
     """Plans the micro-batches of a stream. Offsets are spelled `{"TB": {"0": 23}}`, as Spark does."""
 
     def __init__(
-        self, access: KafkaAccess, starts: Positions, most_offsets: int, most_tasks: int
+        self, access: KafkaAccess, starts: Offsets, most_offsets: int, most_tasks: int
     ) -> None:
         self._access = access
         self._starts = starts
@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader):
         self._size = BatchSize()
         self._ends: Ends | None = None
         self._is_first = True
-        self._latest: Positions = {}
+        self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return spelled(self._starts)
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader):
             self._ends.close()
             self._ends = None
 
-    def _next(self, start: Positions, most: int | None) -> Positions:
+    def _next(self, start: Offsets, most: int | None) -> Offsets:
         self._size.is_done()
         # Made late: the reader itself is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self._access)
@@ -135,13 +135,13 @@ class StreamReader(DataSourceStreamReader):
             reachable = self._reachable(self._ends, start)
         return reachable if most is None else self._size.plan(start, reachable, most)
 
-    def _reachable(self, ends: Ends, start: Positions) -> Positions:
+    def _reachable(self, ends: Ends, start: Offsets) -> Offsets:
         """Partitions that cannot be read stay where they are; IntakeStream tells of them."""
         self._latest, _ = reachable(ends, start)
         return start | self._latest
 
 
-def reachable(ends: Ends, start: Positions) -> tuple[Positions, dict[Partition, str]]:
+def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]]:
     """How far each partition can be read now, and why some cannot."""
     found, silent = ends.last_of_each(start)
     lost = {at: str(why) for at, why in silent.items()}
@@ -168,15 +168,15 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
     return [Ranges(tuple(reversed(task))) for task in largest_first]
 
 
-def spelled(positions: Positions) -> dict[str, Any]:
-    """Positions as Spark's Kafka source spells them; equal positions are spelled alike."""
+def spelled(positions: Offsets) -> dict[str, Any]:
+    """Offsets as Spark's Kafka source spells them; equal positions are spelled alike."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         found.setdefault(topic, {})[str(partition)] = offset
     return found
 
 
-def unspelled(offsets: Mapping[str, Mapping[str, int]]) -> Positions:
+def unspelled(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
     return {
         (topic, int(partition)): offset
         for topic, places in offsets.items()

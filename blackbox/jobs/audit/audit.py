@@ -32,7 +32,7 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
-from blackbox.core.plan import Labels
+from blackbox.core.plan import Positions
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.fates import (
     ASKED,
@@ -67,7 +67,7 @@ from blackbox.spark.session import numbered
 from blackbox.support.logs import QUIET
 
 PATIENCE_S = 10.0
-"""How long a label may be beyond its journal's end: the end of a transaction is told a little late."""
+"""How long a position may be beyond its journal's end: the end of a transaction is told a little late."""
 PATIENCE_LOOK_S = 0.1
 CLOCKS_APART_MS = 60_000
 NAMED = 10_000
@@ -76,11 +76,11 @@ ROWS_A_TASK = 200_000
 BUCKETS = 60
 STEPS_A_DECADE = 40
 
-Seen = Mapping[Shard, Labels | None]
+Seen = Mapping[Shard, Positions | None]
 
 
 class Finding(NamedTuple):
-    """Something that should not be. `offset` is a request's, or a label of the shard."""
+    """Something that should not be. `offset` is a request's, or a position of the shard."""
 
     kind: str
     topic: str
@@ -177,11 +177,11 @@ def audited(
     """Look at everything and judge it; what moves meanwhile is judged only where it is certain.
 
     1. how far the journals go at the first look;
-    2. the labels, then all entries of the indexes, then the labels again;
-    3. once the journals' readable ends have reached these labels: the requests up to their end;
+    2. the positions, then all entries of the indexes, then the positions again;
+    3. once the journals' readable ends have reached these positions: the requests up to their end;
     4. with `targets`, what the target topics hold up to their end;
     5. the receipts up to their end: they account for everything seen before;
-    6. the labels a last time.
+    6. the positions a last time.
 
     `late_s` makes what was, or is, later than this an exception. Raises JournalLost, IndexLost
     when Kafka or Redis do not answer.
@@ -209,9 +209,9 @@ class _Look:
         first = reach(self._settings, self._access)  # 1
         self._suit(first)
         shards = tuple(of_table(first, "requests"))
-        before = self._labels(shards)  # 2
+        before = self._positions(shards)  # 2
         held = self._held(shards)
-        after = self._labels(shards)
+        after = self._positions(shards)
         ahead = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_dated(journals.requests().select(ASKED)))
@@ -221,7 +221,7 @@ class _Look:
         marks = self._marks(first, journals, told, outcomes, before, after)
         judged = self._keep(fates(asked, outcomes, held, marks, found, spans))
         counts = _by_shard(judged)
-        stuck = _behind(counts, before, self._labels(shards))  # 6
+        stuck = _behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
         wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
         named, by_kind = _named(wrong, [*ahead, *stuck])
@@ -240,10 +240,10 @@ class _Look:
             **_series(rows, counts),
             read_targets=sorted(set(read)),
         )
-        labels = self._session.createDataFrame(
-            [one for one in named if one.kind.startswith("labels-")], _EXCEPTIONS
+        positions = self._session.createDataFrame(
+            [one for one in named if one.kind.startswith("positions-")], _EXCEPTIONS
         )
-        return Audited(verdict, rows.select(FATE), wrong.unionByName(labels))
+        return Audited(verdict, rows.select(FATE), wrong.unionByName(positions))
 
     def _suit(self, there: Reach) -> None:
         """Joins in as many parts as suit the journals; no large side is sent to every task."""
@@ -265,8 +265,8 @@ class _Look:
     def _journals(self) -> Journals:
         return Journals(self._session, self._settings, self._access, self._kept)
 
-    def _labels(self, shards: Iterable[Shard]) -> Seen:
-        return {shard: self._inspector.labels(shard) for shard in shards}
+    def _positions(self, shards: Iterable[Shard]) -> Seen:
+        return {shard: self._inspector.positions(shard) for shard in shards}
 
     def _held(self, shards: tuple[Shard, ...]) -> DataFrame:
         """All entries, read now and never again: what is lost of the table fails the audit."""
@@ -274,11 +274,11 @@ class _Look:
         tasks = numbered(self._session, len(shards) + 1)
         return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
-    def _wait_for_journals(self, labels: Seen) -> list[Finding]:
-        """Until the journals can be read up to the labels; those that stay beyond are exceptions."""
+    def _wait_for_journals(self, positions: Seen) -> list[Finding]:
+        """Until the journals can be read up to the positions; those that stay beyond are exceptions."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            ahead = list(_ahead(labels, reach(self._settings, self._access)))
+            ahead = list(_ahead(positions, reach(self._settings, self._access)))
             if not ahead or time.monotonic() > deadline:
                 return ahead
             time.sleep(PATIENCE_LOOK_S)
@@ -299,9 +299,9 @@ class _Look:
             waiting_from = before[shard] or (first[requests].start, first[receipts].start)
             span = journals.reach[requests]
             gaps = journals.gaps.get(requests, [])
-            start = Labels(span.start, told.reach[receipts].start)
+            start = Positions(span.start, told.reach[receipts].start)
             pair = [before[shard] or start, after[shard] or start]
-            low, high = Labels(*map(min, *pair)), Labels(*map(max, *pair))
+            low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
             rows.append(
                 (
                     *shard, id_prefix(shard), *span, told.reach[requests].end, gaps,
@@ -351,13 +351,13 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _ahead(labels: Seen, there: Reach) -> Iterator[Finding]:
-    for shard, seen in labels.items():
+def _ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
+    for shard, seen in positions.items():
         ends = (there[Journal(table, shard)].end for table in TABLES)
-        for label, end, journal in zip(seen or (), ends, Labels._fields, strict=False):
-            if label > end:
-                detail = f"the label {journal} is {label}, but that journal ends at {end}"
-                yield Finding("labels-ahead", *shard, label, None, None, detail)
+        for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
+            if position > end:
+                detail = f"the position {journal} is {position}, but that journal ends at {end}"
+                yield Finding("positions-ahead", *shard, position, None, None, detail)
 
 
 def _behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> Iterator[Finding]:
@@ -368,11 +368,15 @@ def _behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> It
             ("requests", one["unread"], "records"),
             ("receipts", one["unapplied"], "outcomes"),
         ):
-            label = None if was is None else getattr(was, journal)
-            if waiting and label == (None if now is None else getattr(now, journal)):
-                at = "there is no label" if label is None else f"the label {journal} stays {label}"
+            position = None if was is None else getattr(was, journal)
+            if waiting and position == (None if now is None else getattr(now, journal)):
+                at = (
+                    "there is no position"
+                    if position is None
+                    else f"the position {journal} stays {position}"
+                )
                 detail = f"{at}, while {waiting:,} {what} wait"
-                yield Finding("labels-behind", *shard, label or 0, None, None, detail)
+                yield Finding("positions-behind", *shard, position or 0, None, None, detail)
 
 
 def _whole_from(span: Span, gaps: Sequence[Span]) -> int:

@@ -46,7 +46,7 @@ MARKS = (
 )
 """Of each shard: what is kept, from `first` to `end` - 1 without the gaps, and from `whole_from` on
 without any; where it ended before the receipts were read (`end_later`); between which values its
-labels were while the index was read, and whether it had some that did not go back; since when all
+positions were while the index was read, and whether it had some that did not go back; since when all
 receipts are kept (null: from the first one on); between which offsets lies what was in the journals
 at the first look and not applied (`…_from` to `…_to` - 1)."""
 
@@ -423,7 +423,7 @@ def _why_orphan() -> Column:
         when(col("outcome").isNotNull(), _text("in the index, but ", col("outcome")))
         .when(col("kind").isNull(), lit("in the index, but no such request"))
         .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
-        .when(col("state") == lit("unread"), lit("in the index, but above its label"))
+        .when(col("state") == lit("unread"), lit("in the index, but above its position"))
         .when(
             col("carried_by").isNotNull(), _text("in the index, but carried by ", col("carried_by"))
         )

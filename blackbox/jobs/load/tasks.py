@@ -16,7 +16,7 @@ from blackbox.jobs.load.pieces import Piece, UnusableFile, check_unchanged
 from blackbox.jobs.load.rows import OWN_COLUMNS, Bad, Written, columns, records
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.loading import PieceWriter, record_bytes
-from blackbox.records.errors import Doubt, Fenced
+from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.request import Invalid, Reason, Record
 from blackbox.spark.tables import as_reports, numbers
 from blackbox.support import logs
@@ -136,7 +136,7 @@ class SendTask:
         writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
             self._send_rows(part.piece, part.total, writer, pace)
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             return Sent(str(reason), is_fenced=isinstance(reason, Fenced))
         except (UnusableFile, OSError) as error:
             return Sent(str(error), is_final=True)

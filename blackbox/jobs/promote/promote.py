@@ -14,7 +14,7 @@ from blackbox.jobs.promote.tasks import Outcome, PromoteShards
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.records.clock import Clock
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.failures import in_one_line
 from blackbox.spark.session import numbered
@@ -22,7 +22,7 @@ from blackbox.spark.tables import REPORT, reports
 
 
 def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> list[Outcome]:
-    """One run for every shard there is. Raises a Doubt when Kafka, Redis or Spark does not answer."""
+    """One run for every shard there is. Raises RecoveryRequired when Kafka, Redis or Spark does not answer."""
     names = list(settings.topics)
     counts = Topics(access.admin()).partitions(names)
     shards = tuple(Shard(name, p) for name in names for p in range(counts.get(name, 0)))
@@ -31,7 +31,7 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
     try:
         return reports(rows.collect())
     except (PySparkException, Py4JError) as failure:
-        raise Doubt(in_one_line(failure)) from failure
+        raise RecoveryRequired(in_one_line(failure)) from failure
 
 
 def _now_ms(settings: Settings) -> int:

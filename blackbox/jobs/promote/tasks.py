@@ -13,7 +13,7 @@ from blackbox.config.settings import Settings
 from blackbox.core.promotion import Promoted
 from blackbox.engine.promoter import Promoter
 from blackbox.journal.access import KafkaAccess
-from blackbox.records.errors import Doubt
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.tables import as_reports, numbers
 
@@ -43,5 +43,5 @@ class PromoteShards:
     def _promote(self, promoter: Promoter, shard: Shard) -> Outcome:
         try:
             return Outcome(promoter.promote(shard, self.now_ms), None)
-        except Doubt as reason:
+        except RecoveryRequired as reason:
             return Outcome(Promoted(shard), str(reason))

@@ -84,7 +84,7 @@ def gone_back(scene: Scene) -> None:
 
 
 def gone_back_unseen(scene: Scene) -> None:
-    """As after a failover that no connection shows: only the labels tell."""
+    """As after a failover that no connection shows: only the positions tell."""
     scene.start()
     scene.ask()
     scene.within(0.2, 2)
