@@ -16,7 +16,7 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.api.access import CLOSED, Access
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
@@ -78,8 +78,8 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     metrics = Metrics()
     start = _Start(settings, stop)
     engine = make_engine(settings, metrics, only, start.fail)
-    control = Control(settings)
-    app = make_app(engine, metrics, control, settings)
+    admin = Admin(settings)
+    app = make_app(engine, metrics, admin, settings)
     http = HttpServer(app, settings.http_host, settings.http_port, settings.metrics_addr)
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)
@@ -90,7 +90,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     finally:
         has_ended = start.end(STOP_S)
         http.stop()
-        control.close()
+        admin.close()
     if start.failure is not None:
         raise start.failure
     logger.info("stopped" if has_ended else "left with work in flight; its next owner settles it")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from blackbox.admin.control import Cancelled, Rescheduled
+from blackbox.admin.admin import Cancelled, Rescheduled
 from blackbox.admin.pending import LAST_MS, Found
 from blackbox.core.status import Fate
 from blackbox.journal.letterbox import Letter

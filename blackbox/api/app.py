@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.api import letters, pages, requests, schedules, targets
 from blackbox.api.access import Access
 from blackbox.api.door import Door, refused
@@ -60,15 +60,15 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
     return app
 
 
-def make_app(service: Health, metrics: Metrics, control: Control, settings: Settings) -> FastAPI:
+def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings) -> FastAPI:
     """Probes, metrics, the API, which `/openapi.json` describes, and the page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
     app.add_middleware(Door, access=access)
-    app.include_router(requests.routes(control, access))
-    app.include_router(letters.routes(control, access))
-    app.include_router(targets.routes(control, access))
-    app.include_router(schedules.routes(service, control, access, settings))
+    app.include_router(requests.routes(admin, access))
+    app.include_router(letters.routes(admin, access))
+    app.include_router(targets.routes(admin, access))
+    app.include_router(schedules.routes(service, admin, access, settings))
     app.include_router(pages.routes())
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, json_body
@@ -24,7 +24,7 @@ Asked = Annotated[Places, places_body]
 NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
-def routes(control: Control, access: Access) -> APIRouter:
+def routes(admin: Admin, access: Access) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.letters_turn), Depends(access.turn)]
@@ -43,20 +43,20 @@ def routes(control: Control, access: Access) -> APIRouter:
         most, of a thousand letters less: a letter is a whole message.
         """
         most_bytes = min(MOST_SHOWN_BYTES, MOST_TOLD_BYTES // (2 * limit))
-        found = control.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
+        found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
         told = partial(LetterState.of, with_record=access.may_operate(request))
         return Letters(letters=list(map(told, found)))
 
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
     def replay(asked: Asked) -> PutAwayState:
         """Ask once more for what these letters asked for; each once, however often it is sent."""
-        done = control.put_away(asked.places, again=True)
+        done = admin.put_away(asked.places, again=True)
         return PutAwayState(done=done.done, left=done.left)
 
     @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
     def discard(asked: Asked) -> PutAwayState:
         """Put these letters away; they stay in Kafka, marked."""
-        done = control.put_away(asked.places, again=False)
+        done = admin.put_away(asked.places, again=False)
         return PutAwayState(done=done.done, left=done.left)
 
     return router

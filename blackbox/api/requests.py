@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from blackbox.admin.control import Cancelled, Control, Refused, Rescheduled
+from blackbox.admin.admin import Admin, Cancelled, Refused, Rescheduled
 from blackbox.admin.pending import LAST_MS, Place, Wanted
 from blackbox.api.access import Access
 from blackbox.api.answers import (
@@ -155,20 +155,20 @@ async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
 Caller = Annotated[str | None, Depends(_caller)]
 
 
-def routes(control: Control, access: Access) -> APIRouter:
+def routes(admin: Admin, access: Access) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
     changes = [Depends(access.change_turn)]
     asks = [whole_body, *changes]  # no turn is held for a client that is slow to send
-    kept = Kept(partial(_counts, control), STATS_KEPT_S)
+    kept = Kept(partial(_counts, admin), STATS_KEPT_S)
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
     )  # fmt: skip
     async def ask(body: Whole, caller: Caller = None) -> Any:
         """Ask for one message to be delivered; its id once Kafka has the request."""
-        return _asked(await run_in_threadpool(control.ask, [body], caller))
+        return _asked(await run_in_threadpool(admin.ask, [body], caller))
 
     @router.post(
         "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
@@ -176,7 +176,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     async def ask_for_many(body: Whole, caller: Caller = None) -> Any:
         """Ask for many, or for none when one of them cannot be taken."""
         lines = _lines(body)
-        return _asked(await run_in_threadpool(control.ask, lines, caller))
+        return _asked(await run_in_threadpool(admin.ask, lines, caller))
 
     @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
     def pending(
@@ -192,7 +192,7 @@ def routes(control: Control, access: Access) -> APIRouter:
             after = None if cursor is None else Place.read(cursor)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        found, next_ = control.page(Wanted(from_ms, to_ms, target, caller), after, limit)
+        found, next_ = admin.page(Wanted(from_ms, to_ms, target, caller), after, limit)
         return Page(
             requests=[RequestState.of_pending(one) for one in found],
             next=None if next_ is None else str(next_),
@@ -204,7 +204,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     )  # fmt: skip
     def find(id: str) -> RequestState:
         """What became of a request: by its id, or while it is pending by its caller's id."""
-        fate = control.find(id)
+        fate = admin.find(id)
         if fate is None:
             raise _unknown(id)
         return RequestState.of(fate)
@@ -215,7 +215,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     )  # fmt: skip
     def cancel(id: str) -> CancelState:
         """Cancel a pending request, by a caller's id all under it, and say whether that was in time."""
-        done = control.cancel(id)
+        done = admin.cancel(id)
         _check(done, id)
         return CancelState.of(done)
 
@@ -226,7 +226,7 @@ def routes(control: Control, access: Access) -> APIRouter:
     def reschedule(id: str, due: Then) -> RescheduledState:
         """Have a pending request delivered at another time, and say whether that was in time."""
         try:
-            done = control.reschedule(id, countdown_s=due.countdown, at=due.at)
+            done = admin.reschedule(id, countdown_s=due.countdown, at=due.at)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         _check(done, id)
@@ -253,10 +253,10 @@ def _lines(body: bytes) -> list[bytes]:
     return lines
 
 
-def _counts(control: Control, step_ms: int) -> Counts:
+def _counts(admin: Admin, step_ms: int) -> Counts:
     now_ms = time.time_ns() // 1_000_000
     edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
-    found = control.stats(now_ms, edges)
+    found = admin.stats(now_ms, edges)
     shards = [
         ShardState(
             shard=str(shard),

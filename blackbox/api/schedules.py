@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Found
 from blackbox.api.access import Access
 from blackbox.api.answers import Failure
@@ -51,7 +51,7 @@ class Schedule(BaseModel):
     value: str | None
 
 
-def routes(health: Health, control: Control, access: Access, settings: Settings) -> APIRouter:
+def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> APIRouter:
     """`/liveness`, `/info` and `/schedules`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
@@ -86,7 +86,7 @@ def routes(health: Health, control: Control, access: Access, settings: Settings)
     @router.get("/schedules", dependencies=looks, response_model=list[Schedule])
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
-        found = control.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
+        found = admin.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
         first = list(islice(found, 1))  # what is away is said before the answer begins
         return StreamingResponse(_array(chain(first, found)), media_type="application/json")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from pydantic import AfterValidator
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import PausedTarget, PausedTargets
 from blackbox.api.requests import FAILURES
@@ -23,7 +23,7 @@ def _topic(name: str) -> str:
 Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_topic)]
 
 
-def routes(control: Control, access: Access) -> APIRouter:
+def routes(admin: Admin, access: Access) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
@@ -32,17 +32,17 @@ def routes(control: Control, access: Access) -> APIRouter:
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:
         """The targets that get no messages until they are resumed."""
-        return _told(control.paused())
+        return _told(admin.paused())
 
     @router.post("/targets/{topic}/pause", dependencies=changes)
     def pause(topic: Topic) -> PausedTargets:
         """Deliver nothing to this target from a second on; what comes due for it waits."""
-        return _told(control.pause(topic))
+        return _told(admin.pause(topic))
 
     @router.post("/targets/{topic}/resume", dependencies=changes)
     def resume(topic: Topic) -> PausedTargets:
         """Deliver to this target again; what waited follows within a minute."""
-        return _told(control.resume(topic))
+        return _told(admin.resume(topic))
 
     return router
 

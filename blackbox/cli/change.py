@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.control import Cancelled, Control, Rescheduled
+from blackbox.admin.admin import Admin, Cancelled, Rescheduled
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
 
@@ -23,8 +23,8 @@ def cancel(id: Id, json: AsJson = False) -> None:
 
     Ends with 1 unless it was cancelled.
     """
-    with closing(Control(quietly())) as control:
-        done = control.cancel(id)
+    with closing(Admin(quietly())) as admin:
+        done = admin.cancel(id)
     what = "" if done.request is None else done.request.source
     told = {
         "cancelled": f"cancelled {what}",
@@ -52,8 +52,8 @@ def reschedule(
     """
     settings = quietly()
     try:
-        with closing(Control(settings)) as control:
-            done = control.reschedule(id, countdown_s=countdown, at=typed_instant(at))
+        with closing(Admin(settings)) as admin:
+            done = admin.reschedule(id, countdown_s=countdown, at=typed_instant(at))
     except ValueError as error:
         raise BadUsage(str(error)) from None
     what = "" if done.request is None else done.request.id

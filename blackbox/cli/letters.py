@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.admin.dead_letters import PutAway
 from blackbox.api.answers import LetterState
 from blackbox.cli.failures import FAILED, BadUsage
@@ -38,11 +38,11 @@ def letters(
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")
     settings = quietly()
-    with closing(Control(settings)) as control:
+    with closing(Admin(settings)) as admin:
         if replay or discard:
-            _tell(control.put_away(replay or discard or [], again=bool(replay)), json)
+            _tell(admin.put_away(replay or discard or [], again=bool(replay)), json)
         else:
-            _list(control.letters(reason, is_open=not all_), json)
+            _list(admin.letters(reason, is_open=not all_), json)
 
 
 def _list(found: Sequence[Letter], json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Wanted
 from blackbox.api.answers import RequestState
 from blackbox.cli.show import instant
@@ -32,8 +32,8 @@ def pending(
     settings = quietly()
     to_ms = None if within is None else int((time.time() + within) * 1000)
     wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
-    with closing(Control(settings)) as control:
-        each = control.each(settings.topics, wanted, min(limit, PAGE))
+    with closing(Admin(settings)) as admin:
+        each = admin.each(settings.topics, wanted, min(limit, PAGE))
         found = list(islice(each, limit))
     states = [RequestState.of_pending(one) for one in found]
     if json:

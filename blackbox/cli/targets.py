@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.cli.failures import FAILED, BadUsage, ended
 from blackbox.cli.terminal import quietly
 from blackbox.records.request import is_topic_name
@@ -18,7 +18,7 @@ Topic = Annotated[str, typer.Argument(help="The target topic.")]
 
 def pause(topic: Topic) -> None:
     """Deliver nothing to a target from a second on; what comes due for it waits."""
-    if topic not in _change(topic, Control.pause):
+    if topic not in _change(topic, Admin.pause):
         text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
         raise ended(text, FAILED)
     typer.echo(f"{topic} is paused; `blackbox resume {topic}` lets it go on")
@@ -26,12 +26,12 @@ def pause(topic: Topic) -> None:
 
 def resume(topic: Topic) -> None:
     """Deliver to a paused target again; what waited follows within a minute."""
-    _change(topic, Control.resume)
+    _change(topic, Admin.resume)
     typer.echo(f"{topic} is not paused; what waited follows within a minute")
 
 
-def _change(topic: str, change: Callable[[Control, str], dict[str, int]]) -> dict[str, int]:
+def _change(topic: str, change: Callable[[Admin, str], dict[str, int]]) -> dict[str, int]:
     if not is_topic_name(topic):
         raise BadUsage(f"{topic!r} is no name of a topic")
-    with closing(Control(quietly())) as control:
-        return change(control, topic)
+    with closing(Admin(quietly())) as admin:
+        return change(admin, topic)

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.journal.topics import KEPT, receipts_topic
 from tests.conftest import missing
@@ -157,9 +157,9 @@ def target_too_small(scene: Scene) -> None:
 
 def target_paused(scene: Scene) -> None:
     paused = scene.target("paused")
-    control = Control(scene.world.settings())
-    control.pause(paused)
-    control.close()
+    admin = Admin(scene.world.settings())
+    admin.pause(paused)
+    admin.close()
     scene.ask(MUCH, paused)
 
 

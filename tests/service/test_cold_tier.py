@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.admin.lookup import Registry
 from blackbox.cli.show import instant
 from blackbox.index.inspector import Inspector
@@ -287,19 +287,19 @@ def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
     now_ms = year.began_ms
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
-    write = Control._write_moved
+    write = Admin._write_moved
 
-    def write_once_carried_on(control: Control, *terms: Any) -> int:
+    def write_once_carried_on(admin: Admin, *terms: Any) -> int:
         year.promote(now_ms + 8 * HOUR_MS)
         year.pass_to(now_ms + 8 * HOUR_MS)
-        new = write(control, *terms)
+        new = write(admin, *terms)
         year.pass_to(now_ms + 8 * HOUR_MS)
         return new
 
-    monkeypatch.setattr(Control, "_write_moved", write_once_carried_on)
-    control = Control(year.settings)
-    done = control.reschedule(request_id(year.shards[0], 0), at=now_ms + 10 * HOUR_MS)
-    control.close()
+    monkeypatch.setattr(Admin, "_write_moved", write_once_carried_on)
+    admin = Admin(year.settings)
+    done = admin.reschedule(request_id(year.shards[0], 0), at=now_ms + 10 * HOUR_MS)
+    admin.close()
     assert done.request is not None
     assert (done.outcome, done.request.due_ms) == ("rescheduled", now_ms + 10 * HOUR_MS)
     year.pass_to(now_ms + 9 * HOUR_MS)

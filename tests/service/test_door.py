@@ -15,7 +15,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from blackbox.admin.control import Control, Rescheduled, Stats
+from blackbox.admin.admin import Admin, Rescheduled, Stats
 from blackbox.api import access, door
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
@@ -58,9 +58,9 @@ def opened() -> Iterator[Open]:
     """Starts a server with more settings; it asks `control`, by default one that must not be asked."""
     with ExitStack() as ending:
 
-        def start(control: object | None = None, **more: object) -> HttpServer:
+        def start(admin: object | None = None, **more: object) -> HttpServer:
             settings = load(kafka_bootstrap_servers="127.0.0.1:1", **more)
-            asked = cast(Control, control or Nobody())
+            asked = cast(Admin, admin or Nobody())
             server = HttpServer(make_app(Patient(), Metrics(), asked, settings), HOST, 0)
             server.start()
             ending.callback(server.stop)

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Producer
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.api.answers import LetterState
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.letterbox import (
@@ -54,11 +54,11 @@ def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
         producer.produce(world.dead_letters, "ä".encode() * (SIZE // 2), key=b"%d" % number)
         producer.poll(0)
     assert producer.flush(60) == 0
-    with closing(Control(world.settings())) as control:
-        control.letters(limit=1)
+    with closing(Admin(world.settings())) as admin:
+        admin.letters(limit=1)
         tracemalloc.start()
         try:
-            found = control.letters(limit=LARGE)
+            found = admin.letters(limit=LARGE)
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from blackbox import Client
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.core.ended import Ended
 from blackbox.core.plan import Batch
 from blackbox.core.status import NEAR, Fate, Limit
@@ -94,32 +94,32 @@ def year(world: World) -> Iterator[Year]:
 
 
 @pytest.fixture
-def control(year: Year) -> Iterator[Control]:
-    control = Control(year.settings)
-    yield control
-    control.close()
+def admin(year: Year) -> Iterator[Admin]:
+    admin = Admin(year.settings)
+    yield admin
+    admin.close()
 
 
 def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
     world: World, serve: Serve, read: Read
 ) -> None:
     id = ask(serve(), asked(world, 3600, id="a"))
-    control = Control(world.settings())
+    admin = Admin(world.settings())
     try:
-        until("it is pending", lambda: getattr(control.find(id), "state", "") == "pending")
+        until("it is pending", lambda: getattr(admin.find(id), "state", "") == "pending")
         world.services[0].stop()
-        fate = control.find(id)
+        fate = admin.find(id)
         assert fate is not None
         write_receipts(world, int(fate.source.partition("@")[0].rpartition("/")[2]), MANY)
         serve()  # its index is beyond them now
         read.reset()
-        assert getattr(control.find(id), "state", "") == "pending"
+        assert getattr(admin.find(id), "state", "") == "pending"
         assert read.receipts == 0
-        assert control.cancel(id).outcome == "cancelled"
+        assert admin.cancel(id).outcome == "cancelled"
         print(f"\na cancel of a pending request: {read.receipts:,} receipts of {MANY:,}")
         assert read.receipts < 10
     finally:
-        control.close()
+        admin.close()
 
 
 def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None:
@@ -135,7 +135,7 @@ def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None
 
 @pytest.mark.usefixtures("close_clocks")
 def test_an_outcome_is_found_where_the_request_was_written_or_due(
-    world: World, year: Year, control: Control, read: Read
+    world: World, year: Year, admin: Admin, read: Read
 ) -> None:
     write_receipts(world, 0, MANY)
     ended_ms = int(time.time() * 1000)
@@ -150,14 +150,14 @@ def test_an_outcome_is_found_where_the_request_was_written_or_due(
     year.pass_to(int(time.time() * 1000))
     write_receipts(world, 0, MANY)
     read.reset()
-    states = [found(control, year, offset).state for offset in (0, 1)]
+    states = [found(admin, year, offset).state for offset in (0, 1)]
     print(f"\ntwo outcomes: {read.receipts:,} receipts of {3 * MANY:,}")
     assert states == ["invalid", "delivered"]
     assert read.receipts < 50
 
 
 def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
-    year: Year, control: Control, read: Read
+    year: Year, admin: Admin, read: Read
 ) -> None:
     due_ms = year.began_ms + 9 * HOUR_MS
     for number in range(50):
@@ -168,7 +168,7 @@ def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
     fill(year, MANY)
     for offset in (0, 7, 30, 49):
         read.reset()
-        fate = found(control, year, offset)
+        fate = found(admin, year, offset)
         print(f"\n{fate.source}: {read.receipts:,} receipts, {read.requests:,} requests")
         assert (fate.state, fate.id) == ("pending", request_id(year.shards[0], offset))
         assert fate.carried is not None
@@ -180,7 +180,7 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
     world: World, read: Read
 ) -> None:
     year = Year(world, horizon_s=3)
-    control = Control(year.settings)
+    admin = Admin(year.settings)
     due_ms = int(time.time() * 1000) + 9000
     try:
         year.ask("far", due_ms)
@@ -193,31 +193,31 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
         year.pass_to(int(time.time() * 1000))
         fill(year, MANY)
         read.reset()
-        fate = found(control, year, 0)
+        fate = found(admin, year, 0)
         print(f"\n{read.receipts:,} receipts and {read.requests:,} requests of {2 * MANY:,}")
         assert fate.state == "delivered"
         assert read.receipts < 50
         assert read.requests <= NEAR
     finally:
-        control.close()
+        admin.close()
         year.forget()
         year.client.close()
 
 
 def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothing(
-    year: Year, control: Control, monkeypatch: pytest.MonkeyPatch
+    year: Year, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     year.ask("ended", year.began_ms + HOUR_MS // 2, id="a")
     year.cancel("a")
     fill(year, 2 * NEAR)
     year.pass_to(year.began_ms)
-    assert found(control, year, 0).state == "ended"
+    assert found(admin, year, 0).state == "ended"
     monkeypatch.setattr("blackbox.admin.lookup.Limit", partial(Limit, records=1000))
-    fate = found(control, year, 0)
+    fate = found(admin, year, 0)
     assert (fate.state, "blackbox audit" in (fate.detail or "")) == ("undetermined", True)
-    done = control.cancel(fate.id)
+    done = admin.cancel(fate.id)
     assert (done.outcome, done.request and done.request.state) == ("undetermined", "undetermined")
-    without_cold_tier = Control(year.world.settings(hot_horizon_s=0))
+    without_cold_tier = Admin(year.world.settings(hot_horizon_s=0))
     try:
         year.client.hdel(Keys(year.shards[0]).state, "cold")
         fate = found(without_cold_tier, year, 0)
@@ -227,8 +227,8 @@ def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothin
         without_cold_tier.close()
 
 
-def found(control: Control, year: Year, offset: int) -> Fate:
-    fate = control.find(request_id(year.shards[0], offset))
+def found(admin: Admin, year: Year, offset: int) -> Fate:
+    fate = admin.find(request_id(year.shards[0], offset))
     assert fate is not None
     return fate
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from tests.world import (
     APPENDED,
     AT_LENGTH,
@@ -67,8 +67,8 @@ def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(wor
     service = world.start_service().wait_ready()
     p99_ms(world)  # warm
     calm_ms = p99_ms(world)
-    control = Control(world.settings())
-    control.pause(paused)
+    admin = Admin(world.settings())
+    admin.pause(paused)
     time_s = time.time()
     for number in range(WAITING):
         countdown_s = 2 + (number * 7919 % WAITING) / WAITING
@@ -84,8 +84,8 @@ def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(wor
     assert service.metric("blackbox_retried_total") == WAITING, "each was put aside once"
     beside_ms = min(p99_ms(world) for _ in range(2))
 
-    control.resume(paused)
-    control.close()
+    admin.resume(paused)
+    admin.close()
     resumed = time.monotonic()
     until("they come out", lambda: service.metric("blackbox_pending") == 0, 600)
     drained_s = time.monotonic() - resumed

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from blackbox import AsyncClient, Client, TooLate
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from blackbox.embedded import EmbeddedRedis
 from blackbox.records.request import request_id
 from tests.service.conftest import Serve
@@ -50,17 +50,17 @@ def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delive
 ) -> None:
     id = ask(service, asked(world, 3600))
     named = ask(service, asked(world, 3600, id="named"))
-    control, moved = Control(world.settings()), []
-    write_cancel = control._write_cancel
+    admin, moved = Admin(world.settings()), []
+    write_cancel = admin._write_cancel
 
     def write_after_a_reschedule(*cancel: Any) -> int:
         shard, offset = cancel[:2]
         moved.append(client.reschedule(request_id(shard, offset), timedelta(seconds=4)))
         return write_cancel(*cancel)
 
-    monkeypatch.setattr(control, "_write_cancel", write_after_a_reschedule)
-    with closing(control):
-        late, in_time = control.cancel(id), control.cancel("named")
+    monkeypatch.setattr(admin, "_write_cancel", write_after_a_reschedule)
+    with closing(admin):
+        late, in_time = admin.cancel(id), admin.cancel("named")
     assert late.outcome == "too-late"
     assert late.request is not None
     assert (late.request.id, late.request.detail) == (id, f"replaced by {moved[0]}")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from blackbox.admin.control import Cancelled, Control
+from blackbox.admin.admin import Admin, Cancelled
 from blackbox.api import requests, schedules
 from blackbox.api.access import CHANGES_AT_ONCE, READS_AT_ONCE, Access
 from blackbox.config.settings import load
@@ -18,7 +18,7 @@ from blackbox.core.status import Fate
 from tests.service.test_http import Patient
 
 
-class SlowControl:
+class SlowAdmin:
     """Finds nothing until it may; cancels at once."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class SlowControl:
 
 def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.api.access.TURN_WITHIN_S", 0.2)
-    control = SlowControl()
+    admin = SlowAdmin()
     app = FastAPI()
-    app.include_router(requests.routes(cast(Control, control), Access(["127.0.0.1"])))
+    app.include_router(requests.routes(cast(Admin, admin), Access(["127.0.0.1"])))
 
     async def talk() -> tuple[Any, Any, list[Any]]:
         client = httpx.AsyncClient(
@@ -54,24 +54,24 @@ def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> 
             cancelled = await client.delete("/requests/x")
             while sum(one.done() for one in slow) < 60 - READS_AT_ONCE:
                 await asyncio.sleep(0.01)
-            control.may_find.set()
+            admin.may_find.set()
             return refused.pop().result(), cancelled, await asyncio.gather(*slow)
 
     refused, cancelled, all_of_them = asyncio.run(talk())
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert cancelled.status_code == 504
     assert "nothing was done to x: too much" in cancelled.text
-    assert control.looked_up == READS_AT_ONCE
+    assert admin.looked_up == READS_AT_ONCE
     assert sum(one.status_code == 404 for one in all_of_them) == READS_AT_ONCE
 
 
 def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.api.access.CHANGE_WITHIN_S", 0.2)
-    control, access = SlowControl(), Access(["127.0.0.1"])
+    admin, access = SlowAdmin(), Access(["127.0.0.1"])
     app = FastAPI()
-    app.include_router(requests.routes(cast(Control, control), access))
+    app.include_router(requests.routes(cast(Admin, admin), access))
     settings = load(kafka_bootstrap_servers="127.0.0.1:1")
-    app.include_router(schedules.routes(Patient(), cast(Control, control), access, settings))
+    app.include_router(schedules.routes(Patient(), cast(Admin, admin), access, settings))
 
     async def talk() -> tuple[Any, Any, Any, list[Any]]:
         client = httpx.AsyncClient(
@@ -83,11 +83,11 @@ def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyP
             while sum(one.done() for one in slow) < 60 - CHANGES_AT_ONCE:
                 await asyncio.sleep(0.01)
             alive, info = await client.get("/liveness"), await client.get("/info")
-            control.may_find.set()
+            admin.may_find.set()
             return refused.pop().result(), alive, info, await asyncio.gather(*slow)
 
     refused, alive, info, _ = asyncio.run(talk())
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert f"{CHANGES_AT_ONCE} changes" in refused.text
     assert (alive.status_code, info.status_code) == (200, 200)
-    assert control.cancelled == CHANGES_AT_ONCE
+    assert admin.cancelled == CHANGES_AT_ONCE

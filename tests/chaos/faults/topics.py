@@ -7,7 +7,7 @@ from contextlib import closing
 
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from blackbox.admin.control import Control
+from blackbox.admin.admin import Admin
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.world import until
@@ -49,15 +49,15 @@ def targets_paused(scene: Scene) -> None:
     scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 1)
-    with closing(Control(scene.world.settings())) as control:
+    with closing(Admin(scene.world.settings())) as admin:
         for _ in range(scene.dice.randint(2, 4)):
             paused = scene.dice.choice(scene.world.targets)
-            control.pause(paused)
+            admin.pause(paused)
             scene.last(0.1, 1)
             if scene.dice.random() < 0.5:
                 scene.kill(scene.dice.choice(scene.running()))
                 scene.start()
-            control.resume(paused)
+            admin.resume(paused)
             scene.last(0, 0.5)
 
 

@@ -115,7 +115,7 @@ class Stats:
     profile: Sequence[int]
 
 
-class Control:
+class Admin:
     """Finds, lists, counts, asks and cancels. Safe to use from many threads.
 
     Methods raise JournalLost or IndexLost when Kafka or Redis does not answer, NotSent when Kafka
@@ -153,7 +153,7 @@ class Control:
     def page(
         self, wanted: Wanted, after: Place | None, limit: int
     ) -> tuple[list[Found], Place | None]:
-        """Pending requests as `control.pending.page` has it."""
+        """Pending requests as `admin.pending.page` has it."""
         registry = self._registry()
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
@@ -378,7 +378,7 @@ class Control:
         return asked.target if isinstance(asked, Request) else None
 
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
-        """Discard or replay dead letters as `control.letters.put_away` has it."""
+        """Discard or replay dead letters as `admin.letters.put_away` has it."""
         with self._putting_away:  # two at once would fence each other
             return put_away(
                 self._registry().access,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from blackbox.admin import control as module
-from blackbox.admin.control import Cancelled, Control
+from blackbox.admin import admin as module
+from blackbox.admin.admin import Admin, Cancelled
 from blackbox.admin.dead_letters import PutAway
 from blackbox.client.request import request_value
 from blackbox.config.settings import load
@@ -23,14 +23,14 @@ from blackbox.records.request import Shard, locate, request_id
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Control:
+def admin(tmp_path: Path) -> Admin:
     config = tmp_path / "kafka.properties"
     config.write_text("test.mock.num.brokers=1\nallow.auto.create.topics=true\n")
-    return Control(load(kafka_bootstrap_servers="in-process", kafka_config=config))
+    return Admin(load(kafka_bootstrap_servers="in-process", kafka_config=config))
 
 
 def test_a_request_is_written_while_letters_are_put_away(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = Event(), Event()
 
@@ -40,11 +40,11 @@ def test_a_request_is_written_while_letters_are_put_away(
         return PutAway([], {})
 
     monkeypatch.setattr(module, "put_away", slow)
-    monkeypatch.setattr(control, "_registry", lambda: SimpleNamespace(access=None))
+    monkeypatch.setattr(admin, "_registry", lambda: SimpleNamespace(access=None))
     with ThreadPoolExecutor() as pool:
-        putting_away = pool.submit(control.put_away, ["letters/0@1"], again=False)
+        putting_away = pool.submit(admin.put_away, ["letters/0@1"], again=False)
         assert begun.wait(10)
-        [id] = pool.submit(control.ask, [request_value("orders", 1, countdown_s=9)], None).result(5)
+        [id] = pool.submit(admin.ask, [request_value("orders", 1, countdown_s=9)], None).result(5)
         assert not putting_away.done()
         may_end.set()
         putting_away.result(10)
@@ -86,7 +86,7 @@ class Town:
 
 
 @pytest.fixture
-def cancel(control: Control, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cancelled]:
+def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cancelled]:
     """Cancels a pending request by its id, while all this happens to it."""
 
     def cancelled(states: dict[int, State], *, at: int = CANCEL, **more: Any) -> Cancelled:
@@ -98,10 +98,10 @@ def cancel(control: Control, monkeypatch: pytest.MonkeyPatch) -> Callable[..., C
             return at
 
         monkeypatch.setattr(module, "TAKEN_IN_WITHIN_S", 0.2)
-        monkeypatch.setattr(control, "_registry", lambda: town)
-        monkeypatch.setattr(control, "_places", lambda text: [(SHARD, ASKED)])
-        monkeypatch.setattr(control, "_write_cancel", written)
-        return control.cancel(request_id(SHARD, ASKED))
+        monkeypatch.setattr(admin, "_registry", lambda: town)
+        monkeypatch.setattr(admin, "_places", lambda text: [(SHARD, ASKED)])
+        monkeypatch.setattr(admin, "_write_cancel", written)
+        return admin.cancel(request_id(SHARD, ASKED))
 
     return cancelled
 
