@@ -177,7 +177,7 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
 
 QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
     "standing": lambda inspector: inspector.standing(SHARD, NOW_MS),
-    "labels": lambda inspector: inspector.positions(SHARD),
+    "positions": lambda inspector: inspector.positions(SHARD),
     "look_up": lambda inspector: inspector.look_up(SHARD, 10),
     "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
 }

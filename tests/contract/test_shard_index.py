@@ -999,7 +999,7 @@ def store_beyond_the_position(index: ShardIndex) -> None:
 GIVEN_UP: dict[str, Verb] = {
     "a batch stored before": lambda index: store(index, 0, 2, {}),
     "nothing left to put off": lambda index: index.defer({9: (NOW_MS, entry())}, NOW_MS),
-    "a batch beyond the label": store_beyond_the_position,
+    "a batch beyond the position": store_beyond_the_position,
 }
 
 

@@ -340,7 +340,7 @@ def test_a_recovery_that_cannot_be_finished_changes_no_entry(
 # positions and journals that do not fit
 
 
-@pytest.mark.parametrize("labels", [Positions(3, 0), Positions(0, 3), Positions(9, 9)])
+@pytest.mark.parametrize("positions", [Positions(3, 0), Positions(0, 3), Positions(9, 9)])
 def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, positions: Positions,
