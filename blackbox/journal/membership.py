@@ -9,9 +9,18 @@ from dataclasses import KW_ONLY, dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    Consumer,
+    ConsumerGroupState,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
 
-from blackbox.journal.access import KafkaAccess, explained, logger
+from blackbox.journal.access import KafkaAccess, explained, logger, outcome
+from blackbox.journal.topics import Topics
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -20,6 +29,9 @@ CONFIRM_S = 5.0
 LEAVE_S = 2.0
 PATIENCE_S = 20.0
 """The group has given its shards to others by then."""
+
+UNOWNED_LOOK_S = 10
+"""Between two looks for partitions without an owner; a new one has an owner sooner than this."""
 
 
 class _Question:
@@ -61,6 +73,10 @@ class Membership:
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._questions: dict[Shard, _Question] = {}
         self._must_join = False
+        self._must_leave = False
+        self._member_id = ""
+        self._unowned: set[Shard] = set()
+        self._admin: AdminClient | None = None
         self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
@@ -101,6 +117,48 @@ class Membership:
         for shard, offset in positions.items():
             if shard in owned:
                 self._to_commit.put(_at(shard, offset))
+
+    def look_for_unowned(self) -> None:
+        """Join the group anew if partitions have had no owner at two looks in a row.
+
+        A member with an instance id that comes back within the session timeout gets the assignment of its
+        predecessor, and the group is not rebalanced. Partitions and topics that were added while it was away
+        are in its first metadata, so no member notices a change either. One member leaves and joins: the one
+        whose id is the lowest, so that they do not all do it.
+        """
+        before, self._unowned = self._unowned, set()
+        if not self.has_joined:
+            return
+        try:
+            self._unowned, members = self._look_at_group()
+        except (RecoveryRequired, KafkaException):  # the owners of shards report this
+            self._admin = None  # it may have lost sight of all brokers
+            return
+        unowned = sorted(self._unowned & before)
+        if unowned and members and self._member_id == min(members):
+            logger.warning(
+                "membership: no member of the group %s owns %s; joining it again",
+                self.access.group_id, ", ".join(map(str, unowned)),
+            )  # fmt: skip
+            self._unowned = set()
+            self._must_leave = True
+
+    def _look_at_group(self) -> tuple[set[Shard], list[str]]:
+        """The partitions of our topics that no member owns, and the members that subscribe to these topics.
+
+        Nothing while the group is being rebalanced.
+        """
+        if self._admin is None:
+            self._admin = self.access.admin()
+        [asked] = self._admin.describe_consumer_groups([self.access.group_id]).values()
+        group = outcome(asked)
+        if group.state != ConsumerGroupState.STABLE:
+            return set(), []
+        counts = Topics(self._admin).partitions(self.topics)
+        every = {Shard(topic, p) for topic, count in counts.items() for p in range(count)}
+        owned = {one.member_id: _shards(one.assignment.topic_partitions) for one in group.members}
+        members = [id for id, shards in owned.items() if id == self._member_id or every & {*shards}]
+        return every.difference(*owned.values()), members
 
     def close(self) -> None:
         """Leave the group, after giving up every shard."""
@@ -173,6 +231,10 @@ class Membership:
                 self._stopping.wait(POLL_S)
 
     def _take_part(self) -> None:
+        if self._must_leave:
+            self._must_leave = False
+            self._leave()  # else the group gives a member with an instance id what it had before
+            self._must_join = True
         if self._must_join:
             self._join_anew()
         if self._sight.is_lost:
@@ -209,6 +271,7 @@ class Membership:
         with self._lock:
             self._owned.update(_shards(partitions))
         self._new += _shards(partitions)
+        self._member_id = consumer.memberid() or ""
         self._joined.set()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

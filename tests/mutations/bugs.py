@@ -1127,6 +1127,19 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "unowned-is-left",
+        "partitions that no member of the group owns stay without an owner",
+        (
+            Change(
+                "journal/membership.py",
+                "            self._must_leave = True\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_takeover.py",),
+    ),
+    Bug(
         "replaced-but-not-gone",
         "who lost its name in the group to another process goes on with the shards that it had",
         (

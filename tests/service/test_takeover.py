@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.world import (
     PARTITIONS,
@@ -120,6 +121,31 @@ def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_
     assert verdict.is_exact, verdict
     print(f"killed and started again: late by {verdict.late_ms[-1]} ms at most")
     assert verdict.late_ms[-1] < PATIENCE_S * 1000 / 2, verdict.late_ms[-10:]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [pytest.param([], marks=pytest.mark.at_length), ["two"]],
+    ids=["alone", "beside another"],
+)
+def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_owner(
+    world: World, patient: Callable[..., ServiceProcess], others: list[str]
+) -> None:
+    names = ["one", *others]
+    victims = [patient(instance_id=name).wait_ready() for name in names]
+    until("all shards are owned", lambda: sum(map(len, map(owned, victims))) == PARTITIONS)
+    for victim in victims:
+        victim.kill()
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    [added] = admin.create_partitions([NewPartitions(world.requests, PARTITIONS + 1)]).values()
+    added.result()
+
+    for name in names:
+        patient(instance_id=name).wait_ready()
+    until("it can be written to", lambda: world.writable_partitions() == PARTITIONS + 1)
+    world.ask(10, within_s=1, partition=PARTITIONS)
+
+    assert world.wait_delivered().is_exact
 
 
 def test_an_owner_with_a_name_that_stops_leaves_the_group(

@@ -24,7 +24,7 @@ from blackbox.engine.redis_monitor import Watch
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.inspector import Inspector
-from blackbox.journal.membership import Membership
+from blackbox.journal.membership import UNOWNED_LOOK_S, Membership
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
@@ -125,6 +125,9 @@ class SparkEngine:
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
+        self._scheduler.add_job(
+            self._membership.look_for_unowned, "interval", seconds=UNOWNED_LOOK_S, id="unowned"
+        )
         self._scheduler.start()
         self._membership.start()
         if self._only != "intake":
