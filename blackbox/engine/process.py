@@ -18,7 +18,8 @@ from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import Schedule, schedule
 from blackbox.engine.redis_monitor import Watch
 from blackbox.engine.shard_pool import ShardPool
-from blackbox.journal.membership import UNOWNED_LOOK_S, Membership
+from blackbox.journal import unowned
+from blackbox.journal.membership import Membership
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
@@ -90,7 +91,7 @@ class Service:
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.add_job(
-            self._membership.look_for_unowned, "interval", seconds=UNOWNED_LOOK_S, id="unowned"
+            self._membership.look_for_unowned, "interval", seconds=unowned.LOOK_S, id="unowned"
         )
         self._scheduler.add_job(
             interpreter.give_memory_back,

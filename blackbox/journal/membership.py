@@ -9,18 +9,10 @@ from dataclasses import KW_ONLY, dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
-from confluent_kafka import (
-    OFFSET_END,
-    Consumer,
-    ConsumerGroupState,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from blackbox.journal.access import KafkaAccess, explained, logger, outcome
-from blackbox.journal.topics import Topics
+from blackbox.journal.access import KafkaAccess, explained, logger
+from blackbox.journal.unowned import Unowned
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -29,9 +21,6 @@ CONFIRM_S = 5.0
 LEAVE_S = 2.0
 PATIENCE_S = 20.0
 """The group has given its shards to others by then."""
-
-UNOWNED_LOOK_S = 10
-"""Between two looks for partitions without an owner; a new one has an owner sooner than this."""
 
 
 class _Question:
@@ -75,8 +64,7 @@ class Membership:
         self._must_join = False
         self._must_leave = False
         self._member_id = ""
-        self._unowned: set[Shard] = set()
-        self._admin: AdminClient | None = None
+        self._unowned = Unowned(self.access, self.topics)
         self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
@@ -119,46 +107,9 @@ class Membership:
                 self._to_commit.put(_at(shard, offset))
 
     def look_for_unowned(self) -> None:
-        """Join the group anew if partitions have had no owner at two looks in a row.
-
-        A member with an instance id that comes back within the session timeout gets the assignment of its
-        predecessor, and the group is not rebalanced. Partitions and topics that were added while it was away
-        are in its first metadata, so no member notices a change either. One member leaves and joins: the one
-        whose id is the lowest, so that they do not all do it.
-        """
-        before, self._unowned = self._unowned, set()
-        if not self.has_joined:
-            return
-        try:
-            self._unowned, members = self._look_at_group()
-        except (RecoveryRequired, KafkaException):  # the owners of shards report this
-            self._admin = None  # it may have lost sight of all brokers
-            return
-        unowned = sorted(self._unowned & before)
-        if unowned and members and self._member_id == min(members):
-            logger.warning(
-                "membership: no member of the group %s owns %s; joining it again",
-                self.access.group_id, ", ".join(map(str, unowned)),
-            )  # fmt: skip
-            self._unowned = set()
+        """Join the group again if it is this member's turn to find an owner for partitions that have none."""
+        if self.has_joined and self._unowned.must_rejoin(self._member_id):
             self._must_leave = True
-
-    def _look_at_group(self) -> tuple[set[Shard], list[str]]:
-        """The partitions of our topics that no member owns, and the members that subscribe to these topics.
-
-        Nothing while the group is being rebalanced.
-        """
-        if self._admin is None:
-            self._admin = self.access.admin()
-        [asked] = self._admin.describe_consumer_groups([self.access.group_id]).values()
-        group = outcome(asked)
-        if group.state != ConsumerGroupState.STABLE:
-            return set(), []
-        counts = Topics(self._admin).partitions(self.topics)
-        every = {Shard(topic, p) for topic, count in counts.items() for p in range(count)}
-        owned = {one.member_id: _shards(one.assignment.topic_partitions) for one in group.members}
-        members = [id for id, shards in owned.items() if id == self._member_id or every & {*shards}]
-        return every.difference(*owned.values()), members
 
     def close(self) -> None:
         """Leave the group, after giving up every shard."""

@@ -24,7 +24,8 @@ from blackbox.engine.redis_monitor import Watch
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.inspector import Inspector
-from blackbox.journal.membership import UNOWNED_LOOK_S, Membership
+from blackbox.journal import unowned
+from blackbox.journal.membership import Membership
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
@@ -126,7 +127,7 @@ class SparkEngine:
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
         self._scheduler.add_job(
-            self._membership.look_for_unowned, "interval", seconds=UNOWNED_LOOK_S, id="unowned"
+            self._membership.look_for_unowned, "interval", seconds=unowned.LOOK_S, id="unowned"
         )
         self._scheduler.start()
         self._membership.start()

@@ -1,0 +1,73 @@
+"""Partitions of the request topics that no member of the consumer group owns, though the group is stable."""
+
+from __future__ import annotations
+
+from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from blackbox.journal.access import KafkaAccess, logger, outcome
+from blackbox.journal.topics import Topics
+from blackbox.records.errors import RecoveryRequired
+from blackbox.records.request import Shard
+
+LOOK_S = 10
+"""Between two looks; a new partition normally has an owner sooner than this."""
+
+MOST_LOOKS = 360
+"""An hour: joining again does not help if, for example, the leader of the group may not see a topic."""
+
+
+class Unowned:
+    """Tells one member of the group to join it again when partitions stay without an owner.
+
+    A member with an instance id that comes back within the session timeout gets the assignment of its
+    predecessor, and the group is not rebalanced. Partitions and topics that were added while it was away
+    are in its first metadata, so no member notices a change either.
+    """
+
+    def __init__(self, access: KafkaAccess, topics: list[str]) -> None:
+        self._access = access
+        self._topics = topics
+        self._admin: AdminClient | None = None
+        self._looks = 0
+        self._enough = 2
+
+    def must_rejoin(self, member_id: str) -> bool:
+        """Look, and return whether this member is to leave the group and to join it again.
+
+        After several looks with such partitions, it is the member with the lowest id, so that not all leave.
+        If it does not help, the next time comes after twice as many looks.
+        """
+        try:
+            unowned, members = self._look()
+        except (RecoveryRequired, KafkaException):  # the owners of shards report this
+            self._admin = None  # it may have lost sight of all brokers
+            return False
+        if not unowned:
+            self._looks, self._enough = 0, 2
+            return False
+        self._looks += 1
+        if self._looks < self._enough or member_id != min(members, default=member_id):
+            return False
+        logger.warning(
+            "membership: no member of the group %s owns %s; joining it again",
+            self._access.group_id, ", ".join(map(str, sorted(unowned))),
+        )  # fmt: skip
+        self._looks, self._enough = 0, min(2 * self._enough, MOST_LOOKS)
+        return True
+
+    def _look(self) -> tuple[set[Shard], list[str]]:
+        """The partitions without an owner, and the ids of the members that own others; none during a rebalance."""
+        if self._admin is None:
+            self._admin = self._access.admin()
+        [asked] = self._admin.describe_consumer_groups([self._access.group_id]).values()
+        group = outcome(asked)
+        if group.state != ConsumerGroupState.STABLE:
+            return set(), []
+        counts = Topics(self._admin).partitions(self._topics)
+        every = {Shard(topic, p) for topic, count in counts.items() for p in range(count)}
+        owned = {
+            one.member_id: {Shard(at.topic, at.partition) for at in one.assignment.topic_partitions}
+            for one in group.members
+        }
+        return every.difference(*owned.values()), [id for id in owned if owned[id] & every]
