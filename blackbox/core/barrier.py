@@ -1,4 +1,4 @@
-"""The barrier that a new owner writes, and the receipt before it that may not have come true."""
+"""The barrier that a new owner writes, and the check of the receipt before it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ logger = logging.getLogger("blackbox.core.recovery")
 TAIL = 100
 ROUNDS = DOUBTFUL - 2
 PATIENCE_S = 2.0
-"""With what the last receipt names: what cannot be read by then is looked at while the shard is open."""
+"""How long the last receipt's messages are checked; the rest is checked while the shard is open."""
 
 
 def commit_barrier(
     shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
 ) -> tuple[int, int]:
-    """The position that a new owner's barrier reaches, and how many outcomes it voids.
+    """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
-    The owner has opened its writer, and its index knows the receipts before `since`; of those below `checked` it has
-    looked whose they are. Raises RecoveryRequired when others keep writing receipts, OtherGroup when another group opened the
-    shard in the same moment.
+    The owner has opened its writer. Its index knows the receipts before `since`, and the groups of
+    the receipts below `checked` have been checked. Raises RecoveryRequired when other owners keep
+    writing receipts, OtherGroup when another group opened the shard at the same moment.
     """
     absent = 0
     for attempt in range(ROUNDS):
@@ -49,7 +49,7 @@ def commit_barrier(
             )  # fmt: skip
         absent += len(missing)
         others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
-        group = others[-1] if others else barrier.group  # who was first keeps the shard
+        group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
         void = sorted(claim.offset for claim in (*missing, *unread))
         position = writer.commit(
@@ -64,7 +64,7 @@ def commit_barrier(
 
 
 def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
-    """The last receipts; further back where there are none, as aborted ones leave only gaps."""
+    """The last receipts. Searches further back if there are none, as aborted ones leave only gaps."""
     for stretch in bounds.from_the_end(TAIL):
         if tail := list(journal.receipts(*stretch)):
             return tail

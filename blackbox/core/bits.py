@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 SEGMENT = 1 << 16
-"""Requests per bitmap, so that a bitmap has 8 KiB at most."""
+"""Requests per bitmap, so that a bitmap has at most 8 KiB."""
 
 
 class Bits(Set[int]):
-    """Offsets, as bitmaps of `SEGMENT` each by their number, in Redis' order of bits."""
+    """A set of offsets, as bitmaps of `SEGMENT` offsets each by segment number, in Redis' bit order."""
 
     def __init__(self, bitmaps: Mapping[int, bytes | bytearray] | None = None) -> None:
         self.bitmaps = dict(bitmaps or {})
@@ -31,7 +31,7 @@ class Bits(Set[int]):
         return sum(int.from_bytes(bitmap).bit_count() for bitmap in self.bitmaps.values())
 
     def changed(self, added: Iterable[int], removed: Iterable[int]) -> dict[int, bytes]:
-        """The bitmaps that differ then; one without any bit is empty."""
+        """The bitmaps that this change alters, in their new form; a bitmap without any bit is empty."""
         new: dict[int, bytearray] = {}
         for offsets, is_set in ((added, True), (removed, False)):
             for offset in offsets:

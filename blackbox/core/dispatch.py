@@ -1,4 +1,4 @@
-"""The second verb: what is due leaves the index and goes where it was asked to go."""
+"""The second verb, dispatch: deliver what is due and remove it from the index."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ logger = logging.getLogger("blackbox.core.dispatch")
 
 TELL_AFTER_MS = 5_000
 PART_LATER_MS = 50
-"""What a strict topic takes in a later transaction: others go before it."""
+"""Delay of what a strict topic takes only in a later transaction; other messages go before it."""
 UNFIT_LATER_MS = 60_000
-"""Until a dead letter is tried again that its topic takes in no form."""
+"""Delay before a dead letter that its topic takes in no form is retried."""
 MOST_PAUSE_MS = 10_000
-"""Between two looks at what is in doubt."""
+"""The longest pause between two looks at what is in doubt."""
 
 
 @dataclass(slots=True)
 class Dispatched:
-    """What one tick did. `due_ms` are the due times of what it delivered, `targets` how many went where.
+    """What one tick did.
 
-    `next_due_ms` is None when nothing is pending after what is due now.
+    `due_ms` are the due times of what it delivered, `targets` the number of messages by target.
+    `next_due_ms` is the next due or retry time, None if there is none.
     """
 
     due_ms: list[int] = field(default_factory=list)
@@ -53,9 +54,9 @@ class Dispatched:
 class Dispatch:
     """Delivers what is due in one shard.
 
-    `sorting` decides what becomes of each request, `counted` are the requests of callers whose
-    pending ones are counted. When Kafka's clock is not known well enough, the next receipt tells it.
-    `done` is what the last tick did, also if it ended with a doubt.
+    `triage` decides what happens to each request. `counted` selects the requests of callers whose
+    pending ones are counted. When `is_clock_outdated`, a receipt is written to read Kafka's clock
+    again. `done` is what the last tick did, even if it raised.
     """
 
     index: Index
@@ -83,15 +84,15 @@ class Dispatch:
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`.
 
-        1. read positions and due members that belong together, then the payloads; of a full
-           batch's successor already while Kafka is busy with the batch; then say in Redis what is
-           about to be delivered, without what was cancelled or replaced since;
+        1. read positions and due members that belong together, then the payloads. The batch after a
+           full one is read while Kafka is busy with the full one. Then mark the batch as in flight
+           in Redis, without what was cancelled or replaced since it was read;
         2. one transaction: messages and dead letters, flushed, then the receipt that names where
            each went; commit;
         3. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
 
-        What cannot be delivered now is put off, out of the head of the queue. Raises RecoveryRequired when
-        an outcome is unknown or the positions are not the ones last seen: recover.
+        What cannot be delivered now is postponed, out of the head of the queue. Raises
+        RecoveryRequired when an outcome is unknown or the positions are not the ones last seen.
         """
         self.done = Dispatched()
         self._known = self.index.positions.requests
@@ -106,7 +107,7 @@ class Dispatch:
         later = self.triage.hold_back(batch, now_ms)
         try:
             if batch.ready or batch.dead:
-                # a backlog that comes out is not read ahead: it stands apart from what is due
+                # no read-ahead while a parked backlog comes out: it is stored apart from what is due
                 goes_on = did.is_full and not batch.alone and not self._came_out
                 goes_on = goes_on and not self._release()
                 self._deliver(batch, did, now_ms, goes_on=goes_on)
@@ -123,7 +124,7 @@ class Dispatch:
         return did
 
     def _look_at_doubtful(self, now_ms: int) -> None:
-        """What the last owner may have delivered, where nobody could look when the shard was opened."""
+        """Check what the last owner may have delivered and could not be checked when the shard was opened."""
         claims = list(self._doubtful.values())
         missing, unread = self.triage.journal.check(claims, 0)
         absent = set(missing)
@@ -146,7 +147,7 @@ class Dispatch:
         self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
 
     def _tell_alone(self, now_ms: int) -> None:
-        """Write a receipt without deliveries, for how far rules have judged requests, or to read Kafka's clock."""
+        """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
         is_late = now_ms - self._told_ms >= TELL_AFTER_MS
         is_news = self.triage.pace is not None and self._known > self._told and is_late
         if is_news or self.is_clock_outdated():
@@ -161,19 +162,19 @@ class Dispatch:
         return self._looked(due, now_ms)
 
     def _release(self) -> Collection[str]:
-        """For which targets what is parked comes out; nothing before the first look told what is paused."""
+        """The targets whose parked entries come out; none before the first look has shown what is paused."""
         parked = self.index.parked() if self._paused is not None else {}
         return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
     def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
-        """What comes after a batch that is still being delivered."""
+        """Read the batch after one that is still being delivered."""
         self._removed = self.index.removed
         in_flight = before.ready.keys() | before.dead.keys()
         due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
         due = due._replace(
             is_full=True,
             pending=due.pending - len(in_flight),
-            parked={**before.parked, **due.parked},  # that before is not yet, in Redis
+            parked={**before.parked, **due.parked},  # `before.parked` is not in Redis yet
             backlogs=due.backlogs.union(before.parked.values()),
         )
         return self._looked(due, now_ms)
@@ -198,7 +199,7 @@ class Dispatch:
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
-        # before the transaction, which would time out meanwhile
+        # before the transaction, which could time out during the read
         originals = self._originals(batch.dead)
         places: Places = {}
         letters: Places = {}
@@ -237,7 +238,7 @@ class Dispatch:
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
         due_ms = (entry.due_ms for offset, entry in ended.items() if offset not in dead)
-        # one that was read again may name a later time
+        # an entry that was read again may have a later due time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
             position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
@@ -252,11 +253,11 @@ class Dispatch:
         _count(did, ended, dead)
         _count_postponed(did, batch.deferred)
         if failed:
-            self._ahead = None  # what is put off may have to go before it
+            self._ahead = None  # what is postponed may have to go before it
             self._postpone(sent, failed, did, now_ms, parts.apart)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
-        """The batch stays where it is; by now its clock is known."""
+        """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
         self._ahead = None
         self.index.mark_in_flight((), self._removed)
@@ -282,7 +283,7 @@ class Dispatch:
         )
 
     def _mark_in_flight(self, batch: Sorted) -> bool:
-        """Leave out what was cancelled or replaced since it was read; whether there is something left."""
+        """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
@@ -292,7 +293,7 @@ class Dispatch:
         return False
 
     def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
-        """The records of entries that Redis does not hold whole, except those that are gone from Kafka, too."""
+        """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
         return self.triage.originals(
             o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
         )
@@ -305,7 +306,10 @@ class Dispatch:
         parts: Parts,
         flush: Callable[[], object],
     ) -> dict[int, Postponed]:
-        """What the client refuses becomes dead; returns what is for a later transaction, in so many ms."""
+        """Send the messages; return those for a later transaction, each with its delay in ms.
+
+        A message that the client refuses is added to `dead`.
+        """
         later: dict[int, Postponed] = {}
         for message in deliveries(self.shard, ready):
             place = parts.place(message)
@@ -328,7 +332,7 @@ class Dispatch:
         parts: Parts,
         flush: Callable[[], object],
     ) -> dict[int, Postponed]:
-        """Returns what is for a later transaction, in so many ms."""
+        """Send the dead letters; return those for a later transaction, each with its delay in ms."""
         topic = self.triage.dead_letter_topic
         later: dict[int, Postponed] = {}
         unfit: list[str] = []
@@ -373,7 +377,7 @@ class Dispatch:
     def _send_follow_ups(
         self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
     ) -> Places:
-        """Returns where those for the request topic went, once they are flushed."""
+        """Send the follow-ups; return where those for the request topic went, complete once flushed."""
         written: Places = {}
         ended = {**ready, **dead}
         follow_ups = self.triage.follow_ups
@@ -395,7 +399,7 @@ class Dispatch:
     def _hopeless(
         self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], places: Places
     ) -> dict[int, Refusal]:
-        """What is not with the brokers yet because its target can take nothing any more."""
+        """The messages that no broker has yet because their target cannot take anything any more."""
         arrived = {offset for pairs in places.values() for offset, _ in pairs}
         waiting = {o: e.target for o, e in ready.items() if o not in arrived and o not in dead}
         if not waiting:

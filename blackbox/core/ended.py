@@ -1,4 +1,4 @@
-"""What has ended, as whoever rebuilds an index keeps it in memory: a bit for each request."""
+"""Ended requests, kept in memory while an index is rebuilt: one bit per request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _BITS = tuple(0x80 >> bit for bit in range(8))
 
 
 class Ended:
-    """A growing set of offsets, in Redis' order of bits."""
+    """A growing set of offsets, in Redis' bit order."""
 
     def __init__(self) -> None:
         self._segments: dict[int, bytearray] = {}
 
     def add(self, offsets: Iterable[int]) -> int:
-        """How many these were. Forty million of them are read in a rebuild, so no call for each."""
+        """Add offsets; return how many there were.
+
+        A rebuild reads forty million of them, so there is no function call for each.
+        """
         segments, count = self._segments, 0
         for offset in offsets:
             count += 1
@@ -28,7 +31,7 @@ class Ended:
         return count
 
     def forget_from(self, first: int) -> None:
-        """Of the offsets from here on nothing has ended."""
+        """Remove all offsets from `first` on."""
         segment, byte = first >> 16, first >> 3 & 0x1FFF
         for at in [at for at in self._segments if at > segment]:
             del self._segments[at]
@@ -45,7 +48,7 @@ class Ended:
         return bits is not None and bool(bits[offset >> 3 & 0x1FFF] & _BITS[offset & 7])
 
     def bits_from(self, first: int) -> dict[int, bytes]:
-        """The bitmaps of the offsets from `first` on, by segment; without those that have no bit."""
+        """The bitmaps of the offsets from `first` on, by segment, without empty ones."""
         found = {at: bytes(bits) for at, bits in self._segments.items() if at >= first // SEGMENT}
         below = Bits({at: bits for at, bits in found.items() if at == first // SEGMENT})
         found |= below.changed((), [offset for offset in below if offset < first])

@@ -1,12 +1,14 @@
-"""What is written with the end of a request: when it recurs, the request for the next time; of a
-schedule its tombstone, and a copy of the message for the history.
+"""Follow-ups: what is written together with the outcome of a request.
 
-All but the copy go to the request topic, where callers write as well. A tombstone that stands behind
-a newer schedule of the same id would end that one, by compaction if not by intake; the next time of
-what is cancelled at this very moment would bring it back. So before a batch is committed, whatever
-was written between what intake has stored and these records is looked at, in Kafka and uncommitted:
-nothing is ended, or goes on, that was written anew or cancelled. Of a long backlog most is looked at
-before the transaction begins.
+For a recurring request, this is the request for the next time. For a schedule, it is a tombstone,
+and a copy of the message for the history topic.
+
+All but the copy go to the request topic, where callers write as well. A tombstone after a newer
+schedule of the same id would end the newer one, by compaction if not by intake. The next request of
+a recurring one that is being cancelled would bring it back. So before a batch is committed,
+everything between what intake has stored and these records is read from Kafka, including what is
+uncommitted. If one of the batch was asked for again or cancelled there, the transaction is aborted.
+Most of a long backlog is read before the transaction begins.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, off
 logger = logging.getLogger("blackbox.core.follow_ups")
 
 MOST_INSIDE = 4000
-"""Records of others that are read inside a transaction: so many take well under a second of its time."""
+"""Records of others to be read inside a transaction: this many take well under a second of its time."""
 
 
 class Journal(Protocol):
-    """The request topic, with what is not committed, or never will be."""
+    """The request topic, including records that are not committed or never will be."""
 
     def request_bounds(self) -> Bounds: ...
 
@@ -42,7 +44,7 @@ class Journal(Protocol):
 
 @dataclass(slots=True)
 class FollowUps:
-    """What a shard writes with its outcomes. `history_topic` is that of schedules, None elsewhere.
+    """The follow-ups that a shard writes with its outcomes. `history_topic` is set for schedules only.
 
     Not safe for use from two threads at once.
     """
@@ -55,17 +57,17 @@ class FollowUps:
     _seen: int = 0
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
-        """Whether anything is written with the end of these."""
+        """Whether any of these requests has follow-ups."""
         return self.history_topic is not None or any(entry.recurs for entry in entries)
 
     def topics(self, entry: Entry) -> tuple[str, ...]:
-        """Where something is written with the end of this request: without them it cannot end."""
+        """The topics of this request's follow-ups. The request cannot end without them."""
         if self.history_topic is not None:
             return self.history_topic, self.shard.topic
         return () if entry.recurs is None else (self.shard.topic,)
 
     def requests(self, ended: Mapping[int, Entry], now_ms: int) -> Iterator[Outgoing]:
-        """For the request topic, in its own partition: tombstones, and requests for the next time."""
+        """The follow-ups for the request topic, in its own partition: tombstones, or requests for next times."""
         topic, partition = self.shard
         if self.history_topic is None:
             for offset, entry in ended.items():
@@ -85,15 +87,16 @@ class FollowUps:
             yield message._replace(topic=topic, key=key, value=None, partition=partition)
 
     def copies(self, delivered: Mapping[int, Entry]) -> Iterator[Outgoing]:
-        """The messages once more, for the history topic."""
+        """Copies of the messages for the history topic."""
         if self.history_topic is not None:
             for message in deliveries(self.shard, delivered):
                 yield message._replace(topic=self.history_topic)
 
     def look_ahead(self, position: int) -> None:
-        """Read a long backlog above `position` before a transaction begins, which would time out meanwhile.
+        """Read a long backlog above `position` before a transaction begins, which the read could outlast.
 
-        Again and again, as long as each time at most half is left. Raises RecoveryRequired when Kafka does not answer.
+        Repeats as long as each pass leaves at most half as much as the one before. Raises
+        RecoveryRequired when Kafka does not answer.
         """
         before = math.inf
         while True:
@@ -107,16 +110,16 @@ class FollowUps:
     def overtaken(
         self, position: int, ended: Mapping[int, Entry], written: Places
     ) -> dict[int, Refusal]:
-        """The requests that were asked for anew or cancelled, behind them and before what was written.
+        """The requests that a later record, before what was written, asks for again or cancels.
 
-        Requests below `position` are known to the index; what lies above it is read once. Raises a
+        Requests below `position` are known to the index; records above it are read once. Raises
         RecoveryRequired when Kafka does not answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
         self._look(position, max(at, default=position - 1) + 1, at)
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
-            # One that was carried on is cancelled by its first id.
+            # A request that was carried on is cancelled by its first id.
             names = (offset, entry.origin, entry.caller_id)
             newer = max(self._newest.get(name, -1) for name in names if name is not None)
             if newer >= position and newer > offset:
@@ -131,7 +134,7 @@ class FollowUps:
         start = max(position, self._seen)
         self._seen = max(self._seen, end)
         if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
-            return  # nobody else wrote
+            return  # there is no other writer's record
         for batch in self.journal.requests(start, end):
             for record in batch.records:
                 for name in () if record.offset in own else self._meant(record):
@@ -147,12 +150,12 @@ class FollowUps:
             if cancels(record.headers):
                 return
             record = as_request(record)
-        if follows(record.headers):  # of ours, that was taken back
+        if follows(record.headers):  # blackbox's own, from an aborted transaction
             return
         asked = self.contract.parse(record, record.timestamp_ms)
         if asked is None:
             return
-        if self.history_topic is not None and record.key is not None:  # compaction goes by it
+        if self.history_topic is not None and record.key is not None:  # compaction works by the key
             yield record.key.decode(errors="replace")
         elif not isinstance(asked, Invalid) and asked.caller_id is not None:
             yield asked.caller_id

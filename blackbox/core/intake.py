@@ -1,4 +1,4 @@
-"""The first verb: requests from the journal enter the index."""
+"""The first verb, intake: requests from the journal enter the index."""
 
 from __future__ import annotations
 
@@ -44,19 +44,20 @@ from blackbox.rules.admission import Admission
 from blackbox.rules.rules import Asked, Rules
 
 MOST_COLD_BYTES = 900_000
-"""A larger one may not be writable again: clients and topics take 1 MB unless told otherwise."""
+"""The largest cold value. A larger one may not be writable again: clients and topics take 1 MB by default."""
 
 MOST_REFUSED_BYTES = 1_000
-"""Of a refused record that is kept in Redis: a caller whose requests are refused must not fill it for all."""
+"""The largest refused record kept in Redis: a caller whose requests are refused must not fill it for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
-    `carried` came from the cold tier, and were accepted before. `refused` are those that were not
-    admitted, by reason and caller. `ahead_ms`: so much later than both clocks here the broker stamped the
-    last record, 0 if it is earlier; it is about clocks, so two passes that did the same are equal.
+    `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
+    were not admitted, by reason and caller. `ahead_ms` is how much later than both local clocks the
+    broker timestamped the last record, 0 if it is earlier. It is a matter of clocks, so it is not
+    compared: two passes that did the same are equal.
     """
 
     accepted: int
@@ -78,8 +79,9 @@ VERDICT_LOST = (
 class Opening(NamedTuple):
     """How requests are read while an index is rebuilt.
 
-    `ended` have an outcome; replacements by id that are `too_late` ended nothing. What was due, or was to replace another, before `unknown_before_ms` and
-    has none may have had one that is gone.
+    `ended` have an outcome. Replacements by id in `too_late` ended nothing. A request that was due
+    before `unknown_before_ms`, or a replacement by id that was written before it, may have had an
+    outcome that is gone.
     """
 
     ended: Ended
@@ -88,9 +90,9 @@ class Opening(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """What requests that stay in Kafka end: by caller ids and ids; carried ones as (offset, previous, origin).
+    """What requests that stay in Kafka end, by caller ids and ids; carried ones as (offset, previous, origin).
 
-    After them comes a replacement by id, as (offset, id, caller id), if there is one.
+    `replacement` is the replacement by id after them, as (offset, id, caller id), if there is one.
     """
 
     touched: Touched
@@ -99,10 +101,10 @@ class Upcoming(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A batch that has been read: what each record of the offsets `start` to `end` - 1 asks for.
+    """A parsed batch: what each record of the offsets `start` to `end` - 1 asks for.
 
-    By their place among these, `refused` are what `rules` do not let in, and the dead letters to be
-    put instead; `asked` are those that count against a quota. `epoch` is the leader epoch of the first
+    `refused` maps places in `changes` to the dead letters of requests that `rules` do not admit.
+    `asked` are the requests that count against a quota. `epoch` is the leader epoch of the first
     record, `tail` is the last one.
     """
 
@@ -121,9 +123,9 @@ class Parsed(NamedTuple):
 class Intake:
     """Applies batches of one shard's request records to its index, in journal order.
 
-    Requests due further ahead than the horizon stay out of it; None: there is no cold tier.
-    Without an `admission` callers may do what they like. `check_log` raises Shortened if Kafka has
-    another record now where this one was read.
+    Requests due beyond the horizon stay out of it; None: there is no cold tier. Without an
+    `admission`, callers are not limited. `check_log` raises Shortened if Kafka now has another
+    record where this one was read.
     """
 
     contract: Format
@@ -133,17 +135,17 @@ class Intake:
     check_log: Callable[[Tail], None] = lambda tail: None
 
     def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
-        """Store one batch; the same batch again changes nothing.
+        """Store one batch; storing the same batch again changes nothing.
 
-        1. parse each record; an invalid one becomes an entry that is due at once, which dispatch
-           moves to the dead-letter topic; one beyond the horizon only leaves a mark;
+        1. parse each record. An invalid one becomes an entry that is due at once, which dispatch
+           moves to the dead-letter topic. One beyond the horizon only sets a bit;
         2. compare the positions in Redis with the position the batch was read from;
         3. in one MULTI: entries, replacements and cancels, then the position `requests`.
 
-        `latest_ms` is the later of Redis' and this host's clock: a record's timestamp beyond it
-        counts as it. Raises LabelsMoved when Redis is behind the batch, IndexFull when Redis has
-        no room (nothing was stored), IndexLost when the outcome is unknown, Shortened when the log
-        has lost its end and others were written in its place.
+        `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
+        did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
+        IndexFull when Redis has no room (nothing was stored), IndexLost when the outcome is
+        unknown, Shortened when the log has lost its end and other records took its place.
         """
         rules = None if self.admission is None else self.admission.rules()
         parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
@@ -162,9 +164,10 @@ class Intake:
         ended: Container[int] | None = None,
         too_late: Container[int] = frozenset(),
     ) -> Taken:
-        """Steps 2 and 3. `meanwhile` is called while Redis is busy: time to parse the next batch.
+        """Store a parsed batch: steps 2 and 3 of `apply`.
 
-        Who rebuilds the index says what has `ended`, and which replacements were `too_late`.
+        `meanwhile` is called while Redis is busy, so that the next batch can be parsed. A rebuild
+        passes what has `ended`, and which replacements were `too_late`.
         """
         rules = parsed.rules
         followed: Tail | None = None
@@ -205,7 +208,8 @@ class Intake:
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored.
 
-        In parts that end with a replacement by id: it counts only if what it names is pending then.
+        Each part but the last ends with a replacement by id, which counts only if the request it
+        names is pending then.
         """
         changes = parse(self.contract, batch, latest_ms, self.horizon_ms).changes
         first = 0
@@ -218,7 +222,8 @@ class Intake:
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost.
 
-        A replacement by id becomes a dead letter: that form alone told whether it had been in time.
+        A replacement by id becomes a dead letter: only the stored form showed whether it was in
+        time.
         """
         one = Batch(record.offset, record.offset + 1, [record])
         [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
@@ -242,7 +247,7 @@ def parse(
     horizon_ms: int | None,
     rules: Rules | None = None,
 ) -> Parsed:
-    """Step 1: what a batch's records ask for; touches nothing. Without `rules` everything is allowed."""
+    """Parse what a batch's records ask for (step 1); no side effects. Without `rules` all is allowed."""
     read = contract.parse
     changes: list[tuple[int, Change]] = []
     refused: dict[int, Change] = {}
@@ -298,7 +303,7 @@ def parse(
 def _outcome_unknown(
     batch: Batch, changes: Sequence[tuple[int, Change]], before_ms: int
 ) -> list[tuple[int, Change]]:
-    """With dead letters instead of what may have been delivered, or may have been too late to replace."""
+    """Put dead letters in place of what may have been delivered, or may have been too late to replace."""
     records = {record.offset: record for record in batch.records}
     judged: list[tuple[int, Change]] = []
     for offset, change in changes:
@@ -309,7 +314,7 @@ def _outcome_unknown(
         is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
         if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
             if isinstance(asked, Request | Entry) and asked.recurs is not None:
-                # not the record: the next time is asked for from what it says
+                # the request's own fields, not the record: the next time is asked for from these
                 unknown = Entry(*asked)._replace(reason=letter.reason, detail=letter.detail)
             else:
                 unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
@@ -323,7 +328,7 @@ def _outcome_unknown(
 
 
 def _is_next(asked: Request, record: Record) -> bool:
-    """Whether blackbox wrote it, for the next time of what recurs."""
+    """Whether blackbox wrote this request, for the next time of a recurring one."""
     return asked.recurs is not None and follows(record.headers)
 
 
@@ -338,12 +343,12 @@ def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int)
 
 
 def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
-    """Whether a request written at this time stays out of the index, whenever it is read."""
+    """Whether a request written at this time stays out of the index, no matter when it is read."""
     return timestamp_ms >= 0 and due_ms - timestamp_ms > horizon_ms
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
-    """What the index must say before it can be planned what these change."""
+    """What must be read from the index before these changes can be planned."""
     caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
     cold = [(offset, change) for offset, change in changes if _may_be_cold(change)]
     previous = [change.previous for _, change in cold if isinstance(change, Carried)]
@@ -393,7 +398,7 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
-    """The entry of a request that can only become a dead letter: the record's own content, if it is small."""
+    """The entry of a request that can only become a dead letter; with the record's content, if it is small."""
     entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
     names_and_values = chain.from_iterable(record.headers)
     size = sum(
@@ -407,7 +412,7 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
 def _not_admitted(
     record: Record, asked: Request, change: Change, refusal: Refusal, due_ms: int
 ) -> Change:
-    """The dead letter instead of a request; it still ends what that would have replaced."""
+    """The dead letter of a request that is not admitted; it still ends what that would have replaced."""
     reason, detail = refusal
     letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
     letter = letter._replace(caller=asked.caller, caller_id=asked.caller_id)
@@ -417,7 +422,7 @@ def _not_admitted(
 def _judged(
     parsed: Parsed, over: Mapping[int, Refusal], judged_before: int
 ) -> Sequence[tuple[int, Change]]:
-    """With dead letters instead of what is refused; what was judged before stays what it was."""
+    """The changes, with dead letters for what is refused; requests judged before are left as they are."""
     if not parsed.refused and not over:
         return parsed.changes
     judged = list(parsed.changes)

@@ -1,7 +1,7 @@
-"""From where on the journals of a shard are still needed: the low-water mark, and what lies below it.
+"""The low-water mark: from where on the journals of a shard are still needed.
 
-A rebuild of a lost index reads the journals from the mark on. So the mark is said in Kafka, in a
-receipt, and what lies below it is removed only then.
+A rebuild of a lost index reads the journals from the mark on. So the mark is written to Kafka, in a
+receipt, and what is below it is removed only after that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.core.low_water")
 
 PAIRS = 32
-"""Positions that a mark remembers: with more of them receipts could be removed a little earlier."""
+"""Pairs of positions that a mark remembers. With more of them, receipts could be removed a little earlier."""
 
 TOLD_AT_ONCE = 10_000
-"""Ignored records in a receipt, some 120 kB."""
+"""Ignored records per receipt, some 120 kB."""
 
 
 @dataclass(slots=True)
 class LowWater:
-    """The marks of one shard, from one opening to the next doubt; `last` is the newest one."""
+    """The marks of one shard, from one opening to the next recovery; `last` is the newest one."""
 
     shard: Shard
     index: Index
@@ -38,14 +38,16 @@ class LowWater:
     group: str = ""
 
     def write(self, walked: Positions, lowest: int) -> Mark:
-        """Say that requests below `lowest` have ended, as a walk found that began at `walked`.
+        """Record that requests below `lowest` have ended, as found by a walk that began at `walked`.
 
-        1. tell which conditional records did not count: a rebuild from the mark cannot know it, as
-           what they name may lie below;
-        2. with the last of these, or alone, the mark: all below its `read` are told by now;
-        3. keep it in the index too, with the pairs that the next one needs.
+        1. write which conditional records did not count. A rebuild from the mark cannot know this,
+           as the requests that they name may be below the mark;
+        2. write the mark, with the last of these receipts or alone: all verdicts below its `read`
+           are recorded by then;
+        3. store the mark in the index too, with the pairs that the next one needs.
 
-        Nothing is written while nothing was asked or has ended since. Raises RecoveryRequired as any commit does.
+        Nothing is written if no request was added and the mark did not move. Raises
+        RecoveryRequired as any commit does.
         """
         mark = next_mark(self.last, walked, lowest)
         is_same = self.last is not None and mark.requests == self.last.requests
@@ -69,10 +71,10 @@ class LowWater:
 
 
 def next_mark(last: Mark | None, walked: Positions, lowest: int) -> Mark:
-    """The mark that a walk leaves, which never goes back.
+    """The mark that follows from a walk. It never goes back.
 
     Receipts below the second position of a pair name only requests below its first one. So the
-    receipts that are needed begin at the last pair that lies below `lowest`.
+    receipts that are needed begin at the last pair whose first position is not above the mark.
     """
     before = last or Mark(0, 0)
     requests = max(lowest, before.requests)

@@ -1,4 +1,4 @@
-"""The newest low-water mark that receipts carry, and whose receipts they are."""
+"""The newest low-water mark in the receipts, and which topic and group receipts belong to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 
 TAIL = 1000
-"""Receipts looked at first; ten times as many each time that there is no mark among them."""
+"""Receipts that are searched first; each further stretch without a mark is ten times as long."""
 
 
 class Moved(NamedTuple):
@@ -24,13 +24,14 @@ class Moved(NamedTuple):
 
 
 class Recreated(ForeignIndex):
-    """The request topic is not the one that the index, or the last owner's receipts, speak of."""
+    """The request topic is not the one that the index, or the last owner's receipts, refer to."""
 
 
 class Shortened(ForeignIndex):
     """A journal ends before what is known of it, although it is the same topic.
 
-    Who knew it said so at `known_ms`, epoch ms, where a receipt tells.
+    `known_ms` is when the receipt that knew more was written, epoch ms; 0 if it is not known from a
+    receipt.
     """
 
     known_ms = 0
@@ -41,11 +42,12 @@ class OtherGroup(ForeignIndex):
 
 
 def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None:
-    """The newest receipt with a mark that lies below the start of neither journal.
+    """The newest receipt with a mark that is below the start of neither journal.
 
-    If there is none, the newest whose receipts are all there: some requests that it needs are gone. Where the
-    request topic was created again, the first mark of it is that of its rebind, behind all receipts of the other.
-    Raises Recreated when the last owner wrote for another one, Shortened when requests below a mark are not there.
+    If there is none, the newest one whose receipts all exist; some requests that it needs are gone.
+    If the request topic was created again, its first mark is that of its rebind, after all receipts
+    of the earlier topic. Raises Recreated when the last owner wrote for another topic, Shortened
+    when a mark is above the end of the requests.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: Receipt | None = None
@@ -56,7 +58,7 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
                 return second
             theirs = Binding("", receipt.topic_id, "", "")
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
-        if cut is not None and receipt.mark is not None:  # what it knows of others behind is void
+        if cut is not None and receipt.mark is not None:  # its mark holds below the cut
             known = receipt.mark._replace(requests=min(receipt.mark.requests, cut))
             receipt = replace(receipt, mark=known, read=min(receipt.read, cut))
         if receipt.cut:
@@ -75,9 +77,10 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
 
 
 def foreign_group(journal: Journal, group: str, since: int) -> str:
-    """Which other group the newest receipt from the offset `since` on is of that tells one; "" if none is.
+    """The group of the newest barrier or mark from the offset `since` on, if it is another group; else "".
 
-    Who has an index knows the receipts before it; who has none looks at all. Older versions did not tell.
+    An owner with an index knows the receipts before `since`; one without an index searches all of
+    them. Older versions did not write the group.
     """
     first, end = journal.receipt_bounds()
     newest = next(_marks(journal, Bounds(max(first, since), end)), None)
@@ -85,7 +88,7 @@ def foreign_group(journal: Journal, group: str, since: int) -> str:
 
 
 def openings(journal: Journal, topic_id: str) -> list[Receipt]:
-    """The receipts that tell of an opening of this very request topic, as far back as there are any."""
+    """The barriers and marks of this incarnation of the request topic, newest first."""
     found: list[Receipt] = []
     for _, receipt in _marks(journal, journal.receipt_bounds()):
         if receipt.topic_id not in ("", topic_id):
@@ -96,20 +99,20 @@ def openings(journal: Journal, topic_id: str) -> list[Receipt]:
 
 
 def rebound_by(journal: Journal, token: str) -> Moved | None:
-    """The receipt by which `blackbox rebind` moved what was pending out of the index of this token."""
+    """The receipt by which `blackbox rebind` moved the pending requests out of the index with this token."""
     found = _marks(journal, journal.receipt_bounds())
     return next((Moved(at, one) for at, one in found if one.rebound == token != ""), None)
 
 
 def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
-    """The receipts from `since` on that tell from which offset on the log has lost its end, and that offset."""
+    """The receipts from `since` on that record a cut, as (receipt offset, first offset that was cut)."""
     start, end = journal.receipt_bounds()
     told = journal.receipts(max(since, start), end)
     return [(at, offset) for at, receipt in told for offset in receipt.cut]
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
-    """The refusal, which names both groups and the command that decides."""
+    """The error for receipts of another group. It names both groups and the command that decides."""
     return OtherGroup(
         f"{shard}: its last receipts belong to the group {theirs!r}, and BLACKBOX_GROUP_ID is {ours!r}: "
         "services of both would deliver the same messages, whichever Redis each has; set it back, or "
@@ -118,7 +121,7 @@ def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
 
 
 def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
-    """The refusal, which names both sides and the command that decides."""
+    """The error for a topic that was created again. It names both sides and the command that decides."""
     what = (
         f"Redis has the index of cluster {theirs.cluster_id}, topic id {theirs.topic_id}; these "
         f"brokers are cluster {ours.cluster_id}, topic id {ours.topic_id}"
@@ -134,7 +137,7 @@ def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
 
 
 def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
-    """The refusal for a journal that was cut off, which is no topic that was created again."""
+    """The error for a journal that was cut off; its topic was not created again."""
     return Shortened(
         f"{shard}: positions {tuple(known)} are known, and the journals end at {tuple(ends)}, though "
         "the topics are the same: Kafka lost records (an unclean leader election?). Deliver what Redis "
@@ -143,7 +146,7 @@ def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
 
 
 def replaced(shard: Shard, tail: Tail) -> Shortened:
-    """The refusal for a journal that was cut off and written on since."""
+    """The error for a journal that was cut off and has been written to since."""
     return Shortened(
         f"{shard}: the record at {tail.offset} is not the one that was read there, though the topic is the "
         "same: Kafka lost records, and callers wrote others in their places (an unclean leader election?). "
@@ -160,7 +163,7 @@ def is_another(journal: Journal, tail: Tail | None) -> bool:
 
 
 def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:
-    """Receipts that carry a mark or begin an opening, the newest first."""
+    """Receipts that carry a mark or are barriers, the newest first."""
     for stretch in receipts.from_the_end(TAIL):
         found = [one for one in journal.receipts(*stretch) if one[1].mark or one[1].barrier]
         yield from reversed(found)

@@ -1,4 +1,4 @@
-"""What a stretch of receipts says became of requests, as whoever opens a shard keeps it in memory."""
+"""The outcomes in a range of receipts, kept in memory while a shard is opened."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from blackbox.records.receipt import Claim, Receipt
 
 
 class Outcomes:
-    """The sum of receipts that are added in their order; `count` are the outcomes that they told.
+    """The sum of receipts that are added in order; `count` is the number of outcomes in them.
 
-    `ended` have an outcome. `doubtful` may have one, at a place that nobody could read; of `undelivered` it was
-    known that they had none. `ignored` are conditional records that did not count, and `too_late` those that may be
-    replacements by id which ended nothing. Requests below `judged` were judged by callers' rules. What was due before
-    `unknown_ms` and has no outcome may have had one that is gone.
+    `ended` have an outcome. `doubtful` may have one, at a place that could not be read.
+    `undelivered` were found to have none. `ignored` are conditional records that did not count.
+    `too_late` may be replacements by id that ended nothing. Requests below `judged` were judged by
+    callers' rules. A request that was due before `unknown_ms` and has no outcome may have had one
+    that is gone.
     """
 
     def __init__(self, unknown_ms: int = 0) -> None:
@@ -45,7 +46,7 @@ class Outcomes:
         return {o: claim for o, claim in self._doubtful.items() if o not in self.ended}
 
     def _forget_from(self, first: int) -> None:
-        """The log had lost its end, and others are there now."""
+        """Forget all from this offset on: the log had lost its end, and other records are there now."""
         self.ended.forget_from(first)
         self.too_late.forget_from(first)
         self.ignored = [offset for offset in self.ignored if offset < first]

@@ -1,6 +1,7 @@
-"""Where in an index stands what waits for its target: behind everything else, each target in a band of its own.
+"""Where parked entries are in an index: after everything else, each target in a band of its own.
 
-There it costs nothing however long it waits, and comes out in the order of its due times. Pure: no I/O.
+A parked entry costs nothing, however long it waits. Entries come out in the order of their due
+times. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from zlib import crc32
 from blackbox.records.entry import Entry
 
 BAND_MS = 1 << 43
-"""Of the scores of `due`: those below are times, up to the year 2248. Each band is as wide."""
+"""Width of a band of scores in `due`. Scores below it are times, up to the year 2248."""
 
 LETTERS = ""
-"""In the place of a target: what waits for the topic of dead letters, whatever that is called."""
+"""In place of a target: the entry waits for the dead-letter topic, whatever its name."""
 
 BANDS = 1021
-"""Scores are doubles, which hold whole numbers up to 1024 bands."""
+"""Scores are doubles, which hold whole numbers exactly up to 1024 bands."""
 
 
 def waits_for(entry: Entry) -> str:
@@ -25,12 +26,15 @@ def waits_for(entry: Entry) -> str:
 
 
 def band_of(target: str) -> int:
-    """The same in every process. Targets that share one must not be parked together: only one would come out."""
+    """The band of a target, the same in every process.
+
+    Targets that share a band must not be parked together: only one of them would come out.
+    """
     return 1 + crc32(target.encode()) % BANDS
 
 
 def parked_at(band: int, due_ms: int) -> int:
-    """The score of an entry in this band; due times before 1970 are all one."""
+    """The score of an entry in this band; due times before 1970 all get the same one."""
     return band * BAND_MS + max(0, due_ms)
 
 
@@ -40,5 +44,5 @@ def band_at(score_ms: int) -> int:
 
 
 def time_at(score_ms: int) -> int | None:
-    """When an entry with this score will be looked at, epoch ms; None while it is parked."""
+    """When an entry with this score is looked at next, epoch ms; None while it is parked."""
     return score_ms if score_ms < BAND_MS else None

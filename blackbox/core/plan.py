@@ -1,4 +1,4 @@
-"""What the verbs read and change: the values that pass between them, the index and the journals.
+"""The values that pass between the verbs, the index and the journals.
 
 Pure: no I/O, no clock.
 """
@@ -16,20 +16,20 @@ from blackbox.records.request import Cancel, Record, Request
 
 
 class Positions(NamedTuple):
-    """The two journal positions that define an index: next offset of the requests, of the receipts."""
+    """The two journal positions that define an index: next offset of the requests, and of the receipts."""
 
     requests: int
     receipts: int
 
 
 class Bounds(NamedTuple):
-    """Of a journal: the first offset kept, and the next offset to be committed; or of a stretch of it."""
+    """The first offset that a journal keeps and the next one to be committed; or the bounds of a part."""
 
     start: int
     end: int
 
     def from_the_end(self, length: int) -> Iterator[Bounds]:
-        """Its stretches, the last one first, each ten times as long as the one before."""
+        """Split into parts, the last one first, each ten times as long as the one before."""
         end = self.end
         while end > self.start:
             first = max(self.start, end - length)
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
 
 def stretches(offsets: Iterable[int], far_apart: int) -> Iterator[Bounds]:
-    """From the first of some sorted offsets to behind the last, wherever they are not far apart."""
+    """The ranges that cover some sorted offsets, split where two offsets are far apart."""
     first = last = -1
     for offset in offsets:
         if first >= 0 and offset - last > far_apart:
@@ -64,9 +64,9 @@ UNKNOWN_EPOCH = -1
 
 
 class Tail(NamedTuple):
-    """A record that was read, to be known again: Kafka may have lost it and put another there.
+    """A record that was read, to recognise it later: Kafka may have lost it and put another in its place.
 
-    `epoch` is the partition's leader epoch when it was written, UNKNOWN_EPOCH if nobody looked.
+    `epoch` is the partition's leader epoch when it was written, UNKNOWN_EPOCH if it was not read.
     """
 
     offset: int
@@ -83,21 +83,22 @@ class Tail(NamedTuple):
         return Tail.of(record, self.epoch) == self
 
     def may_be_lost(self, epoch: int) -> bool:
-        """Whether it may be gone, where a record of this epoch was read behind it.
+        """Whether it may be gone, given the leader epoch of a record that was read after it.
 
-        Under one leader epoch a log only grows; it loses its end when another leader begins. Brokers that tell
-        none are believed: who opens a shard looks all the same.
+        Under one leader epoch a log only grows. It can lose its end only when another leader
+        begins. Brokers that report no epoch are trusted; opening a shard always checks the record
+        itself.
         """
         return epoch not in (self.epoch, UNKNOWN_EPOCH)
 
 
 class Kept(NamedTuple):
-    """What an index says of itself when it is opened.
+    """What an index records about itself, read when it is opened.
 
-    `is_whole`: none of its keys was lost alone. `is_rebuilding`: it was begun from the journals, and
-    who did so was interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last
-    request record that was read. `unknown_ms`: requests that were due before this may have had an outcome
-    that no receipt tells. `token` is new with each opening.
+    `is_whole`: no single key was lost. `is_rebuilding`: a rebuild from the journals was
+    interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last request
+    record that was read. `unknown_ms`: requests that were due before this may have had an outcome
+    that is in no receipt. `token` is new with each opening.
     """
 
     positions: Positions
@@ -111,11 +112,11 @@ class Kept(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one read of a request topic gave: the records of the offsets `start` to `end` - 1.
+    """The result of one read of a request topic: the records of the offsets `start` to `end` - 1.
 
-    Fewer records than offsets is normal: control records, aborted transactions and compaction
-    leave gaps. `start` is the position that was read from, not the first record's offset. `epochs`
-    are the leader epochs of the first record and of the last.
+    Fewer records than offsets is normal: control records, aborted transactions and compaction leave
+    gaps. `start` is the position that was read from, not the first record's offset. `epochs` are
+    the leader epochs of the first and the last record.
     """
 
     start: int
@@ -125,13 +126,14 @@ class Batch(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What an index says is due: (offset, stored entry, None if its payload is gone), oldest first.
+    """The due entries of an index: (offset, stored entry, None if its payload is gone), oldest first.
 
     `is_full` means that more may be due now. `next_due_ms` is the first due time after now.
-    `pending` counts all entries; `oldest_ms` is the due time of the first one that is not parked. `paused` are
-    the targets that get nothing now. `parked` says by band which target has entries parked there, `released`
-    are entries that were read from there, and come first; `backlogs` the targets of which there are more.
-    `doubtful` are requests, due now or later, of which it is not known whether they were delivered.
+    `pending` counts all entries; `oldest_ms` is the due time of the first one that is not parked.
+    `paused` are the targets that get nothing now. `parked` maps each band with parked entries to
+    its target. `released` are entries that were read from bands; they come first. `backlogs` are
+    the targets that have more of them. `doubtful` are requests, due now or later, of which it is
+    not known whether they were delivered.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -147,15 +149,15 @@ class Due(NamedTuple):
 
 
 Postponed = tuple[int, Entry | None]
-"""When to try a pending entry again, epoch ms, or where it is parked; and its new form, None leaves it as it is."""
+"""When to retry a pending entry, epoch ms, or the score where it is parked; its new form, None: unchanged."""
 
 
 class Touched(NamedTuple):
-    """What a batch may touch of what is there already: caller ids, requests of the cold tier, ids.
+    """What a batch may touch in the index: caller ids, requests of the cold tier, ids.
 
-    `replaced` are those of the ids whose request is replaced, and so must not be leaving;
-    `conditional` the offsets of records that count only if what they name is pending; `origins` the
-    requests that carried records are.
+    `replaced` are the ids whose request is replaced, and so must not be in flight. `conditional`
+    are the offsets of records that count only if the request they name is pending. `origins` are
+    the original requests of carried records.
     """
 
     caller_ids: Sequence[str]
@@ -169,8 +171,8 @@ class Touched(NamedTuple):
 class Named(NamedTuple):
     """The request of an id: whether it is an entry that can be cancelled, and its caller id.
 
-    `offset` is the record that it is in the index by. Where promotion wrote that, `origin` is the one
-    that the id means.
+    `offset` is its record in the index. If promotion wrote that record, `origin` is the offset that
+    the id names.
     """
 
     offset: int
@@ -182,7 +184,7 @@ class Named(NamedTuple):
 class Gap(NamedTuple):
     """Requests from `start` to `end` - 1 that retention removed before the index read them.
 
-    Conditional records below `told` that name one of these are taken to have counted.
+    Conditional records below `told` that name one of these are assumed to have counted.
     """
 
     start: int = 0
@@ -191,18 +193,17 @@ class Gap(NamedTuple):
 
 
 class View(NamedTuple):
-    """What an index says while a batch is planned: its positions, early removals, holders of caller ids.
+    """What the index holds while a batch is planned: positions, removals read early, holders of caller ids.
 
-    `cold` are the requests of the cold tier, as far as the batch may touch them, `named` those
-    whose id it names. Of requests below `known_from` the index knows nothing: it was begun behind
-    them. Those below `judged` were let in, or refused, before the index was lost. What became of
-    conditional records below `told` was told by receipts: they counted, unless they are `ignored`.
-    `early` are replacements by id that count: what they replace was removed before they could be stored.
-    `too_late` may be more of them that ended nothing, as receipts told. `tail` is the last record that
-    was read before.
-    `doubtful` may have been delivered, and nobody could read whether they were: nothing ends them before that is known.
-    `ended` are requests of the cold tier that the cancel at this offset has ended by their ids, wherever
-    they are by then; `has_cold`: there may be some.
+    `cold` are the requests of the cold tier that the batch may touch, `named` those whose id it
+    names. The index knows nothing of requests below `known_from`, where it was begun. Requests
+    below `judged` were admitted or refused before the index was lost. For conditional records below
+    `told`, receipts have the verdict: they counted, unless they are `ignored`. `early` are
+    replacements by id that count: what they replace was removed before they could be stored.
+    `too_late` may be more of them that ended nothing, according to receipts. `tail` is the last
+    record that was read before. `doubtful` may have been delivered, and whether they were could not
+    be read: nothing ends them before that is known. `ended` maps requests of the cold tier to the
+    cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests.
     """
 
     positions: Positions
@@ -223,11 +224,11 @@ class View(NamedTuple):
     doubtful: Container[int] = frozenset()
 
     def knows(self, offset: int) -> bool:
-        """Whether the index can tell that this request is not pending."""
+        """Whether the index can decide that this request is not pending."""
         return offset >= self.known_from and not self.gap.start <= offset < self.gap.end
 
     def counted(self, offset: int, named: int) -> bool:
-        """Whether a conditional record took effect, where the request `named` is not known any more."""
+        """Whether a conditional record took effect, if the index does not know the request `named`."""
         told = self.told if named < self.known_from else self.gap.told
         return offset < told and offset not in self.ignored
 
@@ -239,7 +240,7 @@ class Cold(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A request of the cold tier, written anew: it takes the place of the record at `previous`.
+    """A request of the cold tier, written again: it takes the place of the record at `previous`.
 
     `origin` is the request as its caller wrote it.
     """
@@ -251,7 +252,7 @@ class Carried(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A request that takes the place of the one of this `id`; `too_late`, of no caller id, if that has ended."""
+    """A request that replaces the one with this `id`; `too_late`, of no caller id, if that has ended."""
 
     id: str
     caller_id: str | None
@@ -260,20 +261,20 @@ class Replacement(NamedTuple):
 
 
 Change = Request | Entry | Cancel | Cold | Carried | Replacement
-"""A valid request, one that can only become a dead letter, a cancel, one that replaces another, or a
-matter of the cold tier."""
+"""A valid request, one that can only become a dead letter, a cancel, or a cold, carried or replacing one."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a batch changes: entries to put by offset, pending ones to remove, who holds a caller id.
+    """What a batch changes: entries to put by offset, pending ones to remove, holders of caller ids.
 
-    `frozen` are requests new in the cold tier, `thawed` those that leave it. `carried` are those that
-    come from there, into the index or as another record. `ignored` are conditional records (carried
-    ones, and replacements by id) that did not count. `counted` are the puts, (due time, offset), of
-    the callers whose pending requests are counted. `moved` are requests that come into the index as
-    another record than the one of their ids; `ended` as in a View. `unwanted` are in doubt: they end once it is known that
-    they were not delivered. `tail` is the batch's last record.
+    `to_cold` are requests new in the cold tier, `from_cold` those that leave it. `carried` are
+    those that come from there, into the index or as another record. `ignored` are conditional
+    records (carried ones, and replacements by id) that did not count. `counted` are the puts, as
+    (due time, offset), of the callers whose pending requests are counted. `moved` are requests that
+    come into the index as another record than the one their id names; `ended` as in a View.
+    `unwanted` are in doubt: they end once it is known that they were not delivered. `tail` is the
+    batch's last record.
     """
 
     puts: dict[int, Request | Entry] = field(default_factory=dict)
@@ -293,12 +294,12 @@ class Plan:
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
-    """Decide what a batch of requests changes, given what the index says.
+    """Decide what a batch of requests changes, given a view of the index.
 
-    A request that is skipped (its removal was read before it) is not put, yet still ends the
+    A request that is skipped (its removal was read before it) is not put, but still ends the
     request it replaced. A carried one is put only if the request it carries on is still cold. A
-    replacement by id that is too late ends nothing, whatever its caller id; one that was, stays it,
-    whatever is pending under another horizon.
+    replacement by id that is too late ends nothing, whatever its caller id. One that was too late
+    stays so, whatever is pending under another horizon.
     """
     plan = Plan(holders=dict(view.holders))
     puts, first, skipped = plan.puts, view.positions.requests, view.skipped
@@ -349,10 +350,10 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
 
 
 def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
-    """Whether the request of this id was pending; what can only become a dead letter stays, to become one.
+    """End the request of this id, if it was pending; return whether it was. A dead letter is not ended.
 
-    A replacement, at the offset `by`, of a request that the index does not know ends nothing that is
-    there, but may have been in time.
+    If the index does not know the request, a replacement at the offset `by` ends nothing in the
+    index, but may have been in time.
     """
     if id not in view.named:
         return False
@@ -382,7 +383,7 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
 
 
 def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
-    """A cold request may have been written again by now, and only Kafka knows where: it ends when it is once more."""
+    """End a cold request when it is next read: it may be written again, and only Kafka knows where."""
     if id in view.named and (view.has_cold or plan.to_cold):
         offset, _, _, origin = view.named[id]
         asked = offset if origin is None else origin
@@ -393,9 +394,10 @@ def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     """Whether a carried record is the one that counts from now on.
 
-    Not when the request it carries on was ended meanwhile, by its id as well, or was carried on already. Nor when it
-    is in the index itself, as under a longer horizon than once; unless the carried one was
-    delivered already: that ends it. Of requests before the index began, receipts told.
+    It is not if the request it carries on was ended, also by its id, or was carried on already. Nor
+    is it if that request is in the index itself because the horizon is longer than it was, unless
+    the carried one was already delivered: that ends it. For requests before the beginning of the
+    index, receipts decide.
     """
     previous, origin, caller_id, _ = change
     is_cold = _take_from_cold(plan, view, previous)
@@ -426,7 +428,7 @@ def _end(plan: Plan, view: View, offset: int) -> None:
 
 
 def _take_from_cold(plan: Plan, view: View, offset: int) -> bool:
-    """Take a request out of the cold tier; False when it is not there."""
+    """Take a request out of the cold tier; return False if it is not in it."""
     if offset in plan.to_cold:
         plan.to_cold.remove(offset)
         return True

@@ -1,4 +1,4 @@
-"""What the verbs know of a shard's index, of its journals, and of its producer."""
+"""What the verbs need of a shard's index, of its journals, and of its producer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from blackbox.records.request import Record, Shard
 
 
 class Index(Protocol):
-    """What is pending, as `ShardIndex` has it."""
+    """The pending requests, as `ShardIndex` implements it."""
 
     @property
     def shard(self) -> Shard: ...
@@ -98,7 +98,7 @@ class Index(Protocol):
 
 
 class Journal(Protocol):
-    """Both journals: the requests, and the receipts of what became of them."""
+    """Both journals: the requests, and the receipts of their outcomes."""
 
     def binding(self, group: str) -> Binding: ...
     def committed(self, group: str) -> int: ...

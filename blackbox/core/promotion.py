@@ -1,4 +1,4 @@
-"""The verb of the cold tier: requests that come near are carried on, behind all others."""
+"""The verb of the cold tier: write requests again, at the end of the journal, before they are due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("blackbox.core.promotion")
 
 CARRIED_AT_ONCE = 5000
 FAR_APART = 20_000
-"""Offsets between two cold requests that are worth a new read."""
+"""Offsets between two cold requests from which on a new read is worthwhile."""
 
 BYTES_AT_ONCE = 8 << 20
 
@@ -34,7 +34,7 @@ class Journal(Protocol):
 class Carrier(Protocol):
     """The producer of a shard's carried records.
 
-    `flush` returns the next offset behind the last one, and why some were refused.
+    `flush` returns the offset after the last record, and why some were refused.
     """
 
     def open(self) -> None: ...
@@ -47,7 +47,7 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What a run did for a shard: `cold` there were, `near` came back, `renewed` stay cold.
+    """What a run did for a shard: of `cold` requests, `near` were promoted and `renewed` stay cold.
 
     `lost` are requests that retention removed from Kafka while they were cold, `refused` those
     whose record Kafka does not take again.
@@ -69,11 +69,11 @@ class _Chosen(NamedTuple):
 
 @dataclass(slots=True)
 class Promotion:
-    """Carries on what is due within `lead_ms` (None: everything), and what is kept not much longer.
+    """Carries on requests that are due within `lead_ms` (None: all), and those whose record is old.
 
-    `cold` are the requests of the cold tier that an index says are below `position`.
-    `renew_after_ms` is the age at which a record is written anew; None: Kafka keeps it for ever.
-    `confirm` is called now and again, and raises RecoveryRequired to end the run.
+    `cold` are the requests of the cold tier below `position`, according to an index.
+    `renew_after_ms` is the age at which a record is written again; None: Kafka keeps it
+    indefinitely. `confirm` is called repeatedly, and raises RecoveryRequired to end the run.
     """
 
     shard: Shard
@@ -95,12 +95,13 @@ class Promotion:
     _refused: int = 0
 
     def run(self, now_ms: int) -> Promoted:
-        """Carry each such request once, whatever ended an earlier run and whoever else runs.
+        """Carry each such request once, however an earlier run ended and whatever other runs there are.
 
-        1. fence every other run, and settle what it left open;
-        2. read what the index has not: some are carried already, some cancelled or replaced;
-        3. carry the others, in transactions: before each is committed, whatever came in between is
-           looked at, so that nothing is carried that was ended first.
+        1. fence every other run, and settle its open transaction;
+        2. read what the index has not read: some requests are carried already, some cancelled or
+           replaced;
+        3. carry the others, in transactions. Before each commit, read what was written in between,
+           so that nothing is carried that was ended first.
 
         Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
         """
@@ -137,7 +138,7 @@ class Promotion:
         self._carry(waiting, now_ms)
 
     def _cold_records(self, start: int) -> Iterator[Record]:
-        """Only the stretches of the journal that have cold requests are read."""
+        """The cold requests to be carried. Only the parts of the journal that have some are read."""
         kept = (offset for offset in self.cold if start <= offset < self.position)
         for stretch in stretches(kept, FAR_APART):
             for batch in self.journal.requests(*stretch):
@@ -148,7 +149,7 @@ class Promotion:
 
     def _chosen(self, record: Record, now_ms: int) -> _Chosen | None:
         asked = self.contract.parse(as_asked(record) if carried(record.headers) else record, now_ms)
-        if not isinstance(asked, Request):  # its contract has changed: to be a dead letter
+        if not isinstance(asked, Request):  # its contract has changed: it becomes a dead letter
             return _Chosen(record, False, None)
         if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
             return _Chosen(record, False, asked.caller_id)
@@ -157,7 +158,7 @@ class Promotion:
         return _Chosen(record, True, asked.caller_id)
 
     def _carry(self, waiting: Sequence[_Chosen], now_ms: int) -> None:
-        """In one transaction; in ever smaller ones where Kafka refuses something, down to that alone."""
+        """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""
         kept = [one for one in waiting if not self._is_ended(one)]
         if not kept:
             return
@@ -180,7 +181,7 @@ class Promotion:
         if not refused:
             self._carry(kept, now_ms)
             return
-        self.carrier.open()  # a producer is of no use after a refusal
+        self.carrier.open()  # a producer is unusable after a refusal
         if len(kept) == 1:
             self._refuse(refused)
         else:

@@ -1,4 +1,4 @@
-"""The third verb: make an index say again what the journals say, and take the shard over."""
+"""The third verb, recovery: make an index agree with the journals, and take the shard over."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.core.recovery")
 
 RECENT_S = 1.0
-"""A shard that opens has read every cancel that was written so long before."""
+"""A shard that opens has read every cancel that was written at least this long before."""
 
 CLOCKS_APART_MS = 60_000
-"""How far the clocks of two owners may lie apart."""
+"""How far apart the clocks of two owners may be."""
 
 
 NOWHERE = Binding("", "", "", "")
@@ -44,7 +44,7 @@ NOWHERE = Binding("", "", "", "")
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening a shard did: outcomes applied, outcomes found void, requests lost to retention.
+    """What opening a shard did: outcomes applied, messages found missing, requests lost to retention.
 
     `mark` is the last low-water mark, `binding` what the index belongs to.
     """
@@ -57,7 +57,7 @@ class Recovered:
 
 
 class _Start(NamedTuple):
-    """From where on an opening reads, and what it found out first.
+    """Where an opening begins to read, and what it found out before.
 
     Requests that were due before `unknown_before_ms` may have had an outcome that is gone.
     """
@@ -71,9 +71,9 @@ class _Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Opens one shard for its owner. `confirm` raises RecoveryRequired unless the shard is still ours.
+    """Opens one shard for its owner. `confirm` raises RecoveryRequired unless the shard is still the owner's.
 
-    `ahead` tells what the records of a batch ask for, cancel or carry on, by caller ids and ids.
+    `ahead` returns what the records of a batch ask for, cancel or carry on, by caller ids and ids.
     `has_room` is False while Redis is so full that requests are to be left in Kafka.
     """
 
@@ -90,25 +90,25 @@ class Recovery:
     progress: Callable[[int, int], None] = lambda read, end: None
 
     def open(self) -> Recovered:
-        """Take the shard over, when an owner gets it and after every doubt.
+        """Take the shard over, when an owner gets it and whenever recovery is required.
 
-        1. still the owner, and does the index belong to these topics? Then fence every earlier one, and settle its
-           open transaction;
-        2. look again, as an earlier owner may have changed something until then. If the index is lost, empty it and begin at the newest
-           low-water mark;
-        3. commit a barrier: the last receipt is a witness, not a proof, so look for its messages at
-           the places it names; the barrier proves ownership, and voids what was not found. Where a place
-           cannot be read, that one request waits for it, and the shard opens;
-        4. read the receipts up to the barrier and apply their removals. Who rebuilds an index keeps
-           them in memory, and reads the requests once, from the mark on, without those that ended;
-        5. read the requests that the index does not know yet, and those that came meanwhile: a
-           cancel that was applied before is applied again before anything is delivered. When Redis
-           has no room for them, what they cancel or replace is removed all the same.
+        1. check that the shard still belongs to this owner, and the index to these topics. Then
+           fence every earlier owner, and settle its open transaction;
+        2. read the index again, as an earlier owner may have changed something until then. If the
+           index is lost, empty it and begin at the newest low-water mark;
+        3. commit a barrier. The last receipt is a witness, not a proof, so look for its messages at
+           the places it names. The barrier proves ownership, and voids what was not found. Where a
+           place cannot be read, only that request waits for it, and the shard opens;
+        4. read the receipts up to the barrier and apply their removals. A rebuild keeps them in
+           memory, and reads the requests once, from the mark on, without those that ended;
+        5. read the requests that the index does not know yet, and those that arrived during the
+           opening. So a cancel that was applied before is applied again before anything is
+           delivered. When Redis has no room for them, what they cancel or replace is still removed.
 
         Raises RecoveryRequired when it cannot be finished: start over with a new index and writer.
         """
         self.confirm()  # 1
-        self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing
+        self._load()  # `blackbox rebind` may be running, and would be fenced for nothing
         self.writer.open()
         checked = self.journal.receipt_bounds().end
         try:
@@ -177,7 +177,7 @@ class Recovery:
         return self._keep(kept, requests, receipts)
 
     def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
-        """What the index says of itself, and what is there. Raises ForeignIndex when these do not fit."""
+        """Read what the index and the journals say of themselves. Raises ForeignIndex if they do not match."""
         binding = self.journal.binding(self.group)
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
         kept = self.index.load()
@@ -191,7 +191,7 @@ class Recovery:
         return kept, binding, requests, receipts
 
     def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
-        """The index knows more than is left of the journals, if they begin behind it."""
+        """Keep an index; if the journals begin after its positions, it knows more than they do."""
         positions, gone = kept.positions, None
         if positions.receipts < receipts.start:
             before_ms = self._first_receipt_ms(receipts)
@@ -261,14 +261,14 @@ class Recovery:
         return _Start(positions, True, gone, mark, unknown_ms or None)
 
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
-        """Whether a mark tells all that is pending: else the index may know more than the journals."""
+        """Whether a mark covers all that is pending. If not, the index may know more than the journals."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
         return (
             found is not None and found.mark is not None and found.mark.requests >= requests.start
         )
 
     def _first_receipt_ms(self, receipts: Bounds) -> int:
-        """Before this no outcome is known any more, as far as clocks agree."""
+        """The time before which outcomes may be gone, allowing for a difference between clocks."""
         first = next(iter(self.journal.receipts(receipts.start, receipts.end)), None)
         return (first[1].at_ms if first else self.now_ms()) + CLOCKS_APART_MS
 
@@ -297,7 +297,7 @@ class Recovery:
             raise other_group(self.shard, theirs, ours.group)
 
     def _check_ahead(self, positions: Positions, requests: Bounds, receipts: Bounds) -> None:
-        """A journal that ends before the index although it is the same topic was cut off."""
+        """Raise Shortened if a journal ends before the index: it is the same topic, so it was cut off."""
         if positions.requests > requests.end or positions.receipts > receipts.end:
             raise shortened(self.shard, positions, Positions(requests.end, receipts.end))
 
@@ -308,7 +308,7 @@ class Recovery:
         return outcomes
 
     def _rebuild(self, told: Outcomes, position: int) -> None:
-        """One pass over the requests, then one MULTI that ends the rebuild."""
+        """Read the requests once, then end the rebuild in one MULTI."""
         first, bounds = self.index.positions.requests, self.journal.request_bounds()
         self._remove_ended(told.ended)
         if told.ignored:
@@ -321,7 +321,7 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, opening)
         except IndexFull as full:
-            if told.unknown_ms:  # who reads the rest would not know
+            if told.unknown_ms:  # a later read of the rest would not know about unknown outcomes
                 raise RecoveryRequired(
                     f"{self.shard}: {full}; it opens once Redis has room"
                 ) from None
@@ -330,7 +330,10 @@ class Recovery:
         self.index.finish(position, told.ended)
 
     def _remove_ended(self, ended: Ended) -> None:
-        """Of a rebuild that is gone on with: it was complete once, if Redis went back to before its end."""
+        """Remove what has ended when a rebuild continues.
+
+        If Redis went back to before the end of a rebuild, that rebuild had been complete once.
+        """
         rank = 0
         while pending := self.index.pending(rank, CHUNK):
             found = [offset for offset in pending if offset in ended]
@@ -341,14 +344,14 @@ class Recovery:
             rank += len(pending) - len(found)
 
     def _settle(self, told: Outcomes, position: int) -> None:
-        """Remove from an index that is kept what has ended since."""
+        """Remove what has ended since from an index that is kept."""
         unread = self.index.positions.requests
         if late := [offset for offset in told.too_late if offset >= unread]:
             self.index.ignore(late)
         settle(self.index, told.ended, position)
 
     def _catch_up(self) -> None:
-        """Until the end was looked at a moment ago, unless requests come in faster than they are read."""
+        """Read until the end was seen within `RECENT_S`, unless requests arrive faster than they are read."""
         took_s = math.inf
         while True:
             before_s, began = took_s, time.monotonic()
@@ -359,7 +362,7 @@ class Recovery:
                 return
 
     def _read_to_the_end(self) -> bool:
-        """Whether all of it found room."""
+        """Read the requests up to their current end; return whether Redis had room for all."""
         bounds = self.journal.request_bounds()
         try:
             for batch in self.journal.requests(self.index.positions.requests, bounds.end):
@@ -373,9 +376,9 @@ class Recovery:
         return True
 
     def _end_ahead(self, end: int, ended: Ended, too_late: Ended) -> None:
-        """What is pending and ended by requests that stay in Kafka for now.
+        """Remove pending requests that are ended by requests which stay in Kafka for now.
 
-        Of replacements that were `too_late` the index remembers it until they are read.
+        For replacements that were `too_late`, the index remembers this until they are read.
         """
         batches = self.journal.requests(self.index.positions.requests, end)
         for ahead in chain.from_iterable(map(self.ahead, batches)):
@@ -403,9 +406,10 @@ class Recovery:
                 self._replace_early(offset, id, caller_id)
 
     def _replace_early(self, offset: int, id: str, caller_id: str | None) -> None:
-        """Remove what a replacement names, and what waits under its caller id; remember that it counts.
+        """Remove what a replacement names and what is pending under its caller id; remember that it counts.
 
-        It may have been delivered before Redis was lost. Were the other one delivered now, both would be.
+        It may have been delivered before Redis was lost. If the request that it replaces were
+        delivered now, both would be.
         """
         named = self.index.named([id]).get(id)
         if named is not None and named.is_pending and named.offset not in self.index.doubtful:

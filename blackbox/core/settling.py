@@ -1,4 +1,4 @@
-"""Removing from an index what receipts say has ended."""
+"""Remove from an index what has ended according to receipts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CHUNK = 5000
 
 
 def settle(index: Index, ended: Iterable[int], position: int) -> None:
-    """Remove from an index what has ended; the receipts' position comes last."""
+    """Remove from an index what has ended; the position `receipts` is set last."""
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
-        # A longer horizon delivered them by their first records, after this index was copied.
+        # Under a longer horizon they were delivered by their first records, after this index was copied.
         removed = [*found, *index.moved(found).values()]
         known = index.caller_ids(removed)
         removals = {offset: known.get(offset) for offset in removed}

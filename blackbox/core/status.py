@@ -1,4 +1,4 @@
-"""What became of a request, as far as the two journals of its shard tell."""
+"""What became of a request, according to the two journals of its shard."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from blackbox.records.recurrence import follows
 from blackbox.records.request import Cancel, Record, Request, Shard, request_id
 
 CLOCKS_APART_MS = 60_000
-"""How far a receipt's time may lie before the time it answers: the clocks' difference."""
+"""How much earlier than the time in question a receipt may be timestamped: the difference between clocks."""
 
 LOOK_UP_S = 5.0
 """How long a look-up may read: no longer than a person or an HTTP client waits for an answer."""
 
 LOOK_UP_RECORDS = 200_000
-"""How many records a look-up may read: some seconds of a core, which a service lacks meanwhile."""
+"""How many records a look-up may read: some seconds of a core, which the service lacks during that time."""
 
 NEAR = 4_000
-"""Offsets that are read where the record in question probably is, before any other stretch: one fetch."""
+"""How many offsets are read first, where the record probably is: one fetch."""
 
 State = Literal[
     "pending", "delivered", "dead", "expired", "invalid", "ended", "unread", "cancel", "tombstone",
@@ -62,8 +62,8 @@ class Fate:
 
     ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
     unread  -- in Kafka, and not yet in the index
-    cancel  -- the record is no request, it cancels one
-    tombstone -- the record is no request, blackbox wrote it when a schedule had ended
+    cancel  -- the record is not a request, it cancels one
+    tombstone -- the record is not a request, blackbox wrote it when a schedule had ended
     unknown -- there is no such record
     over    -- not pending any more; how it ended was not found within the limit of a look-up
     undetermined -- whether it is pending was not found within that limit
@@ -88,7 +88,7 @@ class Fate:
     carried: str | None = None
 
     def told_of(self, shard: Shard, offset: int) -> Fate:
-        """The same, as that of the request whose place this one took."""
+        """The same fate for the request whose place this one took."""
         taken = self.carried or self.source
         source = shard.source(offset)
         return replace(self, id=request_id(shard, offset), source=source, carried=taken)
@@ -100,7 +100,7 @@ class LimitReached(Exception):
 
 @dataclass(eq=False, slots=True)
 class Limit:
-    """How much of the journals one look-up may read: for so long, and so many records."""
+    """How much of the journals one look-up may read, in seconds and in records."""
 
     seconds: float = LOOK_UP_S
     records: float = LOOK_UP_RECORDS
@@ -112,7 +112,7 @@ class Limit:
         self._began_s = self.clock()
 
     def spend(self, records: int = 0) -> None:
-        """Count records that were read. Raises LimitReached when it is enough."""
+        """Count records that were read. Raises LimitReached when a limit is exceeded."""
         self._read += records
         if self._read > self.records or self.clock() - self._began_s > self.seconds:
             raise LimitReached
@@ -122,10 +122,10 @@ class Limit:
 
 
 class Asked(NamedTuple):
-    """What a request's own record says: its fate is `unread`, and `unknown` where there is none.
+    """What a request's own record says. The fate is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
 
     `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
-    caller wrote it: another offset than its own for a carried record.
+    caller wrote it: for a carried record, another offset than its own.
     """
 
     offset: int
@@ -136,10 +136,10 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """Judges the requests of one shard. Raises RecoveryRequired when Kafka does not answer.
+    """Finds out the fates of requests of one shard. Raises RecoveryRequired when Kafka does not answer.
 
-    `has_receipts`: whether the receipts have a partition for the shard yet. Methods that search
-    raise LimitReached once they have read as much as the `limit` allows, and found nothing.
+    `has_receipts`: whether the receipts topic has a partition for the shard yet. Methods that
+    search raise LimitReached once they have read as much as the `limit` allows and found nothing.
     """
 
     shard: Shard
@@ -150,16 +150,17 @@ class Fates:
     limit: Limit = field(default_factory=Limit)
 
     def fate(self, offset: int) -> Fate:
-        """By the journals alone: pending is what no receipt and no later record has ended.
+        """The fate by the journals alone: a request is pending if no receipt or later record has ended it.
 
-        So a cancel or a replacement counts once it is written; one that a service has not read
-        when the message is due comes too late, and the fate is `delivered` then.
+        So a cancel or a replacement counts once it is written. One that a service has not read when
+        the message is due comes too late, and the fate is `delivered` then.
 
-        1. the end of the requests before the receipts: what ended by now has its receipt by then;
-        2. the receipts;
-        3. the records behind it: it may have been cancelled, replaced, or carried on.
+        1. read the end of the requests before the receipts: what has ended by now has its receipt
+           by then;
+        2. read the receipts;
+        3. read the later records: the request may have been cancelled, replaced, or carried on.
 
-        Its own record may be gone by then, if it was carried on: the one in its place names it.
+        If it was carried on, its own record may be gone by then; the record in its place names it.
         """
         asked = self.asked(offset)
         bounds = self.journal.request_bounds()  # 1
@@ -179,11 +180,11 @@ class Fates:
         return Asked(offset, written_ms, self._read(record), origin_of(record))
 
     def outcome(self, asked: Asked, since: int = 0) -> Fate | None:
-        """What a receipt says of it, without the words of a dead letter; None: no receipt names it.
+        """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
 
-        It is named soon after it was due, or soon after it was written if it was refused: these
-        stretches are read at first. Without its record, it is by the first receipt whose writer
-        knew it. No receipt below `since` is read.
+        A request is named soon after it was due, or soon after it was written if it was refused.
+        These ranges are read first. Without its record, the receipts from the first one whose
+        writer knew the request are. No receipt below `since` is read.
         """
         if not self.has_receipts:
             return None
@@ -202,15 +203,16 @@ class Fates:
         return None
 
     def carried_nearby(self, asked: Asked, horizon_ms: int) -> int | None:
-        """As `carried_to`, but looks only where promotion should have written it."""
+        """Like `carried_to`, but search only where promotion should have written the record."""
         low, high = self._behind(asked, 0)
         near = self._promoted(asked, horizon_ms, low, high)
         return self._carried_in(asked, near, min(near + NEAR, high))
 
     def carried_to(self, asked: Asked, horizon_ms: int, since: int = 0) -> int | None:
-        """The record, not below `since`, that a request of the cold tier has become.
+        """The record, not below `since`, that a request of the cold tier has become; None if none is found.
 
-        Promotion writes it about a horizon before it is due: what is behind that is read at first.
+        Promotion writes it about a horizon before it is due: the records from there on are read
+        first.
         """
         low, high = self._behind(asked, since)
         near = self._promoted(asked, horizon_ms, low, high)
@@ -236,7 +238,7 @@ class Fates:
         return None
 
     def explained(self, fate: Fate) -> Fate:
-        """The same with the words of its dead letter, if that is still there."""
+        """The same with the reason and detail of its dead letter, if that still exists."""
         if fate.place is None or fate.state == "delivered":
             return fate
         place = fate.place
@@ -281,7 +283,7 @@ class Fates:
         return min(max(asked.offset + 1, since, bounds.start), bounds.end), bounds.end
 
     def _promoted(self, asked: Asked, horizon_ms: int, low: int, high: int) -> int:
-        """The first of the offsets `low` to `high` that promotion may have written it at."""
+        """The first of the offsets `low` to `high` where promotion may have written it."""
         if asked.fate.due_ms is None:
             return low
         at_ms = asked.fate.due_ms - horizon_ms - CLOCKS_APART_MS
@@ -314,10 +316,10 @@ class Fates:
         return end if found is None else min(max(found, start), end)
 
     def _first_that_knew(self, offset: int, first: int, end: int) -> int:
-        """By bisection, the first receipt whose writer's index knew the request.
+        """The first receipt whose writer's index knew the request, by bisection.
 
-        An owner that has just lost its index may have written one that knew less than those
-        before: then this is not exact.
+        Not exact if an owner that had just lost its index wrote a receipt that knew less than
+        earlier ones.
         """
         while first < end:
             middle = (first + end) // 2
@@ -329,14 +331,14 @@ class Fates:
         return first
 
     def _outcome_in(self, asked: Asked, first: int, last: int, end: int) -> Fate | None:
-        """From the receipts `first` to `last` - 1; those behind them may void one of these."""
+        """The outcome in the receipts `first` to `last` - 1. Later receipts may void one of these."""
         if first >= last:
             return None
         offset = asked.offset
         for at, receipt in settled(self._receipts(first, end)):
             if at >= last:
                 return None
-            # Where a log lost its end, it speaks of the request that was there before.
+            # The log lost its end: this receipt is about the request that was there before.
             if receipt.cut and receipt.cut[0] <= offset:
                 continue
             told = replace(asked.fate, at_ms=receipt.at_ms)
@@ -352,9 +354,9 @@ class Fates:
         return self.outcome(asked) or self._by_later_records(asked, end)
 
     def _by_later_records(self, asked: Asked, end: int) -> Fate:
-        """What the records up to `end` made of a request that no receipt names."""
+        """The fate, by the records up to `end`, of a request that no receipt names."""
         pending = replace(asked.fate, state="pending")
-        if asked.fate.reason is not None:  # nothing but its dead letter ends it
+        if asked.fate.reason is not None:  # only its dead letter ends it
             return pending
         position = asked.offset
         while True:
@@ -371,9 +373,9 @@ class Fates:
         return self._judged(self.asked(there), end).told_of(self.shard, asked.offset)
 
     def _next_change(self, asked: Asked, start: int, end: int) -> tuple[int, bool] | None:
-        """The next record that ends the request or carries it on, and whether it does the latter.
+        """The next record that ends the request or carries it on, and whether it carries it on.
 
-        Decided as intake does it, for an index that holds nothing but this request.
+        Decided as in intake, for an index that holds nothing but this request.
         """
         at, caller_id = asked.offset, asked.fate.caller_id
         named = {
@@ -397,18 +399,18 @@ class Fates:
         return None
 
     def _follows(self, record: Record, at: int) -> bool:
-        """Whether it asks for the next time of a request: written with the receipt of that one."""
+        """Whether a record asks for the next time of a request. It is written with that request's receipt."""
         source = self.shard.source(at).encode()
         return follows(record.headers) and record.headers[-1][1] == source
 
     def _was_invalid(self, offset: int) -> bool:
-        """A request that the service's own limits refuse replaces nothing."""
+        """Whether the service's own limits refused a request; such a request replaces nothing."""
         outcome = self.outcome(self.asked(offset))
         return outcome is not None and outcome.state == "invalid"
 
 
 def origin_of(record: Record) -> int:
-    """The request as its caller wrote it: of a carried record that of another offset."""
+    """The offset of the request as its caller wrote it; for a carried record, another offset."""
     if carried(record.headers):
         with suppress(ValueError):  # a forged one
             return carry_of(record).origin
@@ -416,7 +418,7 @@ def origin_of(record: Record) -> int:
 
 
 def _nearest_first(low: int, near: int, high: int) -> Iterator[tuple[int, int]]:
-    """The stretches of `low` to `high` - 1, those that begin at `near` and at `low` before the rest."""
+    """The parts of `low` to `high` - 1, with those that begin at `near` and at `low` before the rest."""
     behind, after = min(near + NEAR, high), min(low + NEAR, near)
     stretches = [(near, behind), (low, after), (behind, high), (after, near)]
     return ((first, last) for first, last in stretches if first < last)

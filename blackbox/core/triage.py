@@ -1,4 +1,4 @@
-"""What is due, sorted: what goes out, what goes alone, what is a dead letter, and what waits."""
+"""Triage of what is due: messages to send, to send alone, dead letters, and what waits."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LONGEST_RETRY_MS = 60_000
 ALONE_PER_TICK = 8
 ALONE_SPREAD_MS = 50
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
-"""Of records that are read from Kafka for the dead letters of one transaction (of larger ones, one), and of offsets."""
+"""Bytes (or one larger record) and offsets to read from Kafka for the dead letters of one transaction."""
 REFRESH_MS = 900_000
 DOUBTFUL_LATER_MS = 5_000
 LETTER_LATER_MS = 15_000
-"""In a backlog: the look at the record in Kafka would take time from the good messages of other shards."""
+"""Delay in a backlog: reading the record from Kafka would take time from the messages of other shards."""
 
 OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
-"""Refusals of whatever is sent there. A broker gives all others to each record of a batch, for the fault of one."""
+"""Refusals of whatever is sent there. Any other is given to each record of a batch, for the fault of one."""
 
 QUEUED = "what was due for the target before it goes first"
 
@@ -47,7 +47,7 @@ PAUSED: Refusal = (
 
 
 class Targets(Protocol):
-    """Which of the topics asked for cannot take messages now, what some of them refuse, and their ids."""
+    """Which of the given topics cannot take messages now, what some of them refuse, and their ids."""
 
     def unavailable(
         self, topics: Iterable[str], *, anew: bool = False
@@ -58,7 +58,7 @@ class Targets(Protocol):
 
 
 class Pace(Protocol):
-    """How fast targets are fed."""
+    """The rate limits of targets."""
 
     def limited(self) -> Collection[str]: ...
     def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> Sequence[int]: ...
@@ -67,7 +67,7 @@ class Pace(Protocol):
 
 @dataclass(slots=True)
 class Sorted:
-    """A batch, each request in one of four places; `parked` says by band for which targets some of it is."""
+    """A batch, each request in one of four places; `parked` maps bands to the targets parked for."""
 
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class Triage:
-    """Decides what becomes of each request that is due in one shard.
+    """Decides what happens to each request that is due in one shard.
 
-    `reread` makes an entry of a request's record again; `retries` is how often an unavailable
-    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter;
-    `endings` are what is written with the outcomes of some requests. Without a `pace` every message
-    goes as soon as it can.
+    `reread` makes an entry from a request's record again. `retries` is how often an unavailable
+    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
+    `follow_ups` are written with the outcomes of some requests. Without a `pace` there are no rate
+    limits.
     """
 
     shard: Shard
@@ -96,7 +96,7 @@ class Triage:
     pace: Pace | None = None
 
     def sort(self, due: Due, now_ms: int) -> Sorted:
-        """What to do with a batch that is due."""
+        """Decide what to do with a batch that is due."""
         batch = Sorted()
         for offset, entry in self._decoded(due, now_ms).items():
             if offset in due.doubtful:
@@ -122,7 +122,7 @@ class Triage:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """What a target is not to get yet, those that were due first going first; how many, by target."""
+        """Defer what exceeds its target's rate limit, earliest due first; return how many, by target."""
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
         waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
@@ -135,7 +135,7 @@ class Triage:
             due_ms = [batch.ready[offset].due_ms for offset in offsets]
             try:
                 times = self.pace.times(target, due_ms, now_ms)
-            except (IndexFull, IndexLost):  # what is delivered makes room; what is due goes out
+            except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
                 continue
             for offset, at_ms in zip(offsets, times, strict=True):
                 if at_ms > now_ms:
@@ -145,7 +145,7 @@ class Triage:
         return later
 
     def give_back(self, later: Mapping[str, int]) -> None:
-        """The times that were taken for what is read again now."""
+        """Give back the times that were reserved for messages that are read again now."""
         for target, count in later.items():
             assert self.pace is not None
             with suppress(RecoveryRequired, IndexFull):
@@ -169,7 +169,7 @@ class Triage:
         return batch
 
     def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
-        """For which targets what is parked is to come out: they may take messages, or never will."""
+        """The targets whose parked entries come out: those that are available, or may not be parked for."""
         all_topics = {to: to or self.dead_letter_topic for to in parked}
         topics = {to: topic for to, topic in all_topics.items() if topic not in paused}
         try:
@@ -216,7 +216,7 @@ class Triage:
             self.say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
 
     def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
-        """What comes due anew for a target with a backlog: it goes out in the order of due times."""
+        """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
         for part in (batch.ready, batch.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
                 is_new = offset not in due.released and not entry.expires_ms
@@ -225,7 +225,7 @@ class Triage:
                     _park(batch, offset, entry, QUEUED)
 
     def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
-        """By request, the topics that something is written to with its end."""
+        """The topics of each request's follow-ups."""
         assert self.follow_ups is not None
         everything = {**batch.ready, **batch.alone, **batch.dead}
         if not self.follow_ups.has_some(everything.values()):
@@ -233,7 +233,7 @@ class Triage:
         return {offset: self.follow_ups.topics(entry) for offset, entry in everything.items()}
 
     def _set_refused_aside(self, batch: Sorted, now_ms: int, *, is_backlog: bool) -> None:
-        """As dead letters, behind the good ones that wait; in a backlog they are judged again later."""
+        """Make dead letters of what topics would refuse, after ready messages; in a backlog, check again."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
         strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
@@ -252,7 +252,7 @@ class Triage:
             batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
     def _set_large_aside(self, batch: Sorted, now_ms: int) -> None:
-        """Dead letters whose records are in Kafka, but for some that lie together: good messages wait for the read."""
+        """Defer dead letters whose records are in Kafka, except some close together, to keep messages fast."""
         large = sorted(offset for offset, entry in batch.dead.items() if entry.left_bytes)
         read_bytes = 0
         for offset in large:
@@ -277,7 +277,7 @@ class Triage:
             detail = f"{detail}, tried {entry.attempts + 1} times"
             batch.dead[offset] = as_dead(entry, (reason, detail))
             return
-        if reason == Reason.UNREACHABLE:  # for as long as it takes, and no try of the target
+        if reason == Reason.UNREACHABLE:  # retried without limit, and not counted as an attempt
             count, later = entry.waits, entry._replace(waits=entry.waits + 1)
         else:
             count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
@@ -299,16 +299,16 @@ class Triage:
         now_ms: int,
         apart: Collection[int] = (),
     ) -> dict[int, Postponed]:
-        """What the broker refused, out of the way: parked, later, alone, or as a dead letter.
+        """Postpone what the broker refused: parked, later, alone, or as a dead letter.
 
-        `apart` was sent in record batches of its own, so that it is refused for itself.
+        `apart` was sent in record batches of its own, so a refusal is its own fault.
         """
         aside, crowded = Sorted(), set[str]()
         gone = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
         away = self._away({self._destination(batch[o]) for o in gone})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
-            # what is written with its end goes in one batch with others', and may be what was refused
+            # its follow-ups share a batch with those of others, and may be what was refused
             has_ending = self.follow_ups is not None and bool(self.follow_ups.topics(entry))
             is_apart = offset in apart and not has_ending
             is_alone = entry.alone or len(suspects) == 1 or is_apart
@@ -335,14 +335,14 @@ class Triage:
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def _away(self, targets: Collection[str]) -> Mapping[str, Refusal]:
-        """Which of these the brokers themselves say cannot be reached: others did not answer in time, and are tried again."""
+        """The targets that the brokers report as unreachable; others did not answer in time."""
         try:
             return self.targets.unavailable(targets) if targets else {}
         except JournalLost:
             return {}
 
     def _is_given_up(self, letter: Entry, refusal: Refusal) -> bool:
-        """Whether a dead letter was refused often enough, for a reason that may be in what it holds."""
+        """Whether a dead letter was refused often enough, for a reason that may be in its content."""
         has_tried = letter.attempts >= self.retries
         return letter.reason is not None and refusal[0] not in OF_A_TOPIC and has_tried
 
@@ -352,7 +352,7 @@ class Triage:
     def _as_letter(
         self, offset: int, entry: Entry, refusal: Refusal, now_ms: int
     ) -> tuple[int, Entry]:
-        """What the broker refused for good: a message as a dead letter, a dead letter in less."""
+        """Handle a final refusal: a message becomes a dead letter, a dead letter takes a smaller form."""
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, as_dead(entry, refusal)
@@ -363,11 +363,11 @@ class Triage:
         return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
-        """The records of these requests, as far as Kafka has them, as their callers wrote them."""
+        """The records of these requests as their callers wrote them, as far as Kafka has them."""
         found = dict(self.journal.records(offsets))
         for offset, record in found.items():
             if carried(record.headers):
-                with suppress(ValueError):  # not ours, and refused for that
+                with suppress(ValueError):  # not written by blackbox, and refused for that
                     found[offset] = as_asked(record)
         return found
 
@@ -375,7 +375,10 @@ class Triage:
 def _parks(
     batch: Sorted, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
 ) -> bool:
-    """Out of the way for as long as it takes. Not what ends by itself meanwhile, nor what would share its place with others."""
+    """Park an entry if possible; return whether it was parked.
+
+    Messages that expire are not parked, nor is what would share a band with another target.
+    """
     to = waits_for(entry)
     if not _may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
         return False
@@ -386,12 +389,16 @@ def _parks(
 
 
 def _may_park(to: str, refusal: Refusal) -> bool:
-    """A dead letter waits for its topic whatever that lacks; a message becomes a dead letter, unless its target is away."""
+    """Whether a refusal allows parking.
+
+    A dead letter waits for its topic, whatever that lacks. A message waits only while its target is
+    unreachable.
+    """
     return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)
 
 
 def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
-    if entry.reason is not None:  # a letter's detail is for its reader
+    if entry.reason is not None:  # a dead letter's detail is for its reader
         entry = entry._replace(waits=max(1, entry.waits))
     elif entry.waits == 0 or entry.detail != why:
         entry = entry._replace(waits=entry.waits + 1, detail=why)
@@ -399,7 +406,7 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
 
 
 def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
-    """Until it is known whether it was delivered."""
+    """Postpone a request of which it is not known whether it was delivered."""
     why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
     told = entry._replace(waits=entry.waits + 1)
     if entry.reason is None:
@@ -410,12 +417,12 @@ def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
 
 
 def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
-    """Whether a payload that waits on is written again: in Redis it outlives its time by an hour at least."""
+    """Whether a waiting payload is written again: Redis keeps it at least an hour beyond its time."""
     return now_ms // REFRESH_MS != (now_ms - wait_ms) // REFRESH_MS
 
 
 def as_dead(entry: Entry, refusal: Refusal) -> Entry:
-    """The dead letter that a request has become."""
+    """The dead letter that a request becomes."""
     reason, detail = refusal
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
@@ -424,18 +431,18 @@ RECORD_GONE = "the record, too large to be kept in Redis, is gone from Kafka"
 
 
 def is_record(entry: Entry) -> bool:
-    """Whether the entry stands for the request's own record, as an invalid one does."""
+    """Whether the entry holds the request's own record, as an invalid one does."""
     return not entry.target
 
 
 def as_record(offset: int, entry: Entry) -> Record:
-    """What is left of a request whose record is gone from Kafka, or the record itself."""
+    """The record itself, or what is left of a request whose record is gone from Kafka."""
     headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
     return Record(offset, entry.due_ms, entry.key, entry.message, headers)
 
 
 def payload_lost(offset: int, now_ms: int) -> Entry:
-    """What becomes a dead letter in the place of a request of which nothing is left."""
+    """The entry for a dead letter in place of a request of which nothing is left."""
     detail = (
         "the payload is gone from Redis and the record from Kafka; "
         "check maxmemory-policy and the request topic's retention.ms"
