@@ -122,7 +122,7 @@ class Triage:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """Defer what exceeds its target's rate limit, earliest due first; return how many, by target."""
+        """Defer what exceeds its target's rate limit, earliest due first to go; return how many, by target."""
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
         waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():
@@ -252,7 +252,10 @@ class Triage:
             batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
     def _set_large_aside(self, batch: Sorted, now_ms: int) -> None:
-        """Defer dead letters whose records are in Kafka, except some close together, to keep messages fast."""
+        """Defer dead letters whose records are in Kafka, except some close together.
+
+        Messages would wait for the read.
+        """
         large = sorted(offset for offset, entry in batch.dead.items() if entry.left_bytes)
         read_bytes = 0
         for offset in large:

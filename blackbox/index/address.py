@@ -1,4 +1,4 @@
-"""Where Redis is: what `BLACKBOX_REDIS_URL` says, taken apart. No I/O."""
+"""The address of Redis: parses `BLACKBOX_REDIS_URL`. No I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_SENTINELS = {"sentinel_username", "sentinel_password"}
 
 
 class BadAddress(ValueError):
-    """A URL that leads to no Redis. The text quotes nothing that may be a piece of a password."""
+    """A URL that does not lead to a Redis. The text quotes nothing that may be part of a password."""
 
 
 class Place(NamedTuple):
@@ -44,9 +44,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server, the primary that sentinels name, or a cluster. Passwords do not print.
+    """One server, the primary that sentinels name, or a cluster. Passwords are not printed.
 
-    `options` are those of redis-py's connections, `of_sentinels` those that sentinels get instead.
+    `options` are those of redis-py's connections, `of_sentinels` those that connections to
+    sentinels get instead.
     """
 
     kind: Kind
@@ -65,7 +66,7 @@ class Address:
 
 
 def read(url: str) -> Address:
-    """The address in a URL. Raises BadAddress, which says what is wanted."""
+    """Parse the address in a URL. Raises BadAddress, which says what is expected."""
     scheme, found, _ = url.partition("://")
     if found and scheme in ("redis", "rediss", "unix"):
         options = _options(url)
@@ -125,14 +126,17 @@ def _cluster(base: str, hosts: str, parts: SplitResult) -> Address:
 
 
 def _split(url: str) -> tuple[str, SplitResult]:
-    """What stands before the path, and the rest behind a host of no meaning: newer Pythons split no list with [::1] in it."""
+    """Split a URL into its hosts and the rest, parsed with a placeholder as the host.
+
+    Newer Pythons do not split a list of hosts that contains [::1].
+    """
     scheme, _, rest = url.partition("://")
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
     return hosts, urlsplit(f"{scheme}://-{rest[len(hosts) :]}")
 
 
 def _places(netloc: str, kind: Kind) -> tuple[str, tuple[Place, ...]]:
-    """What stands before the hosts, `user:password@` or nothing, and the hosts."""
+    """Split hosts from what is before them: `user:password@` or nothing."""
     login, at, hosts = netloc.rpartition("@")
     places = []
     for host in hosts.split(","):

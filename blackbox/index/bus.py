@@ -1,7 +1,7 @@
 """Short notes between the processes of one deployment, through Redis' publish and subscribe.
 
-Nothing is stored and nothing depends on a note: senders repeat what matters, so that one that is
-lost costs a moment. Works in a Redis that is at its `maxmemory`, or was just emptied.
+Nothing is stored and nothing depends on a single note: senders repeat what matters, so a lost note
+costs a moment. Works in a Redis that is at its `maxmemory`, or was just emptied.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from blackbox.records.errors import IndexLost
 CHANNEL = "blackbox:bus:"
 PAUSE_S = 1.0
 SILENCE_S = 5.0
-"""After so long without a note a listener asks Redis for a sign; after twice that it connects anew."""
+"""After this long without a note, a listener sends a ping to Redis; after twice that, it connects again."""
 
 
 class Bus:
-    """Sends notes under a name, to whoever listens to that name. Not safe for two threads."""
+    """Sends notes under a name, to everything that listens to that name. Not safe for two threads."""
 
     def __init__(self, url: str, name: str) -> None:
         self._clients = Clients(pool(url))
@@ -40,7 +40,7 @@ class Bus:
 
 
 class Listener:
-    """Hears the notes of these kinds; connects again by itself after Redis was away.
+    """Receives the notes of these kinds; connects again by itself after Redis was away.
 
     Not safe for use from two threads.
     """
@@ -74,7 +74,7 @@ class Listener:
             self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
             self._sign_s, self._asked_s = time.monotonic(), None
         if self._asked_s is None and time.monotonic() - self._sign_s > SILENCE_S:
-            # Nothing else tells a listener that the other end went away without a word.
+            # Nothing else shows a listener that the other end is gone without closing the connection.
             self._heard.ping()
             self._asked_s = time.monotonic()
         found: dict[str, Any] | None = self._heard.get_message(timeout=min(timeout_s, SILENCE_S))

@@ -1,4 +1,4 @@
-"""Connections to the nodes of a Redis Cluster, which say themselves who has which slot now."""
+"""Connections to the nodes of a Redis Cluster, which are asked for the slots of each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Slots = list[tuple[range, Place]]
 
 
 class Cluster:
-    """A pool for each node. Nothing is remembered of who has what: a node is asked each time."""
+    """One pool for each node. The slot table is not kept: a node is asked each time."""
 
     def __init__(self, address: Address, options: dict[str, Any]) -> None:
         self._named = address.places
@@ -24,7 +24,7 @@ class Cluster:
         self._lock = Lock()
 
     def servers_of(self, keys: Iterable[bytes]) -> dict[bytes, redis.ConnectionPool]:
-        """The primaries that have these keys now. Raises redis.ConnectionError when nobody tells."""
+        """The primaries that have these keys now. Raises redis.ConnectionError when no node reports them."""
         _, slots = self._ask()
         return {key: self._server_of(key, slots) for key in keys}
 
@@ -44,12 +44,12 @@ class Cluster:
         return {str(place): self.pool(place) for _, place in slots}
 
     def any_server(self) -> redis.ConnectionPool:
-        """A node that takes part in the cluster now."""
+        """A node that is part of the cluster now."""
         place, _ = self._ask()
         return self.pool(place)
 
     def pool(self, place: Place | None = None) -> redis.ConnectionPool:
-        """The connections to this node; by default to the first one that is named."""
+        """The connections to this node; by default to the first named one."""
         return self._client(place or self._named[0]).connection_pool
 
     def disconnect(self) -> None:
@@ -65,9 +65,9 @@ class Cluster:
             return self._clients[place]
 
     def _ask(self) -> tuple[Place, Slots]:
-        """Who answers, and what it says; whoever sees most of the cluster has the first word.
+        """The node that answers, and its slot table. Nodes that see a working cluster are preferred.
 
-        A node that was cut off from the others keeps saying what was true before.
+        A node that was cut off from the others keeps reporting what was true before.
         """
         said, cut_off = [], None
         for place in self._named:
@@ -97,7 +97,7 @@ class Cluster:
 
 def _primaries(slots: list[Any], asked: Place) -> Iterator[tuple[range, Place]]:
     for first, last, (host, port, *_), *_ in slots:
-        # a node that does not know its own name has the one under which it was asked
+        # a node that does not know its own name gets the one under which it was asked
         yield range(first, last + 1), Place(host.decode() if host else asked.host, port)
 
 

@@ -1,8 +1,9 @@
 """How connections to Redis are made: all of them here, each tried once and never retried.
 
-A connection that is lost may come back to a Redis that lost writes, or to another server, so the
-owner of a shard must notice: every failure of a session is a doubt, and recovery alone opens another.
-Where the server is, Sentinel or the cluster is asked at each new connection.
+A connection that is lost may come back to a Redis that lost writes, or to another server, and the
+owner of a shard must notice that. So every failure of a session requires recovery, and only
+recovery opens another one. At each new connection, Sentinel or the cluster is asked where the
+server is.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from blackbox.index.sentinel import Primary
 from blackbox.records.errors import IndexFull, IndexLost
 
 KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
-"""Its first argument is a key."""
+"""A command whose first argument is a key."""
 
 Connections = redis.ConnectionPool | Cluster
-"""To the one server there is, or to the nodes of a cluster."""
+"""To a single server, or to the nodes of a cluster."""
 
 NOT_SERVING = (
     redis.ReadOnlyError,
@@ -35,22 +36,22 @@ NOT_SERVING = (
     redis.exceptions.AskError,
     redis.exceptions.TryAgainError,
 )
-"""The server lives and this shard is not its own: a replica, or a node that lost the slot."""
+"""The server is alive but does not serve this shard: it is a replica, or a node that lost the slot."""
 
 NOT_SERVING_NOW = ("BUSY", "NOREPLICAS", "MISCONF")
 
 STREAM_COMMANDS = 250
-"""Commands sent at once; enough to make a system call worth its while."""
+"""Commands sent at once: enough to make a system call worthwhile."""
 
 TIMEOUT_S = 2.5
-"""After a Redis that hung for longer, recovery first reads what was cancelled meanwhile."""
+"""If Redis hung for longer, recovery first reads what was cancelled in that time."""
 
 MOST_CONNECTIONS = 1_000_000
 """One for each shard of a process; the client's own limit is 100."""
 
 
 def pool(url: str) -> Connections:
-    """Connections for what `BLACKBOX_REDIS_URL` may be. Raises BadAddress; connects to nothing yet."""
+    """The connections for a `BLACKBOX_REDIS_URL`. Raises BadAddress; does not connect yet."""
     address = read(url)
     of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     options: dict[str, Any] = of_any | {
@@ -68,7 +69,7 @@ def pool(url: str) -> Connections:
 
 
 def check(url: str) -> None:
-    """Raises BadAddress for a URL that leads to no Redis, whatever is running."""
+    """Raise BadAddress for a URL that does not lead to a Redis; no server has to be running."""
     connections = pool(url)
     one = connections.pool() if isinstance(connections, Cluster) else connections
     try:
@@ -81,41 +82,41 @@ def check(url: str) -> None:
 def servers_of(
     connections: Connections, keys: Iterable[bytes]
 ) -> dict[bytes, redis.ConnectionPool]:
-    """The servers that have these keys now. Raises redis.RedisError or OSError when nobody tells."""
+    """The servers that have these keys now. Raises redis.RedisError or OSError when none reports that."""
     if isinstance(connections, Cluster):
         return connections.servers_of(keys)
     return dict.fromkeys(keys, connections)
 
 
 def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
-    """Every server that has keys now, by its address; the only one there is has no name."""
+    """Every server that has keys now, by its address; a single server has the name ""."""
     return connections.servers() if isinstance(connections, Cluster) else {"": connections}
 
 
 class Clients:
-    """redis-py's clients for what belongs to no owner; to make one costs more than to ask it."""
+    """redis-py clients for use outside an owner's session; kept, as making one costs more than a command."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._made: dict[redis.ConnectionPool, redis.Redis] = {}
 
     def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
-        """For the servers that have these keys now. This and the others raise as `servers_of`."""
+        """Clients for the servers that have these keys now. This, `each` and `any` raise as `servers_of`."""
         found = servers_of(self._connections, keys)
         return {key: self._client(server) for key, server in found.items()}
 
     def each(self) -> dict[str, redis.Redis]:
-        """For every server that has keys now, by its address; the only one there is has no name."""
+        """A client for every server that has keys now, by its address; a single server has the name ""."""
         found = servers(self._connections)
         return {name: self._client(server) for name, server in found.items()}
 
     def any(self) -> redis.Redis:
-        """For a server that passes notes on to all."""
+        """A client for a server that passes notes on to all."""
         known = self._connections
         return self._client(known.any_server() if isinstance(known, Cluster) else known)
 
     def together(self, *commands: KeyedCommand) -> list[Any]:
-        """The replies to these: one trip to each server. Raises IndexFull, IndexLost."""
+        """The replies to these commands, with one round trip to each server. Raises IndexFull, IndexLost."""
         if not commands:
             return []
         try:
@@ -145,7 +146,7 @@ class Clients:
 
 
 def reason(error: Exception) -> str:
-    """What an error says, with the word by which Redis names its kind."""
+    """The text of an error, with the word by which Redis names its kind."""
     code = getattr(error, "status_code", None)
     return f"{code} {error}" if isinstance(error, NOT_SERVING) and code else str(error)
 
@@ -177,7 +178,7 @@ class Session:
     def run(
         self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Send packed commands, while later ones are still being made; returns the reply to each.
+        """Send packed commands, while later ones are still being made; return the reply to each.
 
         Redis works on the first ones already, and on the rest while `meanwhile` runs. An exception
         from either ends the session. Raises IndexFull when Redis is out of memory, IndexLost for
@@ -220,7 +221,7 @@ class Session:
             return failure
 
     def _at_hand(self, most: int) -> Iterator[Any]:
-        """Replies that have arrived with the last one, past redis-py's layers: a tenth of intake."""
+        """Replies that have arrived with the last one, past redis-py's layers: saves a tenth of intake."""
         reader = getattr(self._connection._parser, "_reader", None)
         if reader is not None:
             come = iter(lambda: reader.gets(False), NOT_ENOUGH_DATA)
@@ -238,7 +239,7 @@ class Session:
         return failure
 
     def close(self) -> None:
-        """Give the connection up; safe to call twice."""
+        """Close the connection; safe to call twice."""
         if not self._lost:
             self._lost = True
             self._connection.disconnect()

@@ -1,7 +1,7 @@
-"""All that indexes hold, read without taking part in them.
+"""Reads of all that indexes hold, without taking part in them.
 
-For jobs that compare whole indexes with the journals. They alone walk sets and the key space
-(ZSCAN, SCAN): each call is short, but there are as many as the entries take. A service never does.
+For jobs that compare whole indexes with the journals. Only they walk sets and the key space (ZSCAN,
+SCAN): each call is short, but there are as many as the entries take. A service never does this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 16
 
 
 class Held(NamedTuple):
-    """An entry. `at_ms` is its due time, or when it will be looked at again if it was put off."""
+    """An entry. `at_ms` is its due time, or when it is retried if it was postponed."""
 
     offset: int
     at_ms: int
@@ -42,10 +42,10 @@ class Dump:
         self._connections = pool(url)
 
     def entries(self, shard: Shard) -> Iterator[list[Held]]:
-        """The entries of a shard: those that are there throughout, some of those that are not.
+        """The entries of a shard: those that exist throughout, and some of those that do not.
 
-        One may come more than once. A payload counts as missing only when it still is at a second
-        look, and its entry still there.
+        One may come more than once. A payload counts as missing only if a second look still finds
+        its entry without it.
         """
         keys = Keys(shard)
         with closing(Session(self._connections, keys.state)) as session:
@@ -60,7 +60,7 @@ class Dump:
                 ]
 
     def orphans(self, shards: Collection[Shard]) -> Iterator[list[tuple[Shard, int]]]:
-        """Payloads in these shards whose entry is gone, as it still is at a second look.
+        """Payloads in these shards whose entry is gone, and still is at a second look.
 
         Walks the whole key space once. One may come more than once.
         """
@@ -88,7 +88,7 @@ class Dump:
 def _scanned(
     session: Session, what: tuple[bytes | str, ...], how: tuple[str | int, ...]
 ) -> Iterator[list[bytes]]:
-    """Page by page."""
+    """Scan page by page."""
     cursor = None
     while cursor != b"0":
         cursor, found = session.ask(*what, cursor or b"0", *how)
@@ -118,7 +118,7 @@ class _Look:
         self._keys = keys
 
     def bare(self, names: Sequence[bytes]) -> set[bytes]:
-        """Entries without a payload: it is gone, the entry is there, and it is gone."""
+        """Entries without a payload: the payload is gone, the entry exists, and the payload is still gone."""
         if not names:
             return set()
         if self._session.ask("EXISTS", *map(self._keys.message, names)) == len(names):
@@ -128,7 +128,7 @@ class _Look:
         return set(self._with_payload(there, wanted=False))
 
     def left_behind(self, names: Sequence[bytes]) -> list[bytes]:
-        """Payloads without an entry: it is gone, the payload is there, and it is gone."""
+        """Payloads without an entry: the entry is gone, the payload exists, and the entry is still gone."""
         gone = self._in_set(names, wanted=False)
         there = self._with_payload(gone, wanted=True)
         return self._in_set(there, wanted=False)

@@ -1,4 +1,4 @@
-"""What operators may ask of a shard's index: reads only, from outside the shard's owner."""
+"""Read-only queries of a shard's index for operators, from outside the shard's owner."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from blackbox.records.request import Shard, member
 
 
 class Standing(NamedTuple):
-    """How a shard stands. `positions` is None for an index that was never begun, or is lost.
+    """The state of a shard. `positions` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
-    first one that is not yet; None when there is none. `pending` are entries, without the `cold`;
-    `has_cold_tier` if there ever were some.
+    first one that is not due yet; None when there is none. `pending` counts entries, without the
+    `cold` ones. `has_cold_tier`: there ever were some.
     """
 
     positions: Positions | None
@@ -35,8 +35,7 @@ class Standing(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A pending request. `at_ms` is its place in the order: when it will be looked at, or behind all times while
-    it is parked.
+    """A pending request. `at_ms` is its score: when it is looked at next, above all times while parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
     """
@@ -46,13 +45,13 @@ class Pending(NamedTuple):
 
     @property
     def next_try_ms(self) -> int | None:
-        """When it will be looked at: its due time, later if put off; None as long as its target takes nothing."""
+        """When it is looked at next: its due time, or later if postponed; None while it is parked."""
         return time_at(self.at_ms)
 
 
 HEAD_BYTES = 1024
 LONG_HEAD_BYTES = 65_536
-"""Read of a stored request where its message is not wanted: at first, and if its headers are long."""
+"""Bytes read of a stored request without its message: `HEAD_BYTES` at first, this if its headers are long."""
 
 
 class Inspector:
@@ -71,7 +70,7 @@ class Inspector:
         return cls(pool(url))
 
     def standing(self, shard: Shard, now_ms: int) -> Standing:
-        """Positions and pending entries of a shard; counts may be of moments a little apart."""
+        """Positions and pending entries of a shard; the counts may be from slightly different moments."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._clients.together(
             ("HMGET", keys.state, "format", "requests", "cold"),
@@ -112,7 +111,7 @@ class Inspector:
         return positions_of(shard, state, receipts)
 
     def is_ready(self, shard: Shard) -> bool:
-        """Whether requests can be stored: there is an index, and nobody rebuilds it."""
+        """Whether requests can be stored: there is an index, and it is not being rebuilt."""
         keys = Keys(shard)
         state, under_way, receipts = self._clients.together(
             ("HMGET", keys.state, "format", "requests"),
@@ -122,7 +121,7 @@ class Inspector:
         return positions_of(shard, state, receipts) is not None and under_way is None
 
     def is_in_flight(self, shard: Shard, offset: int) -> bool:
-        """Whether a delivery of this request is under way, so that it cannot be cancelled any more."""
+        """Whether this request is in flight or in doubt, so that it cannot be cancelled any more."""
         keys = Keys(shard)
         named, doubtful = self._clients.together(
             ("HGETALL", keys.in_flight), ("HGET", keys.state, "doubtful")
@@ -152,11 +151,11 @@ class Inspector:
         *,
         whole: bool = False,
     ) -> list[tuple[int, Pending]]:
-        """Pending requests whose places are from `from_ms` to `to_ms`, in that order, by offset.
+        """Pending requests whose scores are from `from_ms` to `to_ms`, in that order, as (offset, request).
 
-        Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
-        may be left out. Entries have a message only if they are read `whole`; those with more than
-        64 KiB of headers count as gone otherwise.
+        Of those at `from_ms`, only the ones after the offset `behind`, if it is given. Requests
+        that end during the read may be left out. Entries have a message only if they are read
+        `whole`; otherwise those with more than 64 KiB of headers count as gone.
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
@@ -176,7 +175,7 @@ class Inspector:
         ]
 
     def bands(self, shard: Shard) -> Iterator[int]:
-        """In which bands something is parked; a command for each."""
+        """The bands that have parked entries; one command for each."""
         keys, first = Keys(shard), parked_at(1, 0)
         while True:
             look = ("ZRANGE", keys.due, first, "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
@@ -187,7 +186,7 @@ class Inspector:
             first = parked_at(band + 1, 0)
 
     def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
-        """What is stored under these names, without the messages."""
+        """The entries that are stored under these names, without their messages."""
         heads = self._starts(names, HEAD_BYTES)
         longer = [
             name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
@@ -201,13 +200,13 @@ class Inspector:
         return dict(zip(names, self._clients.together(*asked), strict=True))
 
     def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
-        """How many pending requests will be looked at from each instant to before the next one."""
+        """How many pending requests are looked at next from each instant to before the following one."""
         keys = Keys(shard)
         asked = [("ZCOUNT", keys.due, first, f"({end}") for first, end in pairwise(edges_ms)]
         return self._clients.together(*asked)
 
     def _upto(self, keys: Keys, at_ms: int, offset: int) -> int:
-        """How many of the requests at this instant are not behind this offset: by bisection."""
+        """How many of the requests at this instant have this offset or a lower one, by bisection."""
         (high,) = self._clients.together(("ZCOUNT", keys.due, at_ms, at_ms))
         low, name = 0, member(offset)
         while low < high:
@@ -228,13 +227,13 @@ class Inspector:
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
 
     def is_ended(self, shard: Shard, origin: int) -> bool:
-        """Whether a cancel by its id has ended this request of the cold tier, which stays until it is written again."""
+        """Whether a cancel by id has ended this cold request, which stays cold until it is written again."""
         keys = Keys(shard)
         (score,) = self._clients.together(("ZSCORE", keys.ended, member(origin)))
         return score is not None
 
     def cold(self, shard: Shard) -> tuple[Positions | None, Bits]:
-        """The positions, and the requests of the cold tier as they are then or a little later."""
+        """The positions, and the requests of the cold tier at that moment or a little later."""
         positions, keys = self.positions(shard), Keys(shard)
         (bitmaps,) = self._clients.together(("HGETALL", keys.cold))
         return positions, Bits({int(segment): bitmap for segment, bitmap in bitmaps.items()})
@@ -250,5 +249,5 @@ class Inspector:
 
 
 def _score(ranged: list[bytes]) -> int | None:
-    """Of the one that is found, if there is one."""
+    """The score of the one member that was found, if any."""
     return int(float(ranged[1])) if ranged else None

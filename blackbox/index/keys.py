@@ -8,10 +8,10 @@ from blackbox.records.request import Shard
 
 PREFIX = "blackbox:"
 SENTINEL = b"~"
-"""A member of `due` at +inf, no request: without it the key was lost, however few are pending."""
+"""A member of `due` at +inf, not a request: without it the key was lost, however few are pending."""
 
 NOBODYS = b"\xff"
-"""A field of `ids`, no caller's id as it is no UTF-8: without it the key was lost, whoever has one now."""
+"""A field that keeps `ids` in existence, not UTF-8 and so never a caller's id: without the key, it was lost."""
 
 
 class Keys:
@@ -38,12 +38,12 @@ class Keys:
         return self.prefix + b"msg:" + member
 
     def of(self, caller: str) -> bytes:
-        """Due times of a caller's pending requests, where they are counted."""
+        """The due times of a caller's pending requests, if these are counted."""
         return self.prefix + b"of:" + caller.encode()
 
 
 def set_ex_template(keys: Keys) -> bytes:
-    """A packed `SET <message key> <entry> EX <seconds>`, four times faster than packing each anew.
+    """A packed `SET <message key> <entry> EX <seconds>`, four times faster than packing each command.
 
     To be filled with (offset, length and bytes of the entry, length and digits of the seconds).
     """

@@ -1,4 +1,4 @@
-"""Connections to the primary of a service, of which Redis Sentinel tells where it is now."""
+"""Connections to the primary of a service; Redis Sentinel is asked where it is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from blackbox.index.address import Address, Place
 
 SENTINEL_TIMEOUT_S = 2.0
-"""A sentinel that is silent for so long is passed over; the next connection asks another one first."""
+"""A sentinel that is silent for this long is skipped; the next connection asks another one first."""
 
 
 class Primary(SentinelConnectionPool):
-    """A pool whose connections ask for the primary each time they are made anew."""
+    """A pool that asks for the primary at each new connection."""
 
     def __init__(self, address: Address, options: dict[str, Any], of_any: dict[str, Any]) -> None:
         of_sentinels = of_any | address.of_sentinels
@@ -31,7 +31,7 @@ class Primary(SentinelConnectionPool):
 
 
 class _Sentinels(Sentinel):
-    """redis-py's, but that it says what each sentinel said when none names a primary."""
+    """redis-py's Sentinel; its error also reports each sentinel's answer when none names a primary."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Where the primary is now. Raises redis.ConnectionError when no sentinel knows one."""

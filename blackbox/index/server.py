@@ -1,4 +1,4 @@
-"""What the Redis servers themselves say: their clocks, their memory, how they are configured."""
+"""State of the Redis servers: clocks, memory, configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from blackbox.records.errors import IndexLost
 T = TypeVar("T")
 
 PAUSE_AT = 0.85
-"""Of `maxmemory`: from here on requests stay in Kafka."""
+"""The share of `maxmemory` from which on requests stay in Kafka."""
 
 LOOK_S = 0.5
 SILENT_S = 30.0
-"""How long a node that was silent is not asked again, so that who watches others is not held up."""
+"""How long a node that was silent is not asked again, so that a watch over the others is not held up."""
 
 
 class NotTold(IndexLost):
@@ -27,7 +27,7 @@ class NotTold(IndexLost):
 
 
 class Server:
-    """Questions about one server, not about any shard. Raises IndexLost when it does not answer."""
+    """Queries of one server, not of a shard. Raises IndexLost when it does not answer."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -44,12 +44,12 @@ class Server:
         return int(info["used_memory"]) / limit if limit else 0.0
 
     def info(self, section: str) -> dict[str, Any]:
-        """A section of INFO, numbers as numbers. Raises NotTold when it may not be asked."""
+        """A section of INFO, numbers as numbers. Raises NotTold when it may not be asked for."""
         found: dict[str, Any] = self._ask("INFO", section)
         return found
 
     def config(self, name: str) -> str:
-        """A directive's value as Redis runs with it. Raises NotTold when it may not be asked."""
+        """The value of a directive in the running server. Raises NotTold when it may not be asked for."""
         found = {_text(key): _text(value) for key, value in self._ask("CONFIG GET", name).items()}
         if name not in found:
             raise NotTold(f"Redis does not know the directive {name}")
@@ -65,9 +65,9 @@ class Server:
 
 
 class RedisServer:
-    """The same of all servers that have keys now: one, or the primaries of a cluster.
+    """The same for all servers that have keys now: one, or the primaries of a cluster.
 
-    A server that is silent is passed over; raises IndexLost when none answers.
+    A server that is silent is skipped; raises IndexLost when none answers.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,18 +75,18 @@ class RedisServer:
         self._silent_s: dict[str, float] = {}
 
     def each(self) -> dict[str, Server]:
-        """The servers by their addresses; the only one there is has no name."""
+        """The servers by their addresses; a single server has the name ""."""
         try:
             return {name: Server(client) for name, client in self._clients.each().items()}
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {error}") from error
 
     def now_ms(self) -> int:
-        """The earliest of their wall clocks, epoch milliseconds: no wrong one makes anything early."""
+        """The earliest of their wall clocks, epoch ms, so that one fast clock makes nothing early."""
         return min(self._answers(Server.now_ms))
 
     def memory_used(self) -> float:
-        """The used share of `maxmemory` of the fullest one; see `Server`."""
+        """The used share of `maxmemory` of the fullest server; see `Server`."""
         return max(self._answers(Server.memory_used))
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Room:
         if time.monotonic() - self._looked_s > LOOK_S:
             try:
                 self._has_room = self.redis.memory_used() < PAUSE_AT
-            except IndexLost:  # a store that Redis refuses tells as well
+            except IndexLost:  # if it is full, Redis refuses the store
                 self._has_room = True
             self._looked_s = time.monotonic()
         return self._has_room

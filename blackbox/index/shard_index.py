@@ -1,18 +1,25 @@
 """A shard's index in Redis: due times, payloads, caller ids, and the two positions that define them.
 
-Entries are the requests below `positions.requests` minus the removals below `positions.receipts`;
-`skip` marks the removals already read whose request is not in the index yet, `cold` the requests
-that are due beyond the horizon and so are no entries, `ignored` the conditional records that did not
-count and of which no receipt says so yet, `early` replacements that wait in Kafka for room and whose
-first half is done, `moved` by which records requests of the cold tier came into the index, `ended` which
-of these a cancel has ended by its id while only Kafka knew its record, `leaving` those whose delivery is
-under way. Data and positions change in one MULTI, so that a lost suffix of Redis loses both and the
-journals heal it.
+Entries are the requests below `positions.requests` minus the removals below `positions.receipts`.
+Other keys hold:
+
+- `skip`: removals that were read although their request is not in the index yet;
+- `cold`: requests that are due beyond the horizon and so are not entries;
+- `ignored`: conditional records that did not count, as long as no receipt says so;
+- `early`: replacements that wait in Kafka for room, and whose first half is done;
+- `moved`: by which records requests of the cold tier came into the index;
+- `ended`: requests of the cold tier that a cancel by id has ended while only Kafka knew their
+  record;
+- `in-flight`: requests whose delivery is under way;
+- `unwanted`: requests in doubt that something else ends if they were not delivered.
+
+Data and positions change in one MULTI. So a Redis that loses its last writes loses both, and the
+journals restore them.
 
 Intake and dispatch of one shard may be two processes. Each position has a key of its own, which its
-writer watches, so that neither makes the other one try again: intake moves `requests`, and watches
-the `skip` it read; whoever settles moves `receipts`, and watches `requests` too only for what
-depends on it.
+writer watches, so that neither process makes the other one retry. Intake moves `requests`, and
+watches the `skip` it read. Settling moves `receipts`, and watches `requests` only for what depends
+on it.
 """
 
 from __future__ import annotations
@@ -55,29 +62,32 @@ from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Shard, member, off
 
 FORMAT = b"5"
 OLDER = (b"1", b"2", b"3", b"4")
-"""Formats of earlier versions: such an index is emptied, and begun from the journals."""
+"""Formats of earlier versions: such an index is emptied, and rebuilt from the journals."""
 
 MAX_BATCH_BYTES = 16 << 20
 MAX_CONTENTION = 1000
 LOOKED_AT = 100
 HEAD_BYTES = 65_536
-"""Of what is parked, to know its target."""
+"""Bytes of a parked entry that are read to find its target."""
 
 PARKED_FOR_S = 30 * 86_400
-"""How long the payload of what is parked stays in Redis; it is read again from Kafka after that."""
+"""How long the payload of a parked entry stays in Redis; after that it is read again from Kafka."""
 LETTER_FOR_S = 10 * 365 * 86_400
-"""The same of a dead letter, which only this says it is: what is read again is let in."""
+"""The same for a dead letter. Only its payload says that it is one: what is read again is admitted."""
 LEAVING_LOOK_S = 0.01
 LEAVING_WITHIN_S = 2.0
-"""Other shards of the process are not read meanwhile."""
+"""How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
 _CHUNK = 1000
 _WHY_ALONE = (
     "is maxmemory-policy noeviction, or did somebody delete it? Rebuilding from the journals"
 )
 _KEPT_APART = (b"named", b"cold", b"moved", b"ended", b"ahead")
-"""Of the state: whether there ever was a caller id, how many requests are cold, whether promotion ever brought
-one in, or a cancel ever ended one that only Kafka knew: keys of their own tell which. And up to where
-`skip` may remember something."""
+"""Fields of the state that say which keys must exist.
+
+They say whether there ever was a caller id, how many requests are cold, whether promotion ever
+brought one in, whether a cancel ever ended one that only Kafka knew, and up to where `skip` may
+have something.
+"""
 
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
@@ -86,15 +96,15 @@ _NOTHING: Mapping[Any, Any] = {}
 
 @dataclass(eq=False, repr=False)
 class ShardIndex:
-    """One owner's hold on a shard's index. Every method is atomic and safe to call from any thread.
+    """One owner's access to a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
-    Remembers the positions this owner last saw and raises LabelsMoved as soon as Redis shows
+    Remembers the positions this owner last saw and raises PositionsMoved as soon as Redis has
     others; IndexLost when the connection fails. Both mean: recover with a new ShardIndex.
 
-    `is_behind` tells whether Kafka has a receipt at an offset or behind it, `topic_id` which topic requests
-    are read from. To be given by who stores in another process than dispatch: the index that it sees
-    may be one that went back, or one of another topic.
+    `is_behind` says whether Kafka has a receipt at an offset or after it, `topic_id` which topic
+    requests are read from. To be given by a process that stores while another one dispatches: the
+    index that it sees may be one that went back, or one of another topic.
     """
 
     shard: Shard
@@ -118,7 +128,7 @@ class ShardIndex:
         self.doubtful: Mapping[int, Claim] = {}
 
     def load(self) -> Kept | None:
-        """Read what the index says of itself and take its positions as the ones last seen; None: it is empty.
+        """Read what the index says of itself, and take its positions as last seen; None: it is empty.
 
         Raises ForeignIndex when a newer version wrote it.
         """
@@ -170,11 +180,11 @@ class ShardIndex:
     ) -> None:
         """Empty the index and give it its first positions, in one MULTI.
 
-        Of requests below the first position it knows nothing: conditional records below `told` counted,
-        unless they are `ignored`. Requests below `judged` are not judged by callers' rules again. Those due before
-        `unknown_ms` may have had an outcome that no receipt tells: kept until `finish`. With
-        `is_rebuild` nobody else stores anything, until `finish`. Raises LabelsMoved when the positions
-        are not those that `load` found.
+        It knows nothing of requests below the first position: conditional records below `told`
+        counted, unless they are `ignored`. Requests below `judged` are not judged by callers' rules
+        again. Requests that were due before `unknown_ms` may have had an outcome that is in no
+        receipt; this is kept until `finish`. With `is_rebuild` no other process stores anything
+        until `finish`. Raises PositionsMoved when the positions are not those that `load` found.
         """
         with self._lock:
             self._drop_payloads()
@@ -203,7 +213,10 @@ class ShardIndex:
             )
 
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
-        """Write this opening's token into an index that is kept: what looked at it before has to look again."""
+        """Write this opening's token into an index that is kept.
+
+        What was read under an earlier token has to be read again.
+        """
         with self._lock:
             self._watch_loaded()
             more = (b"rebuild", self._token) if is_rebuild else ()
@@ -212,7 +225,7 @@ class ShardIndex:
             self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
 
     def discard(self) -> None:
-        """Empty an index: who opens it next begins it from the journals."""
+        """Empty an index; the next opening begins it from the journals."""
         with self._lock:
             self._drop_payloads()
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
@@ -222,11 +235,12 @@ class ShardIndex:
     def rebind(
         self, positions: Positions, binding: Binding, unknown_ms: int = 0, tail: Tail | None = None
     ) -> None:
-        """Let a kept index belong to something else, at these positions.
+        """Bind a kept index to something else, at these positions.
 
-        What it remembers of requests at or above them besides entries is forgotten: others will have
-        their offsets. `tail` is the last request record below them. With `unknown_ms` it has other receipts, which do not tell outcomes of requests that were
-        due before: its mark goes, and who opens it says so in a receipt.
+        Apart from entries, it forgets what it holds about requests at or above them: other requests
+        will have their offsets. `tail` is the last request record below them. With `unknown_ms` it
+        has other receipts, which lack the outcomes of requests that were due before. Then its mark
+        is removed, and the next opening writes this in a receipt.
         """
         with self._lock:
             self._watch_loaded()
@@ -274,19 +288,22 @@ class ShardIndex:
             self.positions = positions
 
     def ignore(self, offsets: Sequence[int]) -> None:
-        """Of these conditional records receipts say that they did not count."""
+        """Record that these conditional records did not count, according to receipts."""
         with self._lock:
             self._watch_positions(self._keys.state)
             marks = self._mark(self._keys.ignored, offsets)
             self._exec_while_opening(marks, even_if_full=True)
 
     def is_ignored(self, offset: int) -> bool:
-        """Whether this conditional record did not count, as far as no later receipt than the mark's says so."""
+        """Whether the index lists this conditional record as one that did not count.
+
+        It does not list records that `settle` was `told`.
+        """
         with self._lock:
             return bool(self._scores(self._keys.ignored, [offset]))
 
     def finish(self, receipts: int, ended: Ended) -> None:
-        """End a rebuild: the position `receipts`, and in `skip` what has ended of the requests not read yet."""
+        """End a rebuild: set the position `receipts`, and `skip` for ended requests that are not read yet."""
         with self._lock:
             self._watch_positions(self._keys.state, self._keys.receipts)
             later = ended.bits_from(self.positions.requests)
@@ -302,7 +319,7 @@ class ShardIndex:
             self.positions = self.positions._replace(receipts=receipts)
 
     def doubt(self, claims: Mapping[int, Claim]) -> None:
-        """Of these requests it is not known whether they were delivered: from here on nothing else ends them."""
+        """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
         with self._lock:
             self._watch_positions(self._keys.state)
             every = {**self.doubtful, **claims}
@@ -310,19 +327,22 @@ class ShardIndex:
             self.doubtful = every
 
     def unwant(self, offsets: Collection[int]) -> None:
-        """These are in doubt, and something that stays in Kafka for now ends them if they were not delivered."""
+        """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
         with self._lock:
             self._watch_positions(self._keys.state)
             marks = self._mark(self._keys.unwanted, sorted(offsets))
             self._exec_while_opening(marks, even_if_full=True)
 
     def unwanted(self, offsets: Sequence[int]) -> set[int]:
-        """Those of these that something has ended while they were in doubt."""
+        """Those of these requests that something has ended while they were in doubt."""
         with self._lock:
             return set(self._scores(self._keys.unwanted, offsets))
 
     def believe(self, offsets: Collection[int]) -> set[int]:
-        """These were in doubt, and are known not to be delivered. Those of them that were ended meanwhile stay as they are."""
+        """End the doubt about these requests, which are now known not to be delivered.
+
+        Those that were ended while they were in doubt stay as they are, and are returned.
+        """
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
@@ -336,7 +356,7 @@ class ShardIndex:
             )
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
-        """Make dead letters of pending requests that were due before this; how many."""
+        """Make dead letters of pending requests that were due before this; return how many."""
         count, first = 0, 0
         while True:
             with self._lock:
@@ -356,13 +376,13 @@ class ShardIndex:
                 entry = as_entry(payload)
                 if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
                     letter = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
-                    at_ms = int(float(scores[name]))  # as it is: the order stays while it is paged
+                    at_ms = int(float(scores[name]))  # unchanged: paging needs the order
                     changes[int(name, 16)] = at_ms, letter
             count += len(changes)
             self.defer(changes, now_ms)
 
     def _parked_unknown(self, band: int, due_before_ms: int, now_ms: int) -> int:
-        """They wait for their target no more: a dead letter goes elsewhere."""
+        """The same for a band. Its entries leave it: a dead letter does not wait for the target."""
         count, end = 0, parked_at(band, min(due_before_ms, BAND_MS - 1))
         while True:
             with self._lock:
@@ -391,7 +411,7 @@ class ShardIndex:
             self.defer(changes, now_ms)
 
     def untold(self, most: int) -> tuple[int, list[int]]:
-        """The position `requests`, and below it the first conditional records that did not count."""
+        """The position `requests`, and the first conditional records below it that did not count."""
         with self._lock:
             while True:
                 read = self._read_positions()
@@ -412,7 +432,7 @@ class ShardIndex:
                     return position, [int(name, 16) for name in names]
 
     def walk(self) -> Walk:
-        """A walk over all that is pending, over a connection of its own."""
+        """A walk along the requests, over a connection of its own."""
         return Walk(self.shard, self.connections, self._token)
 
     def store(
@@ -427,14 +447,14 @@ class ShardIndex:
     ) -> Plan:
         """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
 
-        Who rebuilds the index gives what has `ended`, in the place of `skip`. RecoveryRequired is raised when
-        somebody else rebuilds it.
+        A rebuild passes what has `ended`, which is used instead of `skip`. Raises RecoveryRequired
+        when another owner rebuilds the index.
 
         In one MULTI: entries, removals, caller ids and marks of the cold tier, then the position
-        `requests` = `end`, then used `skip` segments go. Nothing happens when the position is at or beyond `end` already.
-        Raises LabelsMoved when it is below `start`. `meanwhile` is called at most once, while Redis
-        is busy with the batch. What is to be replaced while its delivery is under way is waited for;
-        RecoveryRequired is raised when that takes 2 s.
+        `requests` = `end`, then used `skip` segments are removed. Nothing happens when the position
+        is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `meanwhile`
+        is called at most once, while Redis is busy with the batch. If a request to be replaced is
+        in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
         """
         deadline = time.monotonic() + LEAVING_WITHIN_S
         for attempt in range(MAX_CONTENTION):
@@ -452,7 +472,7 @@ class ShardIndex:
                     what = f"receipts {self._settled} were settled, index at {view.positions}"
                     raise PositionsMoved(
                         f"{self.shard}: {what}"
-                    )  # what is pending may be delivered
+                    )  # what looks pending may have been delivered
                 is_in_flight = bool(touched.replaced) and (
                     self._may_have_gone_back(view.positions.receipts)
                     or self._is_in_flight(
@@ -479,16 +499,16 @@ class ShardIndex:
         )
 
     def judged_before(self, judged: int) -> None:
-        """Requests below `judged` are not judged by callers' rules again; 0: all are that are read from now on."""
+        """Exempt requests below `judged` from callers' rules; 0: all that are read from now on are judged."""
         with self._lock:
             self._watch_positions(self._keys.state)
             name = ("HSET", self._keys.state, "judged", judged)
             self._exec_while_opening([pack(*(name if judged else ("HDEL", *name[1:3])))])
 
     def lost_before(self, first: int, told: int) -> None:
-        """The requests from the position on to `first` were removed by retention before they were read.
+        """Record that retention removed the requests from the position to `first` before they were read.
 
-        Conditional records below `told` are taken to have counted where they name one of these.
+        Conditional records below `told` that name one of these are assumed to have counted.
         """
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
@@ -504,9 +524,9 @@ class ShardIndex:
     ) -> Due:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
-        Checks the positions also when nothing is due. `passing_over` are due entries that are being
-        delivered already and so left out. Before them as many that are parked for the targets in `release`:
-        others do not wait until a backlog is through.
+        Checks the positions even when nothing is due. `passing_over` are due entries that are being
+        delivered already and so left out. Entries that are parked for the targets in `release` come
+        first, as many again at most: others do not wait until a backlog is through.
         """
         due = self._keys.due
         with self._lock:
@@ -569,19 +589,19 @@ class ShardIndex:
             )
 
     def parked(self) -> Mapping[int, str]:
-        """The target that each band holds something for, or did until a moment ago."""
+        """The target of each band that has parked entries, or had some until a moment ago."""
         with self._lock:
             return self._bands()
 
     def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
-        """Say that these are about to be delivered; those that are not pending any more are not to be.
+        """Mark these requests as in flight; return those that are not pending any more.
 
-        `removed` is what it was when they were read. From here until they are settled, what is
-        cancelled comes too late.
+        Those are not to be delivered. `removed` is its value from when the requests were read. From
+        here until they are settled, a cancel is too late.
         """
         names = [member(offset) for offset in offsets]
         key = self._keys.in_flight
-        # a field of its own: one that was fenced and does not know it says nothing for its successor
+        # one field for each opening: a fenced owner that does not know it cannot write its successor's
         say = (
             pack("HSET", key, self._token, b"".join(names))
             if names
@@ -592,7 +612,7 @@ class ShardIndex:
                 told = self._session.run([say, *self._read_positions()])[1:]
                 self._check(*told)
             except PositionsMoved:
-                self._session.run([pack("HDEL", key, self._token)])  # nobody else takes it back
+                self._session.run([pack("HDEL", key, self._token)])  # no other owner takes it back
                 raise
             except IndexFull:
                 self._say_even_if_full(say)
@@ -616,13 +636,13 @@ class ShardIndex:
         """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
 
         `counted` are those of the callers whose pending requests are counted, `origins` the first
-        records of those that promotion wrote. `told` are ignored
-        records that a receipt names by now, `mark` is the low-water mark that it carries. `early` are
-        replacements that wait in Kafka, of what is removed here.
+        records of those that promotion wrote. `told` are ignored records that are in a receipt now,
+        `mark` is the low-water mark that it carries. `early` are replacements that wait in Kafka,
+        of what is removed here.
 
-        Dispatch and recovery both end with this one. Removals at or above the position `requests`
-        are remembered in `skip` until their request is read. `put_off` is what `defer` takes, in
-        the same MULTI.
+        Dispatch and recovery both end with this. Removals at or above the position `requests` are
+        remembered in `skip` until their request is read. `postpone` is what `defer` takes, in the
+        same MULTI.
         """
         with self._lock:
             freed = [c for c in removals.values() if c is not None]
@@ -652,7 +672,7 @@ class ShardIndex:
             )
 
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
-        """Put these pending entries off, by offset, in one MULTI; not those that ended meanwhile."""
+        """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 keys = self._keys.state, self._keys.receipts
@@ -665,7 +685,7 @@ class ShardIndex:
             )
 
     def count_cold(self) -> int:
-        """How many requests wait in Kafka alone."""
+        """How many requests are in the cold tier."""
         with self._lock:
             return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
 
@@ -676,7 +696,7 @@ class ShardIndex:
         return [int(name, 16) for name in names if name != SENTINEL]
 
     def stored(self, rank: int, limit: int) -> list[tuple[int, bytes | None]]:
-        """The entries from this rank on, by due time, with what is stored of each; about 16 MiB at most."""
+        """The entries from this rank on, by due time, with their stored form; about 16 MiB at most."""
         with self._lock:
             look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
             names, largest = self._session.run([look, pack("HGET", self._keys.state, "largest")])
@@ -685,7 +705,7 @@ class ShardIndex:
         return [(int(name, 16), payload) for name, payload in found]
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
-        """The caller id of each of these requests that is pending, without the others."""
+        """The caller id of each of these requests that is pending; others are left out."""
         with self._lock:
             if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
@@ -695,20 +715,20 @@ class ShardIndex:
         return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
-        """By which other records those of these requests came into the index that promotion wrote again."""
+        """By which other record each of these requests that promotion wrote again came into the index."""
         with self._lock:
             if not offsets or not self._session.ask("EXISTS", self._keys.moved):
                 return {}
             return self._scores(self._keys.moved, offsets)
 
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
-        """The request that holds each of these caller ids, without those that nobody holds."""
+        """The request that holds each of these caller ids; caller ids without one are left out."""
         with self._lock:
             names = self._ask_about(caller_ids, "HMGET", self._keys.ids)
         return {c: int(name, 16) for c, name in zip(caller_ids, names, strict=True) if name}
 
     def named(self, ids: Sequence[str]) -> dict[str, Named]:
-        """The requests of these ids that are of this shard."""
+        """The requests of these ids, as far as they belong to this shard."""
         offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
         if not offsets:
             return {}
@@ -728,18 +748,18 @@ class ShardIndex:
         }
 
     def close(self) -> None:
-        """Give the connection up; safe to call twice."""
+        """Close the connection; safe to call twice."""
         with self._lock:
             self._session.close()
 
     def _holders_from(self, first: int) -> list[bytes]:
-        """The caller ids that requests at or above this offset hold, those of the cold tier as well."""
+        """The caller ids that requests at or above this offset hold, including those of the cold tier."""
         flat = self._session.ask("HGETALL", self._keys.ids)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return [caller for caller, name in pairs if name and int(name, 16) >= first]
 
     def _counted_from(self, first: int) -> dict[bytes, list[int]]:
-        """What is counted of each caller of the requests at or above this offset."""
+        """The counted requests at or above this offset, by the key of each caller."""
         callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
         sets = [self._keys.of(caller.decode()) for caller in callers]
         every = self._session.run([pack("ZRANGE", of, 0, -1) for of in sets]) if sets else []
@@ -749,7 +769,7 @@ class ShardIndex:
         }
 
     def _bands(self) -> dict[int, str]:
-        """Whose entries each band holds, found in these themselves: nothing else says so, and nothing can part from it."""
+        """The target of each band, found in its entries: it is stored nowhere else, so they cannot differ."""
         if self._parked is None:
             bands: list[int] = []
             look = "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"
@@ -762,7 +782,10 @@ class ShardIndex:
         return self._parked
 
     def _target_of(self, band: int) -> str | None:
-        """None when nothing is left there: entries whose payloads are gone are due, and read again from Kafka."""
+        """The target of a band; None if nothing is left in it.
+
+        Entries whose payloads are gone become due, and are read again from Kafka.
+        """
         while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
             heads = self._session.run(
                 [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
@@ -779,14 +802,17 @@ class ShardIndex:
         return pack("ZRANGE", self._keys.due, *_span(band), "BYSCORE", "LIMIT", 0, limit)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
-        """Whether what looks pending may have a receipt: asked once, as this connection then sees no other Redis."""
+        """Whether what looks pending may have a receipt.
+
+        Asked until the answer is no: this connection sees no other Redis after that.
+        """
         if self.is_behind is None or self.is_behind(receipts):
             return self.is_behind is not None
         self.is_behind = None
         return False
 
     def _is_in_flight(self, offsets: Sequence[int]) -> bool:
-        """Whether one of these requests is being delivered, from now on watched as well."""
+        """Whether one of these requests is in flight; from now on this is watched as well."""
         watch = pack("WATCH", self._keys.in_flight)
         _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
         return not set(map(member, offsets)).isdisjoint(in_flight(named))
@@ -837,7 +863,7 @@ class ShardIndex:
         return view, largest
 
     def _scores(self, key: bytes, offsets: Sequence[int]) -> dict[int, int]:
-        """What a sorted set says of these offsets, without those that are not in it."""
+        """The scores of these offsets in a sorted set; those that are not in it are left out."""
         scores = self._ask_about([member(offset) for offset in offsets], "ZMSCORE", key)
         return {o: int(float(s)) for o, s in zip(offsets, scores, strict=True) if s is not None}
 
@@ -879,7 +905,7 @@ class ShardIndex:
     def _remember(
         self, key: bytes, name: bytes, scored: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Into a sorted set that stays, once there is one, whatever is removed from it."""
+        """Add to a sorted set that continues to exist, whatever is removed from it."""
         if scored:
             yield pack("ZADD", key, "+inf", SENTINEL)
             yield pack("HSET", self._keys.state, name, 1)
@@ -895,9 +921,10 @@ class ShardIndex:
         return tuple(about)
 
     def _drop_payloads(self) -> None:
-        """Of an index that is emptied: they would take its room until they expire.
+        """Remove the payloads of an index that is emptied: they would take up memory until they expire.
 
-        Each time only while the positions are those that `load` found: it may be another owner's by now.
+        Each step only while the positions are those that `load` found: the index may be another
+        owner's by now.
         """
         while True:
             self._watch_loaded()
@@ -909,7 +936,7 @@ class ShardIndex:
             self._exec_while_opening([drop, pack("ZREM", self._keys.due, *names)])
 
     def _watch_loaded(self) -> None:
-        """Raises LabelsMoved when the index is not the one that `load` found."""
+        """Watch the index; raise PositionsMoved when it is not the one that `load` found."""
         watch = pack("WATCH", self._keys.state, self._keys.receipts)
         _, state, receipts = self._session.run([watch, *self._read_positions(b"token")])
         if (*state, receipts) != self._loaded:
@@ -964,8 +991,8 @@ class ShardIndex:
         yield from _zrem(self._keys.ignored, told)
         if mark is not None:
             yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
-            yield pack("HDEL", self._keys.state, "unknown")  # the barrier before the mark says it
-            # what was asked before has ended, or moved since
+            yield pack("HDEL", self._keys.state, "unknown")  # the earlier barrier says it
+            # requests below the mark have ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
 
@@ -981,7 +1008,7 @@ class ShardIndex:
         for at_ms, entry in changes.values():
             if band := band_at(at_ms):
                 assert entry is not None, "what is parked names its target"
-                if self._parked is not None:  # else it is found by looking, not before a MULTI
+                if self._parked is not None:  # else it is looked up later, not before a MULTI
                     self._parked[band] = waits_for(entry)
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
 
@@ -992,7 +1019,7 @@ class ShardIndex:
             yield pack("UNLINK", *(self._keys.message(name) for name in names))
 
     def _bits(self, key: bytes, offsets: Iterable[int]) -> Bits:
-        """What the bitmaps under this key say, as far as these offsets go."""
+        """The bitmaps under this key, as far as these offsets need them."""
         segments = sorted({offset // SEGMENT for offset in offsets})
         found = self._ask_about(segments, "HMGET", key)
         return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
@@ -1015,7 +1042,7 @@ class ShardIndex:
         return self._ask_about([self._keys.message(name) for name in names], "MGET")
 
     def _ask_about(self, many: Sequence[Any], *command: bytes | str) -> list[Any]:
-        """What a command says about each of these, asked about a thousand at once."""
+        """The replies of a command about each of these, asked about a thousand at once."""
         return [one for chunk in _chunks(many) for one in self._session.ask(*command, *chunk)]
 
     def _still_there(
@@ -1056,7 +1083,7 @@ class ShardIndex:
         there: Sequence[int],
         requests: int,
     ) -> bytes | None:
-        """The key of the index that is not there though the others say that it should be."""
+        """The key that is missing although other keys say that it should exist; None if there is none."""
         if last != [SENTINEL]:
             return self._keys.due
         keys = self._keys
@@ -1073,9 +1100,10 @@ class ShardIndex:
         return None
 
     def _empty(self, callers: Sequence[bytes]) -> bytes:
-        """Without the payloads: those that are asked for again are written again, others expire.
+        """The command that empties the index, without its payloads.
 
-        With what is counted of these callers: a rebuild counts what is pending then.
+        Payloads of requests that are read again are overwritten, others expire. What is counted of
+        these callers is removed: a rebuild counts what is pending then.
         """
         keys = self._keys
         return pack(
@@ -1106,7 +1134,7 @@ class ShardIndex:
     def _watch_pending(
         self, changes: Mapping[int, Postponed], *keys: bytes
     ) -> tuple[Positions, dict[int, Postponed]]:
-        """Watch these keys; returns the positions, and the changes of what is pending."""
+        """Watch these keys; return the positions, and the changes of entries that are pending."""
         if not changes:
             return self._watch_positions(*keys), {}
         names = [member(offset) for offset in changes]
@@ -1138,7 +1166,7 @@ class ShardIndex:
             self.positions = self.positions._replace(requests=requests)
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
-        """The state and the replies to these reads, which belong together. No MULTI: see when_full."""
+        """The state and the replies to these reads, consistent with each other. No MULTI: see when_full."""
         positions = self._read_positions(b"largest", b"doubtful", *_KEPT_APART)
         while True:
             state, position, *replies, state_after, position_after = self._session.run(
@@ -1176,9 +1204,10 @@ class ShardIndex:
 def positions_of(
     shard: Shard, state: Sequence[bytes | None], receipts: bytes | None
 ) -> Positions | None:
-    """The positions in (format, requests, …) and receipts as Redis has them; None where there are none.
+    """The positions, from (format, requests, …) and receipts as Redis has them; None if there are none.
 
-    None as well of an earlier version: its index counts as empty. Raises ForeignIndex for a later one's.
+    None also for an index of an earlier version, which counts as empty. Raises ForeignIndex for one
+    of a later version.
     """
     version, requests, *_ = state
     if version == FORMAT and requests is not None and receipts is not None:
@@ -1192,7 +1221,7 @@ def positions_of(
 
 
 def claims_of(stored: bytes | None) -> dict[int, Claim]:
-    """What the state says is in doubt."""
+    """The claims that the state lists as in doubt."""
     return {one[0]: Claim(*one) for one in orjson.loads(stored or b"[]")}
 
 
@@ -1201,18 +1230,18 @@ def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, 
 
 
 def _span(band: int) -> tuple[int, str]:
-    """The scores of a band, from the first to before the next one's."""
+    """The scores of a band, from its first to before the next band's first."""
     return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
 
 
 def in_flight(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
-    """The members that owners named in `depart`: what Redis says of all of them, flat or as a mapping."""
+    """The members that owners marked as in flight, from the whole key, flat or as a mapping."""
     every = named.values() if isinstance(named, Mapping) else named[1::2]
     return (names[at : at + 16] for names in every for at in range(0, len(names), 16))
 
 
 def as_entry(stored: bytes | None) -> Entry | None:
-    """None for a payload that is gone or cannot be read: dispatch reads it again from Kafka."""
+    """Decode an entry; None if it is gone or cannot be read: dispatch reads it again from Kafka."""
     try:
         return entries.decode(stored or b"")
     except ValueError:

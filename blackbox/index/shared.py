@@ -1,7 +1,6 @@
-"""What all shards share in Redis: counts by the second, how much of a caller is pending, paused targets.
+"""What all shards share in Redis: counts per second, pending requests of callers, paused targets.
 
-Nothing here is needed to be right about a request: what is lost counts from nought again, and
-nothing is paused.
+No request depends on it: counts that are lost start again at zero, and nothing is paused then.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ LOOKED_AT = 1000
 
 
 class Shared:
-    """Every method raises IndexLost when Redis does not answer, IndexFull when it has no room.
+    """State that all shards share. Safe from any thread.
 
-    Safe from any thread.
+    Every method raises IndexLost when Redis does not answer, IndexFull when it has no room.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -31,7 +30,7 @@ class Shared:
         self._looked: dict[bytes, int] = {}
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
-        """Add these; returns how many each had before."""
+        """Add these counts; return the value of each before."""
         keys = {one: f"{PREFIX}{{{one.kind}:{one.name}}}:counts".encode() for one in more}
         each = list(dict.fromkeys(keys.values()))
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
@@ -43,9 +42,9 @@ class Shared:
         return {one: int(total) - count for (one, count), total in totals}
 
     def reserve(self, name: str, count: int, at_least: int) -> int:
-        """Take the next `count` numbers of a sequence that all share; the first of them.
+        """Reserve the next `count` numbers of a sequence that all shards share; return the first of them.
 
-        It is `at_least` what is asked for: a sequence that fell behind goes on from there.
+        It is `at_least` the given number: a sequence that fell behind goes on from there.
         """
         (end,) = self._clients.together(("HINCRBY", _RESERVED, name, count))
         if int(end) - count >= at_least:
@@ -54,7 +53,7 @@ class Shared:
         return at_least
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
-        """How many requests of a caller, whose pending ones are counted, wait in these shards."""
+        """How many requests of a caller, whose pending ones are counted, are pending in these shards."""
         every = list(map(Keys, shards))
         self._take_off_ended(caller, every)
         return sum(
@@ -62,7 +61,7 @@ class Shared:
         )
 
     def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
-        """The targets that get nothing now from some of these, and since when, epoch ms."""
+        """The targets that are paused in some of these shards, and since when, epoch ms."""
         found: dict[str, int] = {}
         for held in self._clients.together(*(("HGETALL", Keys(shard).paused) for shard in shards)):
             for topic, since_ms in held.items():
@@ -71,9 +70,10 @@ class Shared:
         return found
 
     def pause(self, topic: str, now_ms: int, shards: Iterable[Shard]) -> None:
-        """Each shard has it with its own keys, so that no other server is asked before a delivery.
+        """Pause a target in each of these shards.
 
-        What is paused already stays so since then, and is paused where it was not.
+        Each shard has it in its own keys, so that no other server is asked before a delivery. A
+        target that is paused already keeps its time, and is paused where it was not.
         """
         shards = list(shards)
         since_ms = self.paused(shards).get(topic, now_ms)
@@ -86,9 +86,9 @@ class Shared:
         self._clients.close()
 
     def _take_off_ended(self, caller: str, every: Sequence[Keys]) -> None:
-        """Those past due that are pending no more: recovery ends some whose caller it does not know.
+        """Remove what is past due and no longer pending: recovery ends some whose caller it does not know.
 
-        Looks at some of each shard, and goes on behind them the next time.
+        Looks at some of each shard, and goes on after them the next time.
         """
         now_ms = time.time_ns() // 1_000_000
         starts = [self._looked.pop(keys.of(caller), 0) for keys in every]

@@ -1,11 +1,11 @@
-"""A walk along the requests of a shard: from where on its request topic is still needed.
+"""A walk along the requests of a shard, to find from where on its request topic is still needed.
 
-It asks from the last low-water mark on, request after request, and ends at the first one that is pending.
-What has ended stays ended, so each request is asked about once in its life. (To look at all that is
-pending each time took Redis three times as long for each, and was most of the time for nothing.)
+It checks one request after the other, from the last low-water mark on, and ends at the first one
+that is pending. What has ended stays ended, so each request is checked once in its life. (Reading
+all that is pending each time took Redis three times as long for each, mostly for nothing.)
 
-It takes minutes beside a service that goes on. What it finds counts only if one Redis, as one owner
-opened it, told all of it: over one connection, with the same token and positions that never go back.
+It takes minutes, while the service goes on. Its result counts only if all of it came from one Redis
+under one opening: over one connection, with the same token and positions that never go back.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
 SLICE = 1000
-"""Requests a call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""
+"""Requests per call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""
 
 
 class WalkVoid(RecoveryRequired):
-    """What was seen does not belong together: walk again, later."""
+    """What was read is not consistent: walk again, later."""
 
 
 class Walk:
-    """One walk. Raises IndexLost when the connection fails, WalkVoid when the index was opened anew."""
+    """One walk. Raises IndexLost when the connection fails, WalkVoid when its result could not be used."""
 
     def __init__(self, shard: Shard, connections: Connections, token: bytes) -> None:
         self._shard = shard
@@ -42,7 +42,7 @@ class Walk:
 
     @property
     def lowest(self) -> int:
-        """The lowest request that is pending, or the position `requests` as it was at first; once all was seen."""
+        """The lowest pending request, or the position `requests` as it was at first; valid after the walk."""
         return (
             self.positions.requests
             if self._lowest is None
@@ -50,7 +50,7 @@ class Walk:
         )
 
     def slice(self) -> bool:
-        """Ask about some more requests; False when there is no need to go on."""
+        """Check some more requests; return False when there is no need to go on."""
         end = self.lowest
         asked = range(self._at, min(self._at + SLICE, end))
         if not asked:
@@ -58,7 +58,7 @@ class Walk:
         look = zmscore(self._keys.due, asked)
         scores, *about = self._session.run([look, *self._about()])
         self._check(*about)
-        if scores.count(None) < len(scores):  # seldom: most have ended
+        if scores.count(None) < len(scores):  # rare: most have ended
             self._lowest = next(
                 o for o, score in zip(asked, scores, strict=True) if score is not None
             )
@@ -66,7 +66,7 @@ class Walk:
         return self._at < min(end, self.lowest)
 
     def slices(self) -> int:
-        """How many slices there are at most: not more have ended before the first that is pending than in all."""
+        """The largest number of slices: before the first pending request, no more have ended than in all."""
         pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
         ended = min(self.lowest - self._at, self.positions.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
@@ -95,17 +95,17 @@ class Walk:
             bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()])
             self._check(*about)
             lowest = next(iter(Bits({first: bitmap or b""})), None)
-            if lowest is None:  # thawed between the two reads
+            if lowest is None:  # taken from cold between the two reads
                 raise WalkVoid(f"{self._shard}: the cold tier changed; walking again later")
             self._lowest = lowest
 
     def _check_known(
         self, skipped: list[bytes], told: list[bytes | None], early: list[bytes]
     ) -> None:
-        """Receipts may speak of requests that are not read yet: positions of both are no pair then.
+        """Raise WalkVoid if receipts may name requests that are not read yet: positions do not form a pair.
 
-        They may have ended, or counted, or have been let in. And what a replacement has ended early is
-        needed until that is read: a rebuild would judge it to be too late.
+        These requests may have ended, or counted, or been admitted. And what a replacement has
+        ended early is needed until that is read: a rebuild would judge it to be too late.
         """
         ended = Bits({int(s): bits for s, bits in zip(skipped[::2], skipped[1::2], strict=True)})
         known_to = max(
@@ -116,7 +116,11 @@ class Walk:
             raise WalkVoid(f"{self._shard}: {what}")
 
     def _about(self) -> list[bytes]:
-        """Receipts first: others have their turn in between, and these speak only of what is read by then."""
+        """Reads that identify the index.
+
+        Receipts come first: others may write in between, and these receipts name only requests that
+        are read by then.
+        """
         keys = self._keys
         return [
             pack("GET", keys.receipts),

@@ -1,7 +1,7 @@
-"""How removals get into a Redis that is at its `maxmemory`.
+"""How removals are written to a Redis that is at its `maxmemory`.
 
 While it is full, Redis refuses every command inside a MULTI, even those that free memory. A script
-may write there, once its first write was one that needs no memory.
+may write then, if its first write is one that needs no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blackbox.index.keys import Keys
 
 # KEYS: state, due, receipts
 # ARGV: the positions `requests` and `receipts` as seen; then commands, each as its length and parts
-# returns 1, or 0 if the positions are others
+# returns 1, or 0 if the positions differ
 _SCRIPT = b"""
 if redis.call('HGET', KEYS[1], 'requests') ~= ARGV[1] then return 0 end
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
@@ -32,7 +32,7 @@ return 1
 
 
 def in_one_script(keys: Keys, seen: Positions, commands: Iterable[bytes]) -> bytes:
-    """One packed command that does what packed `commands` do, if the positions are still those `seen`."""
+    """One packed command that runs packed `commands` if the positions are still those `seen`."""
     reader = hiredis.Reader()
     reader.feed(b"".join(commands))
     arguments: list[bytes | int] = []
