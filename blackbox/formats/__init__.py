@@ -46,9 +46,9 @@ def make_format(
 
 
 def may_have_caller_id(name: str) -> Callable[[bytes | None], bool]:
-    """By the contract of this name, whether a record with this value may have a caller id.
+    """For the contract of this name, whether a record with this value may have a caller id.
 
-    Much quicker than to parse it; True where it takes parsing to know.
+    Much quicker than parsing; True where only parsing can decide.
     """
     return {"countdown": _names_an_id, "future": lambda value: False}.get(name, lambda value: True)
 

@@ -1,4 +1,4 @@
-"""The format `countdown`: one JSON object per request; `docs/formats.md` has it field by field."""
+"""The format `countdown`: one JSON object per request; see `docs/formats.md` for its fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, R
 
 MAX_EXPIRES_AFTER_S = 10**12
 MAX_RECURRING_BYTES = 128 << 10
-"""Each time the request is written anew, as JSON, which may take up to six times as much."""
+"""Each time the request is written again, as JSON, which may take up to six times as much."""
 
 _REASON_OF = {
     "topic": Reason.BAD_TOPIC,
@@ -53,7 +53,7 @@ _REASON_OF = {
 _FIELDS = frozenset(_REASON_OF)
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
-"""By number of fields: of a cancel, a request, one with a caller id."""
+"""Quotes by number of fields: of a cancel, a request, one with a caller id."""
 
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
@@ -67,8 +67,8 @@ _BLANKS = b" \t\r\n"
 class Countdown(Format):
     """Reads `{"topic": …, "message": …, "countdown": seconds}`.
 
-    `own_topics` says whether a topic is blackbox's own and so no target, `may_recur` whether a
-    delivery and the request for the next one can be written together.
+    `own_topics` says whether a topic is blackbox's own and so cannot be a target, `may_recur`
+    whether a delivery and the request for the next one can be written together.
     """
 
     def __init__(
@@ -187,9 +187,10 @@ def _object(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
 
 
 def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
-    """What orjson read, with a message that it would alter read exactly; no key twice.
+    """What orjson read, but a message that orjson would alter is read exactly; refuses duplicate keys.
 
-    Equal but for blanks means equal tokens: no key was dropped and no number changed.
+    If both forms are equal except for blanks, so are their tokens: no key was dropped and no number
+    changed.
     """
     try:
         read = orjson.dumps(asked)
@@ -233,7 +234,7 @@ def _number(text: str) -> float | _NoNumber:
 
 
 def _unreadable(value: bytes, complaint: str) -> RefusedError:
-    """Why orjson could not read it, naming the field where the stdlib, which reads more, can."""
+    """Why orjson could not read it; names the field if the standard library, which reads more, can."""
     if not value.strip():
         return RefusedError(Reason.EMPTY, "the value is blank; write a JSON object")
     try:

@@ -1,4 +1,4 @@
-"""The format `future`: a callback to be delivered at a second; `docs/timers.md` has it in full."""
+"""The format `future`: a callback to be delivered at a given second; see `docs/timers.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECOND = re.compile(rb"-?[0-9]{1,18}")
 class Future(Format):
     """Reads a protobuf `Future` under a key that is a unix second in decimal text.
 
-    `own_topics` says whether a topic is blackbox's own and so no target.
+    `own_topics` says whether a topic is blackbox's own and so cannot be a target.
     """
 
     def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The format `scheduler`: schedules whose terms are headers; `docs/scheduler.md` has it in full."""
+"""The format `scheduler`: schedules whose terms are in headers; see `docs/scheduler.md`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _MOST = (1 << 63) - 1
 class Scheduler(Format):
     """Reads records whose key is the schedule's id, and whose value is the message.
 
-    `topic` is the request topic, `own_topics` says whether a topic is blackbox's own and so no
-    target. Later than `grace_s` a schedule is not delivered any more; None: however late.
+    `topic` is the request topic. `own_topics` says whether a topic is blackbox's own and so cannot
+    be a target. A schedule that is more than `grace_s` late is not delivered any more; None: no
+    limit.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Scheduler(Format):
         self._grace_s = grace_s
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
-        """None for the tombstone of a schedule that has ended."""
+        """Read one record; None for the tombstone of a schedule that has ended."""
         if record.value is None and self._is_tombstone(record.headers):
             return None
         schedule_id = _schedule_id(record.key)
@@ -46,7 +47,7 @@ class Scheduler(Format):
         return self._request(schedule_id, record, latest_ms)
 
     def _is_tombstone(self, headers: Headers) -> bool:
-        """Whether blackbox wrote it, with what it ends in its last header."""
+        """Whether blackbox wrote it; its last header then names the schedule record that it ends."""
         name, source = headers[-1] if headers else ("", None)
         return name == "blackbox-source" and (source or b"").startswith(self._source)
 

@@ -1,4 +1,4 @@
-"""What holds in every contract: how it refuses, which targets and ids it allows, and how far ahead."""
+"""What all contracts share: refusals, allowed targets and ids, and how far ahead a request may be due."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blackbox.records.request import (
 MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
 MAX_NAME_BYTES = 4 * MAX_ID_CHARS + 4
-"""Of which more characters are read than a name may have: at most four bytes are one."""
+"""Bytes of a name that are decoded, enough to notice one that is too long: a character has four at most."""
 
 CALLER_HEADER = "CALLER_SERVICE"
 REMEMBERED = 4096
@@ -29,7 +29,7 @@ SHOWN_CHARS = 80
 
 
 class RefusedError(Exception):
-    """What was wrong: the fixed word, and a detail that names the value and the remedy."""
+    """What was wrong: the reason word, and a detail that names the value and the remedy."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -38,16 +38,16 @@ class RefusedError(Exception):
 
 
 class Format(ABC):
-    """One contract. What cannot be understood is a value too, which says why."""
+    """One contract. What cannot be understood becomes an Invalid, which says why."""
 
     def __init__(self, max_countdown_s: int) -> None:
         self._max_countdown_s = max_countdown_s
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
-        """Read one record; never raises. A time that is past means at once.
+        """Read one record; never raises. A time in the past means at once.
 
-        A timestamp that its writer set later than `latest_ms`, or none (negative), counts as `latest_ms`.
-        None for a record that blackbox wrote itself, and that asks for nothing.
+        A timestamp that its writer set later than `latest_ms`, or none (negative), counts as
+        `latest_ms`. None for a record that blackbox wrote itself, and that asks for nothing.
         """
         try:
             return self._read(record, latest_ms)
@@ -56,7 +56,7 @@ class Format(ABC):
 
     @abstractmethod
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
-        """Raises RefusedError."""
+        """Read one record. Raises RefusedError."""
 
     def _due_ms(self, at_s: int, given: str, record: Record, latest_ms: int) -> int:
         """The due time of a unix second, which `given` names. Raises RefusedError."""
@@ -66,8 +66,8 @@ class Format(ABC):
 class Targets:
     """Which topics a request may name. `usual` are names that were found to be allowed.
 
-    `own_topics` says whether a topic is blackbox's own and so no target; its answer for a name is
-    remembered.
+    `own_topics` says whether a topic is blackbox's own and so cannot be a target; its answer for a
+    name is remembered.
     """
 
     def __init__(self, own_topics: Callable[[str], bool]) -> None:
@@ -76,7 +76,7 @@ class Targets:
         self.usual: set[str] = set()
 
     def allowed(self, topic: object) -> str:
-        """The same topic. Raises RefusedError when no message may go there."""
+        """Return the topic. Raises RefusedError when no message may go there."""
         if not isinstance(topic, str) or len(topic) > MAX_TOPIC_CHARS:
             raise _bad_topic(topic)
         if refused := self._refusal(topic):
@@ -108,19 +108,20 @@ def shown(held: object) -> str:
 
 
 def start_ms(record: Record, latest_ms: int) -> int:
-    """When a request was written; `latest_ms` for a record without a timestamp or with a later one of its writer.
+    """When a request was written.
 
-    A later one of the broker holds: it is our clocks then that are slow, and what began at them would be
-    early as soon as they are set.
+    This is `latest_ms` for a record without a timestamp, or with a later one of its writer. A later
+    one of the broker holds: then the local clocks are slow, and a countdown that began at their
+    time would be early once they are set.
     """
     is_known = record.is_stamped or 0 <= record.timestamp_ms <= latest_ms
     return record.timestamp_ms if is_known else latest_ms
 
 
 def due_at(at_ms: int, start_ms: int, max_countdown_s: int, given: str) -> int:
-    """The due time of an instant, at once when it is past. `given` names the value.
+    """The due time for an instant: at once if it is in the past. `given` names the value.
 
-    Raises RefusedError for one too far ahead.
+    Raises RefusedError if it is too far ahead.
     """
     if at_ms - start_ms > max_countdown_s * 1000:
         raise too_far(given, max_countdown_s)
@@ -133,7 +134,7 @@ def too_far(given: str, max_countdown_s: int) -> RefusedError:
 
 
 def caller_of(headers: Headers) -> str | None:
-    """Who asked: the first header CALLER_SERVICE, when it can be a name."""
+    """The caller: the first header CALLER_SERVICE, if it can be a name."""
     for name, held in headers:
         if name == CALLER_HEADER:
             return caller_name(held)
@@ -141,9 +142,9 @@ def caller_of(headers: Headers) -> str | None:
 
 
 def caller_name(held: bytes | None) -> str | None:
-    """The same as text: 1 to 255 printable characters, UTF-8; None for anything else.
+    """The name as text: 1 to 255 printable characters, UTF-8; None for anything else.
 
-    It is shown to people, and counted by: nothing that is endless, or passes for another name.
+    Names are shown to people and counted by, so none may be endless or pass for another.
     """
     try:
         name = (held or b"")[:MAX_NAME_BYTES].decode()
@@ -153,7 +154,7 @@ def caller_name(held: bytes | None) -> str | None:
 
 
 def caller_id_of(held: object, field: str = "id") -> str:
-    """The same id. Raises RefusedError for one that cannot be an id."""
+    """Return the id. Raises RefusedError for one that cannot be an id."""
     if is_caller_id(held):
         return str(held)
     detail = f"{field} is {shown(held)}; give 1 to {MAX_ID_CHARS} printable characters"

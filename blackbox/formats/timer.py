@@ -1,4 +1,4 @@
-"""The format `timer`: an answer at a second, in one of two protobuf contracts; `docs/timers.md` has both."""
+"""The format `timer`: an answer at a given second, in one of two protobuf contracts; see `docs/timers.md`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_TYPE = "xray.events.TimerExpired"
 
 
 class Timer(Format):
-    """Reads both contracts: a record is of the older one when it has a correlation id of its own.
+    """Reads both contracts: a record that has a correlation id of its own is of the older one.
 
     All answers go to `output_topic`, under the key of their request.
     """

@@ -1,1 +1,1 @@
-"""What is asked and what is written: values in, values out."""
+"""What callers ask for and what blackbox writes: values in, values out."""

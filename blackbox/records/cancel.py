@@ -1,7 +1,7 @@
 """Cancels and replacements by id: records in the partition of the request, whose last header names it.
 
-A cancel has nothing else in it. A replacement is a request as any other of its topic, and takes the
-place of the one it names if that is still pending; if not, it becomes a dead letter.
+A cancel has nothing else in it. A replacement is a request like any other of its topic, and takes
+the place of the one it names if that is still pending. If not, it becomes a dead letter.
 
 Pure: no I/O, no clock.
 """
@@ -28,7 +28,7 @@ def replaces(headers: Headers) -> bool:
 
 
 def cancel_of(record: Record) -> Cancel | Invalid:
-    """What such a record asks for, or which request a replacement ends."""
+    """What a cancel asks for, or which request a replacement ends."""
     name, value = record.headers[-1]
     text = (value or b"").decode(errors="replace")
     try:

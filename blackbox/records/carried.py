@@ -1,10 +1,10 @@
 """The cold tier: requests that are due far ahead stay in the journal, out of the index.
 
 A request is cold when it was due further ahead than the horizon at the time it was written. The
-index remembers it by one bit. Before it is due, promotion writes its record once more, behind
-everything else in the same partition, with a header that says whose it is: intake puts that one
-into the index if the bit is still there. So the journal alone tells what is in the index, and a
-record that was written twice, or too late, changes nothing.
+index remembers it by one bit. Before it is due, promotion writes its record again at the end of the
+same partition, with a header that names the request. Intake puts that record into the index if the
+bit is still set. So the journal alone decides what is in the index, and a record that was written
+twice, or too late, changes nothing.
 
 Pure: no I/O, no clock.
 """
@@ -23,11 +23,12 @@ HEADER = "blackbox-carried"
 
 
 class Carry(NamedTuple):
-    """Whose record a carried one is.
+    """The request that a carried record stands for.
 
-    `previous` is the offset of the record it takes the place of, `origin` the offset of the request
-    as its caller wrote it, which its id is made of, and `timestamp_ms` when that was. `is_cold`: it
-    is only written anew before retention removes the previous one, and stays out of the index.
+    `previous` is the offset of the record it takes the place of. `origin` is the offset of the
+    request as its caller wrote it, from which its id is made, and `timestamp_ms` when that was
+    written. `is_cold`: it was only written again before retention removes the previous record, and
+    stays out of the index.
     """
 
     previous: int
@@ -42,7 +43,7 @@ def carried(headers: Headers) -> bool:
 
 
 def carry_of(record: Record) -> Carry:
-    """What a carried record says of itself. Raises ValueError for a header that promotion did not write."""
+    """The header of a carried record, parsed. Raises ValueError for one that promotion did not write."""
     value = record.headers[-1][1]
     try:
         previous, origin, timestamp_ms, is_cold = orjson.loads(value or b"")
@@ -63,7 +64,7 @@ def _bad(value: bytes | None) -> ValueError:
 
 
 def carry_on(record: Record, *, is_cold: bool) -> Headers:
-    """The headers under which this record is written anew."""
+    """The headers under which this record is written again."""
     if carried(record.headers):
         _, origin, timestamp_ms, _ = carry_of(record)
         own = record.headers[:-1]
@@ -76,7 +77,7 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
 def as_asked(record: Record) -> Record:
     """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`.
 
-    Without what it replaced: it did so when it was read at first.
+    Without the header of what it replaced: that was replaced when the request was first read.
     """
     carry = carry_of(record)
     asked = record._replace(timestamp_ms=carry.timestamp_ms, headers=record.headers[:-1])

@@ -1,4 +1,4 @@
-"""What time it is, so that one wrong clock makes nothing early."""
+"""The time that decides what is due, such that one wrong clock makes nothing early."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ MAX_SKEW_MS = 1000
 """Clocks may be apart by this much without a warning."""
 
 OUTDATED_S, LONGEST_S = 5.0, 600.0
-"""After which Kafka's clock is read anew while it holds deliveries back: the monotonic clock stands still in a suspend.
+"""How long after a reading Kafka's clock is read again if it holds deliveries back, at first and at most.
 
-Twice as long each time that it is still behind.
+The monotonic clock stands still in a suspend. The time doubles each time that Kafka's clock is
+still behind.
 """
 
 
 class Clock:
-    """This host's clock and Redis', which `observe` keeps at hand between two looks.
+    """This host's clock and Redis', whose last reading `observe` stores.
 
-    A Redis reading ages with the monotonic clock, so that a step of this host's wall clock does
-    not move it.
+    A Redis reading ages with the monotonic clock, so a step of this host's wall clock does not move
+    it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Clock:
         self._observed: tuple[int, float] | None = None
 
     def observe(self, redis_ms: int) -> None:
-        """Take a reading of Redis' `TIME`, just received."""
+        """Store a reading of Redis' `TIME` that was just received."""
         with self._lock:
             self._observed = redis_ms, time.monotonic()
 
@@ -54,10 +55,10 @@ class Clock:
 
 
 class ShardClock:
-    """A process' clock and Kafka's: the earliest of all decides what is due.
+    """A process' clocks and Kafka's: the earliest of all decides what is due.
 
-    A countdown begins at a time that Kafka's clock set. Receipts bound that clock, as their broker timestamps them:
-    it is at most the timestamp plus the time since the receipt was sent.
+    A countdown begins at a time that Kafka's clock set. The broker's timestamps of receipts bound
+    that clock: it is at most the timestamp plus the time since the receipt was sent.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,9 +70,9 @@ class ShardClock:
         self._patience_s = OUTDATED_S
 
     def observe_kafka(self, stamped_ms: int | None, sent_s: float) -> None:
-        """A receipt that was sent at this monotonic time was stamped so, and acknowledged just now.
+        """Store the broker's timestamp of a receipt, sent at this monotonic time and just acknowledged.
 
-        None: brokers do not stamp receipts any more, and nothing is known of their clock.
+        None: brokers do not timestamp receipts any more, and nothing is known of their clock.
         """
         if stamped_ms is None:
             with self._lock:
@@ -93,11 +94,14 @@ class ShardClock:
         return now_ms - max(0, self._behind_ms(now_ms))
 
     def behind_ms(self) -> int:
-        """How far Kafka's clock is behind the earlier of the others; negative when it is ahead, 0 when it is not known."""
+        """How far Kafka's clock is behind the earlier of the others; negative: ahead, 0: not known."""
         return self._behind_ms(self._clock.earliest_ms())
 
     def is_outdated(self) -> bool:
-        """Whether Kafka's clock holds everything back, as it was known some time ago: this host may have slept since."""
+        """Whether an old reading of Kafka's clock holds deliveries back.
+
+        This host may have been suspended since that reading.
+        """
         with self._lock:
             at_s = self._observed_s
         is_old = at_s is not None and time.monotonic() - at_s > self._patience_s

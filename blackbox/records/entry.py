@@ -16,13 +16,14 @@ HeaderValues = Sequence[tuple[str, bytes | str | None]]
 class Entry(NamedTuple):
     """A request in the index.
 
-    `reason` is set on a request that was invalid when it was read: `key`, `message` and `headers`
-    are then the record's own. `attempts` counts deliveries put off because the target could not
-    take the message, `waits` those in a row because it was out of reach or paused; `detail` says why
-    in either case. `alone` asks for a transaction of its own after the broker refused a batch.
-    `origin` is the offset of the request itself, where the entry's own is that of a carried record.
-    `shortened` says how many forms of its dead letter the broker has refused. `left_bytes` is the size of a refused
-    record that is left in Kafka until its letter is written: its key, message and headers are not in the entry.
+    `reason` is set on a request that can only become a dead letter. If it was invalid when it was
+    read, `key`, `message` and `headers` are the record's own. `attempts` counts deliveries that
+    were postponed because the target could not take the message, `waits` those in a row because it
+    was unreachable or paused; `detail` says why in either case. `alone` asks for a transaction of
+    its own after the broker refused a batch. `origin` is the offset of the request itself, if the
+    entry's own is that of a carried record. `shortened` is how many forms of its dead letter the
+    broker has refused. `left_bytes` is the size of a refused record that stays in Kafka until its
+    dead letter is written: its key, message and headers are not in the entry.
     """
 
     target: str
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def encode(entry: Entry | Request) -> bytes:
-    """Serialise an entry, or a request as a new entry; absent fields take no room.
+    """Serialise an entry, or a request as a new entry; absent fields take no space.
 
     Inverse of `decode`. A request has the fields of an entry up to `recurs`.
     """
@@ -60,14 +61,14 @@ def encode(entry: Entry | Request) -> bytes:
                 "caller": caller,
             }
             line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-            if _BACKSLASH not in line:  # nor an escaped NUL, which takes ten times as long to find
+            if _BACKSLASH not in line:  # so no escaped NUL: finding that takes ten times as long
                 return line + (message or b"")
     return _encode_unusual(*entry)
 
 
 def _line(head: dict[str, Any], headers: HeaderValues) -> bytes:
     line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-    if headers and _NUL in line:  # the Kafka client cuts text off there, and no bytes
+    if headers and _NUL in line:  # the Kafka client cuts off text at a NUL, but not bytes
         head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
         line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
     return line

@@ -1,4 +1,4 @@
-"""What stops a verb: doubts, which only recovery can settle, and a full index, which only time can."""
+"""What stops a verb: errors that require recovery, and a full index, which only time can resolve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class RecoveryRequired(Exception):
 
 
 class PositionsMoved(RecoveryRequired):
-    """The positions in Redis are not the ones this owner last saw: Redis went back, or another owner is here."""
+    """The positions in Redis are not those this owner last saw: Redis went back, or another owner is here."""
 
 
 class ForeignIndex(RecoveryRequired):
@@ -16,7 +16,7 @@ class ForeignIndex(RecoveryRequired):
 
 
 class IndexLost(RecoveryRequired):
-    """The connection to Redis is gone, and with it the certainty that it is the same Redis as before."""
+    """The connection to Redis is lost: a new one may not reach the same Redis as before."""
 
 
 class JournalLost(RecoveryRequired):
@@ -24,11 +24,11 @@ class JournalLost(RecoveryRequired):
 
 
 class JournalSilent(JournalLost):
-    """Kafka takes the question and never answers it, which costs whoever waits for more than one thing time."""
+    """Kafka accepts a question and never answers it, which delays code that waits for several answers."""
 
 
 class NotAllowed(JournalLost):
-    """Kafka's ACLs lack a right; the text says which one to grant."""
+    """Kafka's ACLs lack a permission; the text says which one to grant."""
 
 
 class Fenced(RecoveryRequired):
@@ -36,13 +36,13 @@ class Fenced(RecoveryRequired):
 
 
 class TooEarly(Exception):
-    """By Kafka's clock a batch was not due yet, so that all of it was aborted; nothing is in doubt."""
+    """By Kafka's clock a batch was not due yet, and all of it was aborted; nothing is in doubt."""
 
 
 class Refused(RecoveryRequired):
-    """Some of a transaction's records cannot be written, so that all of it was aborted.
+    """Some of a transaction's records cannot be written, and all of it was aborted.
 
-    `suspects` maps the offset of each request they are of to (reason word, detail).
+    `suspects` maps the offset of the request of each such record to (reason word, detail).
     """
 
     def __init__(self, suspects: dict[int, tuple[str, str]]) -> None:
@@ -54,4 +54,4 @@ class Refused(RecoveryRequired):
 
 
 class IndexFull(Exception):
-    """Redis has no memory left; nothing was stored, and the records stay in Kafka until it has."""
+    """Redis has no memory left; nothing was stored, and the records stay in Kafka until there is room."""

@@ -17,11 +17,11 @@ LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
 """The last headers of a dead letter."""
 
 Refusal = tuple[str, str]
-"""Why a record cannot be written: the fixed word, and the detail."""
+"""Why a record cannot be written: the reason word and the detail."""
 
 
 class Outgoing(NamedTuple):
-    """A record to produce on behalf of the request at `offset`; `partition` -1: by its key."""
+    """A record to produce for the request at `offset`; `partition` -1: by its key."""
 
     offset: int
     topic: str
@@ -32,10 +32,10 @@ class Outgoing(NamedTuple):
 
 
 def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
-    """The messages as asked: the request's headers first, blackbox's own last.
+    """The messages as callers asked for them: the request's headers first, blackbox's own last.
 
-    The id of a carried request is that of the request as its caller wrote it, `blackbox-source` the
-    record that was carried.
+    The id of a carried request is that of the request as its caller wrote it; `blackbox-source` is
+    the carried record.
     """
     before_id, before_offset = id_prefix(shard), shard.source_prefix
     for offset, entry in entries.items():
@@ -61,8 +61,8 @@ def dead_letters(
 ) -> Iterator[Outgoing]:
     """The request's record as it was, with the reason why nothing was delivered.
 
-    Then the same again in smaller forms, for a topic that does not take it whole: without the
-    value, and without key and headers too. `blackbox-source` says where the whole record is.
+    Then the same in smaller forms, for a topic that does not take it whole: without the value, and
+    without key and headers too. `blackbox-source` says where the whole record is.
     """
     source = shard.source(original.offset)
     size = len(original.value or b"")

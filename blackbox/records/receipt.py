@@ -1,4 +1,4 @@
-"""The second journal's records: what became of a shard's requests, one receipt per batch."""
+"""The records of the second journal: the outcomes of a shard's requests, one receipt per batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Places = dict[str, list[tuple[int, int]]]
 
 VERSION = 1
 DOUBTFUL = 8
-"""How far back, in receipts, a void may reach; recovery never leaves more in doubt."""
+"""How many receipts back a void may reach; recovery never leaves more in doubt."""
 
 
 class Claim(NamedTuple):
-    """What a receipt says of one request: its message, or its dead letter, is at `there` in `at`, a `topic/partition`.
+    """What a receipt says of one request: its message, or its dead letter, is at offset `there` of `at`.
 
-    `outcome` is "delivered", or the part of a receipt that says why there is a letter; `topic_id` how the topic's id begins.
+    `at` is a `topic/partition`. `outcome` is "delivered", or the part of a receipt that says why
+    there is a dead letter. `topic_id` is the beginning of the topic's id.
     """
 
     offset: int
@@ -33,18 +34,18 @@ class Claim(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The claims that did not come true, and those whose places cannot be read, with the reason."""
+    """The claims whose records are missing, and those whose places cannot be read, with the reason."""
 
     missing: list[Claim]
     unread: dict[Claim, str]
 
 
 class Mark(NamedTuple):
-    """From where on the two journals say all that is pending: the low-water mark.
+    """The low-water mark: from there on, the two journals contain all that is pending.
 
-    Every request below the offset `requests` has ended, and no receipt below the offset `receipts` speaks of one
-    at or above `requests`. `pairs` are positions of both journals that one walk read together: receipts
-    below the second name only requests below the first.
+    Every request below the offset `requests` has ended, and no receipt below the offset `receipts`
+    names one at or above `requests`. `pairs` are positions of both journals that one walk read
+    together: receipts below the second name only requests below the first.
     """
 
     requests: int
@@ -54,27 +55,32 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of requests, by their offset in the request topic.
+    """The outcomes of requests, by their offset in the request topic.
 
     delivered  -- where each message went
-    dead       -- undeliverable, expired, invalid: now dead letters, which `letters` locates
-    topics     -- how the ids of the topics of these places begin: one that is created again has another
-    void       -- requests whose outcome in an earlier receipt did not come true: pending again
-    doubtful   -- of these, what the earlier receipt claims and nobody could read: not delivered until a later receipt
-                  repeats what is true, or has in `void` again what is not
+    dead       -- `dead` (undeliverable), `expired`, `invalid`: now dead letters, which `letters`
+                  locates
+    topics     -- the beginnings of the ids of these topics: one that is created again has another
+                  id
+    void       -- requests whose outcome in an earlier receipt was found untrue: pending again
+    doubtful   -- of these, claims of the earlier receipt that could not be read: not delivered
+                  until a later receipt repeats what is true, or lists in `void` again what is not
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
     gone       -- request offsets (from, up to) that retention removed before they were read
-    read       -- the next request that its writer's index did not know yet: those below were let in
+    read       -- the position `requests` of the writer's index: requests below it were judged
     ignored    -- conditional records (carried ones, replacements by id) that did not count
-    mark       -- the low-water mark; conditional records below `read` that no receipt up to this one
-                  ignores did count
-    topic_id   -- in a barrier, which incarnation of the request topic this and later receipts speak of
+    mark       -- the low-water mark; conditional records below `read` that no receipt up to this
+                  one ignores did count
+    topic_id   -- in a barrier or with a mark, the incarnation of the request topic that this and
+                  later receipts are about
     group      -- in a barrier or with a mark, the consumer group whose receipts these are
-    unknown_ms -- in a barrier: requests that were due before this may have had an outcome that no receipt tells
-    cut        -- one offset or none: from there on this and earlier receipts speak of other requests than those that
-                  are there now, as the log had lost its end
-    rebound    -- in a barrier of `blackbox rebind`: the token of the index that it moves. What was pending there and is
-                  gone from the request topic is written again in the same transaction
+    unknown_ms -- in a barrier: requests that were due before this may have had an outcome that is
+                  in no receipt
+    cut        -- one offset or none: from there on this and earlier receipts are about other
+                  requests than those that are there now, as the log had lost its end
+    rebound    -- in a barrier of `blackbox rebind`: the token of the index that it moves. What was
+                  pending there and is gone from the request topic is written again in the same
+                  transaction
     """
 
     at_ms: int
@@ -103,7 +109,7 @@ class Receipt:
         return chain(delivered, self.dead, self.expired, self.invalid)
 
     def claims(self) -> Iterator[Claim]:
-        """Where it says that messages and dead letters are."""
+        """The claims of this receipt: where its messages and dead letters are."""
         reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
         yield from _claims({DELIVERED: self.delivered}, self.topics)
         for at, pairs in self.letters.items():
@@ -112,7 +118,7 @@ class Receipt:
                 yield Claim(offset, reasons.get(offset, "dead"), at, there, topic_id)
 
     def without(self, void: set[int]) -> Receipt:
-        """The same receipt, silent about the requests in `void`."""
+        """The same receipt, without the requests in `void`."""
         if void.isdisjoint(self.removals()):
             return self
         return replace(
@@ -126,7 +132,7 @@ class Receipt:
 
 
 def encode(receipt: Receipt) -> bytes:
-    """The JSON of a receipt; absent parts take no room. Inverse of `decode`."""
+    """The JSON of a receipt; absent parts take no space. Inverse of `decode`."""
     value: dict[str, object] = {"v": VERSION, "at_ms": receipt.at_ms}
     for name in _PARTS:
         if part := getattr(receipt, name):
@@ -139,7 +145,7 @@ def encode(receipt: Receipt) -> bytes:
 
 
 def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
-    """The receipt that says again what was in doubt and is true."""
+    """The receipt that repeats outcomes that were in doubt and are true."""
     receipt = Receipt(at_ms, read=read)
     for offset, outcome, at, there, topic_id in claims:
         if outcome != DELIVERED:
@@ -152,7 +158,7 @@ def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
 
 
 def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
-    """Those that one receipt can tell: it has one id for each topic, and room for so many."""
+    """The claims that fit into one receipt: it has one id for each topic, and limited room."""
     ids: dict[str, str] = {}
     same = (
         claim
@@ -169,14 +175,14 @@ _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
 
 class NotAReceipt(ValueError):
-    """What was written to the receipts topic by somebody else."""
+    """A record in the receipts topic that is not a receipt."""
 
 
 def decode(value: bytes | None) -> Receipt:
     """Parse a receipt; parts that only a later version knows are left out.
 
-    Raises NotAReceipt for what is none, ValueError for one of another version: what cannot be read in it
-    may have been delivered.
+    Raises NotAReceipt for anything that is not a receipt, ValueError for one of another version:
+    what cannot be read in it may have been delivered.
     """
     try:
         found = orjson.loads(value or b"null")
@@ -210,7 +216,7 @@ _SHAPES: dict[str, type] = {
 
 
 def _has_shape(name: str, part: object) -> bool:
-    """As far as a glance tells: there may be thousands of outcomes in it."""
+    """Whether a part has the expected shape, by a quick check: there may be thousands of outcomes in it."""
     if not isinstance(part, _SHAPES[name]):
         return False
     if name in ("delivered", "letters") and isinstance(part, dict):
@@ -227,7 +233,7 @@ def _has_shape(name: str, part: object) -> bool:
 
 
 def _grouped(claims: Iterable[Claim], topics: Mapping[str, str]) -> dict[str, object]:
-    """By outcome and place, so that they take no more room than the receipt that made them."""
+    """Group by outcome and place, so that claims take no more room than in the receipt that made them."""
     doubtful: dict[str, Places] = {}
     known = dict(topics)
     for offset, outcome, at, there, topic_id in claims:

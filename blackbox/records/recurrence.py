@@ -1,4 +1,4 @@
-"""When a recurring request is due next, and how it asks for that.
+"""When a recurring request is due next, and the record that asks for that.
 
 Pure: no I/O, no clock.
 """
@@ -20,26 +20,26 @@ from blackbox.records.entry import Entry, HeaderValues
 from blackbox.records.request import Headers
 
 HEADER = "blackbox-follows"
-"""The last header of a request that blackbox wrote for the next time; no delivered message has it."""
+"""The last header of a request that blackbox wrote for the next time; delivered messages never have it."""
 AGAIN = "blackbox-again"
-"""The same of a request that was asked for again, as its topic is another now: of which record."""
+"""The same for a request that was written again because its topic is another now; names the earlier record."""
 
 LONGEST_CRON_CHARS = 200
 LONGEST_ZONE_CHARS = 64
-"""A zone is looked for as a package, too, and each slash in its name is a recursion."""
+"""A zone is also looked for as a package, and each slash in its name is a recursion."""
 
 LOOKS_AHEAD_YEARS = 10
-"""As far as `BLACKBOX_MAX_COUNTDOWN_S` goes: what comes later could not be waited for."""
+"""As far as `BLACKBOX_MAX_COUNTDOWN_S` goes: a later time could not be waited for."""
 
 _EVERY, _CRON = "every", "cron"
 _DURATION = TypeAdapter(timedelta)
 
 
 def every(given: object, longest_s: int) -> str:
-    """Each so many seconds, or each ISO 8601 duration without months and years.
+    """Parse an interval in seconds, or as an ISO 8601 duration without months and years.
 
-    Raises ValueError, with what is wanted, for anything else, for less than a second, and for more
-    than `longest_s`.
+    Raises ValueError, with what is expected, for anything else, for less than a second, and for
+    more than `longest_s`.
     """
     if (
         type(given) is str
@@ -58,9 +58,9 @@ def every(given: object, longest_s: int) -> str:
 
 
 def cron(expression: object, zone: object, after_ms: int) -> str:
-    """Each time that the five fields of cron match in this time zone (None: UTC).
+    """Parse five fields of cron, which match in this time zone (None: UTC).
 
-    Raises ValueError, with what is wanted, for anything else, and if they do not match within
+    Raises ValueError, with what is expected, for anything else, and if they do not match within
     `LOOKS_AHEAD_YEARS` of this instant.
     """
     zone = "UTC" if zone is None else zone
@@ -80,11 +80,11 @@ def cron(expression: object, zone: object, after_ms: int) -> str:
 
 
 def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
-    """The first time after the one that was due, and after now: what was missed is missed once.
+    """The first time after the one that was due, and after now: times that were missed are skipped.
 
-    By seconds on the grid that began with the first due time, so that nothing drifts. By cron in
-    local time, as Debian's does it: what a change of the clock leaves out comes right after it,
-    what it repeats comes once, unless it comes each hour. Raises ValueError for what `every` and
+    `every` stays on the grid that began with the first due time, so nothing drifts. `cron` goes by
+    local time, as Debian's does: a time that a clock change leaves out comes right after it, a time
+    that it repeats comes once, unless it comes each hour. Raises ValueError for what `every` and
     `cron` did not make.
     """
     kind, _, rest = recurs.partition(" ")
@@ -96,12 +96,12 @@ def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
 
 
 def marked(headers: HeaderValues, source: str) -> list[tuple[str, bytes | str | None]]:
-    """The headers of the record that asks for the next time: of which record it is the successor."""
+    """The headers of the record that asks for the next time; the last one names the record it follows."""
     return [*headers, (HEADER, source)]
 
 
 def follows(headers: HeaderValues) -> bool:
-    """Whether a record asks for the next time of what recurs."""
+    """Whether a record asks for the next time of a recurring request."""
     return bool(headers) and headers[-1][0] == HEADER
 
 
@@ -116,7 +116,7 @@ def asked_again(entry: Entry, now_ms: int) -> bytes:
 
 
 def asked_at(entry: Entry, at_ms: int) -> bytes:
-    """The value of a record that asks for the same at this time, in the format `countdown`."""
+    """The value of a record that asks for the same request at this time, in the format `countdown`."""
     kind, _, rest = (entry.recurs or "").partition(" ")
     asked: dict[str, Any] = {"topic": entry.target, "at": at_ms}
     if entry.caller_id is not None:
@@ -141,7 +141,7 @@ def _as_text(name: str, encoding: str, held: bytes | None) -> dict[str, str | No
 
 
 class _Cron(CronSim):
-    """Goes by months, not from day to day, and gives up after `LOOKS_AHEAD_YEARS`.
+    """Searches by months, not from day to day, and gives up after `LOOKS_AHEAD_YEARS`.
 
     Otherwise fields that never match cost intake 20 ms.
     """
@@ -152,7 +152,7 @@ class _Cron(CronSim):
         self._days_of: dict[tuple[int, int], int] = {}
 
     def advance_day(self) -> bool:
-        """Go on to the first day that matches, or else to the next month; whether it went on."""
+        """Go on to the first day that matches, or else to the next month; return whether it went on."""
         if self.dt.year > self._last_year:
             raise StopIteration
         today = self.dt.date()
@@ -167,7 +167,7 @@ class _Cron(CronSim):
         return True
 
     def _days_in(self, first: int, length: int) -> int:
-        """The days that match, as bits, of a month of this length that begins on the weekday `first`."""
+        """The days that match, as bits, in a month of this length that begins on the weekday `first`."""
         days = self._days_of.get((first, length))
         if days is None:
             by_date = by_weekday = 0
@@ -186,7 +186,7 @@ def _lowest(bits: int) -> int:
 
 @cache
 def _on_date(day: int, first: int, length: int) -> int:
-    """Of `13`, `L` or `LW`, as CronSim has read it."""
+    """The days that `13`, `L` or `LW` match, as CronSim has read it."""
     if day in (CronSim.LAST, CronSim.LAST_WEEKDAY):
         last_weekday = (first + length - 1) % 7
         return 1 << length - (max(0, last_weekday - 4) if day == CronSim.LAST_WEEKDAY else 0)
@@ -195,7 +195,7 @@ def _on_date(day: int, first: int, length: int) -> int:
 
 @cache
 def _on_weekday(weekday: int | tuple[int, int], first: int, length: int) -> int:
-    """Of `WED`, `WED#2` or `WEDL`, as CronSim has read it."""
+    """The days that `WED`, `WED#2` or `WEDL` match, as CronSim has read it."""
     weekday, which = weekday if isinstance(weekday, tuple) else (weekday, None)
     days = range(1 + (weekday - 1 - first) % 7, length + 1, 7)
     if which is not None:

@@ -1,4 +1,4 @@
-"""What is asked: the values a request record becomes, and how a request is named.
+"""What callers ask for: the values a request record becomes, and how a request is named.
 
 Pure: no I/O, no clock. Every instant is epoch milliseconds UTC (`_ms`).
 """
@@ -36,7 +36,7 @@ class Shard(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
     def source(self, offset: int) -> str:
-        """Where a record is, as the header `blackbox-source` says it: `TB/3@1234`."""
+        """The place of a record, as in the header `blackbox-source`: `TB/3@1234`."""
         return f"{self.source_prefix}{offset}"
 
     @property
@@ -47,8 +47,8 @@ class Shard(NamedTuple):
 class Record(NamedTuple):
     """A record of a request topic as Kafka returned it; `timestamp_ms` is Kafka's.
 
-    `unreadable` says what of it could not be read at all (a header name that is no UTF-8).
-    `is_stamped`: the broker set the timestamp (`LogAppendTime`), not who wrote it.
+    `unreadable` says what could not be read at all (a header name that is not UTF-8). `is_stamped`:
+    the broker set the timestamp (`LogAppendTime`), not the writer.
     """
 
     offset: int
@@ -98,18 +98,17 @@ class Reason(StrEnum):
 MAY_COME_BACK = frozenset(
     {Reason.UNKNOWN_TOPIC, Reason.NOT_AUTHORIZED, Reason.UNREACHABLE, Reason.BROKER_ERROR}
 )
-"""Reasons that lie with the target, which may take the message later."""
+"""Reasons that depend on the target, which may take the message later."""
 
 NOT_ADMITTED = frozenset({Reason.FORBIDDEN, Reason.QUOTA})
-"""Reasons that lie with what the operator allows the caller."""
+"""Reasons that depend on what the operator allows the caller."""
 
 UNDELIVERABLE = (
     MAY_COME_BACK
     | NOT_ADMITTED
     | {Reason.TOO_LARGE, Reason.REFUSED, Reason.PAYLOAD_LOST, Reason.OUTCOME_UNKNOWN}
 )
-"""Reasons found with a request that reads well and has taken the place of others, as one that is
-TOO_LATE has not."""
+"""Reasons for a request that is valid and has replaced others, which one that is TOO_LATE has not."""
 
 
 OUTCOME_UNKNOWN = (
@@ -119,7 +118,7 @@ OUTCOME_UNKNOWN = (
 
 
 class Request(NamedTuple):
-    """Deliver `message` to the topic `target` at `due_ms`; again, if `recurs` says when."""
+    """Deliver `message` to the topic `target` at `due_ms`, and again if `recurs` says when."""
 
     target: str
     message: bytes | None
@@ -133,14 +132,14 @@ class Request(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Do not deliver the pending request that was last made under `caller_id`, or that of this `id`."""
+    """Do not deliver the pending request last made under `caller_id`, or the one with this `id`."""
 
     caller_id: str | None
     id: str | None = None
 
 
 class Invalid(NamedTuple):
-    """A record that asks for nothing that can be done; `detail` names the value and the remedy."""
+    """A record that blackbox cannot act on; `detail` names the value and the remedy."""
 
     reason: Reason
     detail: str
@@ -148,9 +147,9 @@ class Invalid(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def id_prefix(shard: Shard) -> str:
-    """The part of a request id that its shard decides, the first 19 characters.
+    """The part of a request id that its shard determines, the first 19 characters.
 
-    Raises ValueError for a partition above 1,048,575, which the id has no room for.
+    Raises ValueError for a partition above 1,048,575, which does not fit into an id.
     """
     if not 0 <= shard.partition <= MAX_PARTITION:
         raise ValueError(f"{shard}: partition must be 0 to {MAX_PARTITION} to fit into an id")
@@ -161,10 +160,10 @@ def id_prefix(shard: Shard) -> str:
 
 
 def request_id(shard: Shard, offset: int) -> str:
-    """The UUIDv8 (RFC 9562) of the request at this place; the same record, the same id.
+    """The UUIDv8 (RFC 9562) of the request at this place; the same record always has the same id.
 
-    40 bits of SHA-256 of the topic, 20 bits partition, 62 bits offset: the last 16 hex
-    digits without the variant bit are the request's member in the index.
+    40 bits of SHA-256 of the topic, 20 bits partition, 62 bits offset: the last 16 hex digits
+    without the variant bit are the request's member in the index.
     """
     if not 0 <= offset <= MAX_OFFSET:
         raise ValueError(f"{shard}: offset {offset} must be 0 to {MAX_OFFSET} to fit into an id")
@@ -172,14 +171,14 @@ def request_id(shard: Shard, offset: int) -> str:
 
 
 def id_suffix(offset: int) -> str:
-    """The part of a request id that its offset decides, the last 17 characters."""
+    """The part of a request id that its offset determines, the last 17 characters."""
     return f"{offset >> 48 | 0x8000:04x}-{offset & 0xFFFF_FFFF_FFFF:012x}"
 
 
 def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
-    """The shard and offset an id names, given the request topics it may belong to.
+    """The shard and offset that an id names, given the request topics it may belong to.
 
-    Raises ValueError when `text` is no id of ours or belongs to none of the topics.
+    Raises ValueError when `text` is not an id made by blackbox or belongs to none of the topics.
     """
     try:
         parsed = UUID(text)
@@ -200,7 +199,7 @@ _SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,7})@([0-9]{1,19})")
 
 
 def placed(text: str) -> tuple[Shard, int] | None:
-    """The shard and offset that a place such as `TB/3@1234` names; None for another text."""
+    """The shard and offset that a place such as `TB/3@1234` names; None for any other text."""
     found = _SOURCE.fullmatch(text)
     if found is None:
         return None
@@ -209,7 +208,7 @@ def placed(text: str) -> tuple[Shard, int] | None:
 
 
 def offset_in(shard: Shard, text: str) -> int | None:
-    """The offset of the request that an id names; None for one of another shard, or no id."""
+    """The offset of the request that an id names; None for another shard's, or for text that is not an id."""
     try:
         found, offset = locate(text, [shard.topic])
     except ValueError:

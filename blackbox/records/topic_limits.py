@@ -1,4 +1,4 @@
-"""What a topic refuses that others take, so that it is known before it spoils a batch."""
+"""What a topic refuses that others take, checked before it makes a whole batch fail."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.request import Reason
 
 MOST_PARTS, PARTS_S = 20, 3.0
-"""In one transaction, each with a wait for the brokers: others of the shard wait as well, and the transaction ends by itself."""
+"""Parts of one transaction and their time: the shard waits for the brokers at each, and there is a timeout."""
 
 BATCH_BYTES = 61
-"""The head of a record batch, in Kafka's message format 2."""
+"""The size of a record batch's head, in Kafka's message format 2."""
 
 
 class Limits(NamedTuple):
-    """A topic's own. `most_bytes` is what a record batch may have, None: any; `one_by_one`: it took no batch lately."""
+    """The limits of one topic.
+
+    `most_bytes` is the largest record batch it takes, None: any. `one_by_one`: it refused a batch
+    lately.
+    """
 
     needs_key: bool
     most_bytes: int | None
     one_by_one: bool = False
 
     def refusal(self, message: Outgoing) -> Refusal | None:
-        """Why the brokers would refuse this message, if they would."""
+        """Why the brokers would refuse this message; None if they would not."""
         if self.needs_key and message.key is None:
             return (
                 Reason.REFUSED,
@@ -43,7 +47,7 @@ NO_LIMITS = Limits(needs_key=False, most_bytes=None)
 
 
 class Parts:
-    """Cuts what one transaction sends to strict topics into parts: a broker takes or refuses a record batch as a whole."""
+    """Splits what a transaction sends to strict topics: brokers take or refuse a record batch as a whole."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._strict = {
@@ -54,12 +58,12 @@ class Parts:
         self._held: dict[str, int] = {}
         self._full: set[str] = set()
         self.apart: set[int] = set()
-        """The offsets of what goes in a record batch of its own."""
+        """The offsets of messages that go in a record batch of their own."""
         self._count = 0
         self._until_s = time.monotonic() + PARTS_S
 
     def place(self, message: Outgoing) -> Literal["here", "next", "later"]:
-        """Whether it goes with what was sent before, once that is with the brokers, or in a later transaction."""
+        """Whether a message goes with those sent before, after they are flushed, or in a later transaction."""
         topic = message.topic
         limit = self._strict.get(topic)
         if limit is None:
@@ -81,7 +85,7 @@ class Parts:
 
 
 def batch_bytes(message: Outgoing) -> int:
-    """The size of a record batch with this message alone, not compressed."""
+    """The size of a record batch that holds only this message, not compressed."""
     size = 3  # attributes, and the differences of timestamp and offset
     for part in (message.key, message.value):
         size += 1 if part is None else _counted(len(part))
@@ -98,5 +102,5 @@ def _counted(length: int) -> int:
 
 
 def _varint_bytes(count: int) -> int:
-    """Of a length as Kafka writes it: seven bits a byte, the lowest of them the sign."""
+    """The size of a length as Kafka writes it: seven bits per byte, the lowest bit is the sign."""
     return max(1, ((count << 1).bit_length() + 6) // 7)

@@ -1,1 +1,1 @@
-"""What an operator allows callers, and how fast targets are fed: `docs/callers.md` has the file."""
+"""What an operator allows callers, and the rate limits of targets; see `docs/callers.md` for the file."""

@@ -1,4 +1,4 @@
-"""Who is let in: what a caller's quotas leave of what it asked for."""
+"""Admission: which requests exceed a caller's quotas."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger("blackbox.rules")
 
 
 class _Counted(NamedTuple):
-    """Up to where a shard's requests are counted, and those of the last batch that were too many."""
+    """Up to where a shard's requests are counted, and the refusals of the last batch."""
 
     end: int = 0
     refused: Mapping[int, Refusal] = {}
 
 
 class Admission:
-    """Judges what is read for the first time. Safe from any thread.
+    """Judges requests that are read for the first time. Safe from any thread.
 
-    `shards` are those that a caller's pending requests are counted in.
+    `shards` are those in which a caller's pending requests are counted.
     """
 
     def __init__(
@@ -45,14 +45,15 @@ class Admission:
         self._lock = Lock()
 
     def rules(self) -> Rules:
-        """As they are now."""
+        """The current rules."""
         return self._file.rules()
 
     def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]:
-        """By offset, those below `end` that are too many. Raises IndexFull when Redis has no room.
+        """The refusals of requests below `end` that exceed a quota, by offset.
 
-        Counted are requests in the second they were written in: a backlog that is read at once
-        is no burst. What is to be stored again is judged as it was, and not counted again.
+        Requests are counted in the second they were written in: a backlog that is read at once is
+        not a burst. Requests that are stored again are judged as before, and not counted again.
+        Raises IndexFull when Redis has no room.
         """
         rules = self.rules()
         with self._lock:

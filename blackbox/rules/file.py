@@ -1,4 +1,4 @@
-"""The rules as they are now: the file is read again when it has changed."""
+"""The current rules: the file is read again when it has changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOOK_S = 1.0
 class RulesFile:
     """The rules of one file, at most 1 s old. Safe from any thread.
 
-    A file that cannot be used any more changes nothing: the last rules that could hold on, and
+    A file that cannot be used any more changes nothing: the last usable rules stay in force, and
     `problem` says what is wrong.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises RulesError for a file that cannot be used."""
+        """Read the file. Raises RulesError if it cannot be used."""
         self._path = path
         self._lock = Lock()
         self._state = self._look()

@@ -1,4 +1,4 @@
-"""How fast targets are fed: a backlog is spread over the seconds to come, so that it floods nobody."""
+"""Rate limits of targets: a backlog is spread over the next seconds, so that it floods no target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.rules.rules import Counts
 
 
 class Pace:
-    """The rates of all targets, held by all shards together. Safe from any thread."""
+    """The rates of all targets, shared by all shards. Safe from any thread."""
 
     def __init__(self, file: RulesFile, counts: Counts) -> None:
         self._file = file
@@ -22,9 +22,9 @@ class Pace:
         return frozenset(self._file.rules().targets)
 
     def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
-        """When each of these messages may go, epoch ms; they are sorted by due time. `now_ms` for those that may at once.
+        """When each of these messages, sorted by due time, may go, epoch ms; `now_ms` means at once.
 
-        What came due in this second goes behind all that has a time already. Raises IndexLost or
+        What came due in this second goes after all that has a time already. Raises IndexLost or
         IndexFull as the index does.
         """
         count = len(due_ms)
@@ -46,12 +46,12 @@ class Pace:
         return [now_ms] * free + [(first + number) * 1000 // most for number in range(late)]
 
     def _free(self, target: str, wanted: int, most: int, second: int) -> int:
-        """How many of these may go in this second; they are counted in it."""
+        """Count these messages in this second; return how many of them may go in it."""
         at = Second("messages", target, second)
         return max(0, min(wanted, most - self._counts.count({at: wanted})[at])) if wanted else 0
 
     def give_back(self, target: str, count: int) -> None:
-        """So many of the times that were taken last are not used. Raises as `times`."""
+        """Give back `count` of the times that were reserved last. Raises as `times`."""
         rule = self._file.rules().targets.get(target)
         if rule is not None:
             self._counts.reserve(f"{target}:{rule.messages_per_second}", -count, 0)

@@ -1,4 +1,4 @@
-"""The rules themselves, as the file `BLACKBOX_CALLERS_FILE` says them.
+"""The rules in the file `BLACKBOX_CALLERS_FILE`.
 
 Pure: no I/O, no clock.
 """
@@ -18,11 +18,11 @@ from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Record, Request, Second, Shard, is_topic_name
 
 OTHERS = "(others)"
-"""All callers that the file does not name, counted together: as many names as they like get them no more."""
+"""All callers that the file does not name, counted together: using more names does not get them more."""
 
 
 class Counts(Protocol):
-    """What all shards know together."""
+    """Counters that all shards share."""
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
     def pending(self, caller: str, shards: Iterable[Shard]) -> int: ...
@@ -30,14 +30,14 @@ class Counts(Protocol):
 
 
 class RulesError(ValueError):
-    """The file cannot be used; the text has a line for each thing that is wrong."""
+    """The file cannot be used; the text has one line for each thing that is wrong."""
 
 
 class Caller(BaseModel):
-    """What a caller may ask for; what is not given is not limited.
+    """What a caller may ask for; anything not given is not limited.
 
-    `targets` are topic names, in which `*` and `?` stand for others. `requests_per_second` counts in each second of
-    the records' timestamps, `most_pending` what waits in Redis.
+    `targets` are topic names, with the wildcards `*` and `?`. `requests_per_second` counts in each
+    second of the records' timestamps, `most_pending` what waits in Redis.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 
 class Target(BaseModel):
-    """How a target is fed."""
+    """The rate limit of a target."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,7 +73,7 @@ class Target(BaseModel):
 
 
 class Rules(BaseModel):
-    """A whole file: callers by the name in CALLER_SERVICE, all others, targets by topic."""
+    """A whole file: callers by the name in CALLER_SERVICE, all other callers, targets by topic."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,14 +83,14 @@ class Rules(BaseModel):
 
     @cached_property
     def counted(self) -> list[str]:
-        """The names of those whose pending requests are counted."""
+        """The names whose pending requests are counted."""
         named = {**self.callers, OTHERS: self.others}
         return [name for name, rule in named.items() if rule.most_pending is not None]
 
     def counted_of(
         self, requests: Mapping[int, Request | Entry]
     ) -> dict[str, list[tuple[int, int]]]:
-        """(due time, offset) of those, by the names whose pending requests are counted.
+        """(due time, offset) of these requests, by the names whose pending requests are counted.
 
         Without what can only become a dead letter.
         """
@@ -107,7 +107,7 @@ class Rules(BaseModel):
         return (OTHERS, self.others) if found is None else (caller or "", found)
 
     def refusal(self, request: Request, start_ms: int) -> Refusal | None:
-        """Why this request, written at `start_ms`, is not admitted, whatever else was asked for."""
+        """Why this request, written at `start_ms`, is not admitted, whatever else was asked for; or None."""
         name, rule = self.of(request.caller)
         wrong = _wrong(request, start_ms, rule)
         if wrong is None:
