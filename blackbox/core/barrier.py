@@ -58,6 +58,7 @@ def commit_barrier(
         if others:
             raise other_group(shard, group, barrier.group)
         since = end
+        # else there is another receipt in between, which must be checked first
         if [at for at, _ in journal.receipts(end, position)] == [position - 1]:
             return position, absent
     raise RecoveryRequired(f"{shard}: other owners kept writing receipts; starting over")

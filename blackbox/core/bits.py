@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 SEGMENT = 1 << 16
-"""Requests per bitmap, so that a bitmap has at most 8 KiB."""
+"""Requests per bitmap; a bitmap has at most 8 KiB."""
 
 
 class Bits(Set[int]):

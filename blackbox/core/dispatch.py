@@ -55,8 +55,9 @@ class Dispatch:
     """Delivers what is due in one shard.
 
     `triage` decides what happens to each request. `counted` selects the requests of callers whose
-    pending ones are counted. When `is_clock_outdated`, a receipt is written to read Kafka's clock
-    again. `done` is what the last tick did, even if it raised.
+    pending ones are counted. `is_clock_outdated` returns whether Kafka's clock must be read again;
+    then a receipt is written even if there is nothing to deliver. `done` is what the last tick did,
+    even if it raised.
     """
 
     index: Index
@@ -157,7 +158,7 @@ class Dispatch:
             self._told, self._told_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
-        self._removed = self.index.removed
+        self._removed = self.index.removed  # before the read: a removal during it counts as later
         due = self.index.due(now_ms, self.batch_limit, release=self._release())
         return self._looked(due, now_ms)
 

@@ -134,7 +134,7 @@ class FollowUps:
         start = max(position, self._seen)
         self._seen = max(self._seen, end)
         if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
-            return  # there is no other writer's record
+            return  # no other writer in between
         for batch in self.journal.requests(start, end):
             for record in batch.records:
                 for name in () if record.offset in own else self._meant(record):

@@ -52,7 +52,7 @@ def stretches(offsets: Iterable[int], far_apart: int) -> Iterator[Bounds]:
 
 
 class Binding(NamedTuple):
-    """Which cluster, which incarnation of the two topics, and which group an index belongs to."""
+    """The cluster, the incarnations of the two topics, and the group that an index belongs to."""
 
     cluster_id: str
     topic_id: str

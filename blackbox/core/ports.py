@@ -25,7 +25,7 @@ from blackbox.records.request import Record, Shard
 
 
 class Index(Protocol):
-    """The pending requests, as `ShardIndex` implements it."""
+    """The index of pending requests, as `ShardIndex` implements it."""
 
     @property
     def shard(self) -> Shard: ...

@@ -46,7 +46,7 @@ DEAD: tuple[Literal["dead"], Literal["expired"], Literal["invalid"]] = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A record: `orders/3@88`."""
+    """The place of a record, printed as `orders/3@88`."""
 
     topic: str
     partition: int

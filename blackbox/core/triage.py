@@ -122,7 +122,10 @@ class Triage:
         return batch
 
     def hold_back(self, batch: Sorted, now_ms: int) -> dict[str, int]:
-        """Defer what exceeds its target's rate limit, earliest due first to go; return how many, by target."""
+        """Defer what exceeds its target's rate limit; return how many, by target.
+
+        What was due first goes first.
+        """
         limited = self.pace.limited() if self.pace is not None else frozenset[str]()
         waiting: dict[str, list[int]] = {}
         for offset, entry in batch.ready.items() if limited else ():

@@ -151,7 +151,7 @@ class Countdown(Format):
         if recurs is None or countdown is not None:
             return self._asked_ms(countdown, at, start_ms)
         if at is not None:
-            self._asked_ms(None, at, start_ms)  # refuses what is no instant, or too far ahead
+            self._asked_ms(None, at, start_ms)  # refuses what is not an instant, or too far ahead
             return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
         first_ms = next_ms(recurs, start_ms, start_ms)
         return due_at(first_ms, start_ms, self._max_countdown_s, "the first time it recurs")

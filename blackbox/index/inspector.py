@@ -162,7 +162,7 @@ class Inspector:
         (found,) = self._clients.together(
             ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
         )
-        names, scores = found[::2], found[1::2]  # in turn, as Redis replies
+        names, scores = found[::2], found[1::2]  # Redis replies with them in turn
         keyed = [keys.message(name) for name in names]
         if whole:
             payloads = self._clients.together(*(("GET", name) for name in keyed))

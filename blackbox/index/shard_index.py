@@ -6,7 +6,7 @@ Other keys hold:
 - `skip`: removals that were read although their request is not in the index yet;
 - `cold`: requests that are due beyond the horizon and so are not entries;
 - `ignored`: conditional records that did not count, as long as no receipt says so;
-- `early`: replacements that wait in Kafka for room, and whose first half is done;
+- `early`: replacements that wait in Kafka for room, though what they replace is removed already;
 - `moved`: by which records requests of the cold tier came into the index;
 - `ended`: requests of the cold tier that a cancel by id has ended while only Kafka knew their
   record;
@@ -596,8 +596,8 @@ class ShardIndex:
     def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Mark these requests as in flight; return those that are not pending any more.
 
-        Those are not to be delivered. `removed` is its value from when the requests were read. From
-        here until they are settled, a cancel is too late.
+        Those are not to be delivered. `removed` is the value of that attribute when the requests
+        were read. From here until they are settled, a cancel is too late.
         """
         names = [member(offset) for offset in offsets]
         key = self._keys.in_flight
@@ -637,7 +637,7 @@ class ShardIndex:
 
         `counted` are those of the callers whose pending requests are counted, `origins` the first
         records of those that promotion wrote. `told` are ignored records that are in a receipt now,
-        `mark` is the low-water mark that it carries. `early` are replacements that wait in Kafka,
+        `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
         of what is removed here.
 
         Dispatch and recovery both end with this. Removals at or above the position `requests` are
@@ -715,7 +715,7 @@ class ShardIndex:
         return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
-        """By which other record each of these requests that promotion wrote again came into the index."""
+        """The record by which each of these requests came into the index, if promotion wrote it again."""
         with self._lock:
             if not offsets or not self._session.ask("EXISTS", self._keys.moved):
                 return {}
@@ -1162,7 +1162,7 @@ class ShardIndex:
 
     def _saw(self, requests: int) -> None:
         if requests > self.positions.requests:
-            self.removed += 1  # another process took requests in: there may be cancels among them
+            self.removed += 1  # another process stored requests: there may be cancels among them
             self.positions = self.positions._replace(requests=requests)
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:

@@ -11,8 +11,8 @@ MAX_SKEW_MS = 1000
 OUTDATED_S, LONGEST_S = 5.0, 600.0
 """How long after a reading Kafka's clock is read again if it holds deliveries back, at first and at most.
 
-The monotonic clock stands still in a suspend. The time doubles each time that Kafka's clock is
-still behind.
+The monotonic clock stops during a suspend. The time doubles each time that Kafka's clock is still
+behind.
 """
 
 
@@ -33,11 +33,11 @@ class Clock:
             self._observed = redis_ms, time.monotonic()
 
     def earliest_ms(self) -> int:
-        """The earlier clock: what is due by it is due by both."""
+        """The earlier of the two clocks: what is due by it is due by both."""
         return min(self._readings())
 
     def latest_ms(self) -> int:
-        """The later clock: a record's timestamp beyond it is wrong by both."""
+        """The later of the two clocks: a record's timestamp beyond it is wrong by both."""
         return max(self._readings())
 
     def skew_ms(self) -> int:
@@ -89,7 +89,7 @@ class ShardClock:
         self._patience_s = min(2 * self._patience_s, LONGEST_S) if is_behind else OUTDATED_S
 
     def earliest_ms(self) -> int:
-        """The earliest clock: what is due by it is due by all."""
+        """The earliest of the three clocks: what is due by it is due by all."""
         now_ms = self._clock.earliest_ms()
         return now_ms - max(0, self._behind_ms(now_ms))
 

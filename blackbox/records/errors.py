@@ -8,7 +8,7 @@ class RecoveryRequired(Exception):
 
 
 class PositionsMoved(RecoveryRequired):
-    """The positions in Redis are not those this owner last saw: Redis went back, or another owner is here."""
+    """The positions in Redis are not those this owner last saw: Redis went back, or another owner took over."""
 
 
 class ForeignIndex(RecoveryRequired):

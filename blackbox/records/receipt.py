@@ -62,7 +62,7 @@ class Receipt:
                   locates
     topics     -- the beginnings of the ids of these topics: one that is created again has another
                   id
-    void       -- requests whose outcome in an earlier receipt was found untrue: pending again
+    void       -- requests whose outcome in an earlier receipt does not count: pending again
     doubtful   -- of these, claims of the earlier receipt that could not be read: not delivered
                   until a later receipt repeats what is true, or lists in `void` again what is not
     barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
