@@ -1,4 +1,4 @@
-"""A caller's side: requests written to a request topic, and what became of them, without Redis."""
+"""The client library: write requests to a request topic and look up their outcome, without Redis."""
 
 from blackbox.client.asking import NotSent
 from blackbox.client.client import AsyncClient, Client, Later, TooLate

@@ -1,4 +1,4 @@
-"""Requests on their way to Kafka: what every caller's side is made of."""
+"""Write requests to Kafka: the producer that every kind of client is built on."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from blackbox.records.request import Shard, locate, request_id
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
 COUNTED_FOR_S = 5.0
-"""How long the number of partitions is taken for true: as often as the client itself asks for it."""
+"""How long a partition count is reused: as long as the Kafka client keeps its own metadata."""
 
 CALLER_HEADER = "CALLER_SERVICE"
 GROUP_ID = "blackbox-client"
-"""Of consumers that join no group, unless the caller names another one."""
+"""Default `group.id`; the consumers do not join the group."""
 
 
 class NotSent(Exception):
-    """Kafka did not take a request; the text says why and what to do."""
+    """Kafka did not accept a request; the text says why and what to do."""
 
 
 class Asked:
-    """A request on its way to Kafka."""
+    """A request that was handed to the producer."""
 
     __slots__ = ("_place", "_wait", "failure")
 
@@ -44,19 +44,19 @@ class Asked:
 
     @property
     def is_settled(self) -> bool:
-        """Whether Kafka has acknowledged or refused it."""
+        """Whether Kafka has acknowledged or refused the request."""
         return self._place is not None or self.failure is not None
 
     @property
     def place(self) -> tuple[Shard, int]:
-        """Where the request was written; waits for that. Raises NotSent."""
+        """Where the request was written; waits for the acknowledgement. Raises NotSent."""
         if not self.is_settled:
             self._wait(self)
         return self.place_by_now
 
     @property
     def place_by_now(self) -> tuple[Shard, int]:
-        """Where the request was written. Raises NotSent when that is not known by now."""
+        """Where the request was written, without waiting. Raises NotSent when that is not known yet."""
         if self._place is None:
             raise NotSent(
                 self.failure
@@ -84,7 +84,7 @@ class Asked:
 class Asker:
     """Writes requests to a request topic on behalf of `caller`. Use it from one thread only.
 
-    Requests are gathered into batches; leaving the context waits until Kafka has all of them.
+    The producer sends in batches. Leaving the context waits until Kafka has acknowledged all requests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Asker:
         self._counted_s = -math.inf
 
     def reach(self) -> None:
-        """Make sure that the request topic is there. Raises NotSent, after about 5 s without brokers."""
+        """Check that the request topic exists. Raises NotSent, after about 5 s when no broker answers."""
         servers = self.access.bootstrap_servers
         try:
             found = Topics(self.access.admin()).partitions([self.request_topic], to="Write")
@@ -132,9 +132,9 @@ class Asker:
         headers: Iterable[tuple[str, bytes | str | None]] = (),
         partition: int = -1,
     ) -> Asked:
-        """Write a request of one's own making as it is; `headers` follow the caller's name.
+        """Write a ready-made request value unchanged; `headers` follow the caller header.
 
-        By its key, unless a partition is given.
+        The key chooses the partition, unless `partition` is given.
         """
         asked = Asked(self._wait_for)
         self._produce(value, key, [*self._own_headers, *headers], partition, asked)
@@ -142,10 +142,11 @@ class Asker:
         return asked
 
     def ask_to_cancel(self, id: str) -> list[Asked]:
-        """Write the cancel of the pending request of this id, or of all that were made under it.
+        """Write a cancel of the pending request with this id, or of all pending ones under this caller id.
 
-        What was made under it before partitions were added is in another one than its key tells, so
-        the cancel goes to every partition; the first of these records to that of the key.
+        A cancel by caller id goes to every partition: requests written before partitions were added
+        may be in another partition than the one the key maps to now. The first record returned is
+        the one partitioned by the key.
         """
         try:
             shard, _ = locate(id, [self.request_topic])
@@ -158,7 +159,10 @@ class Asker:
         return [self.ask(None, headers=headers, partition=shard.partition)]
 
     def partitions(self) -> int:
-        """Of the request topic, as of a moment ago; 0 while it is not there. Raises NotSent."""
+        """The partition count of the request topic, up to `COUNTED_FOR_S` old; 0 if it does not exist.
+
+        Raises NotSent.
+        """
         if time.monotonic() - self._counted_s > COUNTED_FOR_S:
             topic = self.request_topic
             try:
@@ -172,18 +176,21 @@ class Asker:
         return self._partitions
 
     def ask_to_move(self, shard: Shard, moved: Moved) -> Asked:
-        """Write a request that takes the place of another; in this caller's name, without one in that of the other."""
+        """Write a request that replaces another one.
+
+        Its caller header is this caller's name, or the replaced request's if this caller has none.
+        """
         headers = [one for one in moved.headers if not self._own_headers or one[0] != CALLER_HEADER]
         return self.ask(moved.value, key=moved.key, headers=headers, partition=shard.partition)
 
     def poll(self) -> None:
-        """Take what Kafka has acknowledged by now."""
+        """Process the acknowledgements that have arrived, without waiting."""
         self._producer.poll(0)
 
     def wait_for(self, asked: Sequence[Asked]) -> None:
-        """Wait until Kafka has acknowledged these. Raises NotSent when it has not, or refused one.
+        """Wait until Kafka has acknowledged these. Raises NotSent on a timeout, or if one was refused.
 
-        What became of others that were asked for before, or meanwhile, changes nothing.
+        The results of other requests are ignored.
         """
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
         for one in asked:
@@ -196,9 +203,9 @@ class Asker:
             raise _refusal(len(failures), failures[0])
 
     def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
-        """Wait until Kafka has acknowledged everything. Raises NotSent when it has not, or refused.
+        """Wait until Kafka has acknowledged everything.
 
-        Refused: anything since the last flush, whoever asked for it.
+        Raises NotSent on a timeout, or if any request since the last flush was refused.
         """
         left = self._producer.flush(timeout_s)
         refused, self._refused = self._refused, 0
@@ -223,8 +230,8 @@ class Asker:
             self.close()
 
     def close(self) -> None:
-        """Give what is on its way a moment, whatever becomes of it."""
-        with suppress(KafkaException):  # such as for who may not write, and asked for nothing
+        """Flush for up to `CLOSED_WITHIN_S`; failures are ignored."""
+        with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
             self._producer.flush(CLOSED_WITHIN_S)
 
     def _produce(

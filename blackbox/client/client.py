@@ -1,4 +1,4 @@
-"""Ask for messages to be delivered later, from any Python program."""
+"""Request delayed messages from any Python program."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ POLL_S = 0.002
 
 
 class TooLate(Exception):
-    """A request cannot be rescheduled: it was delivered, or has ended."""
+    """The request cannot be rescheduled: it is no longer pending."""
 
 
 class Later(NamedTuple):
-    """A message to be delivered to `topic`, at an instant or after a while.
+    """A message to be delivered to `topic`, at an instant or after a delay.
 
-    `value`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
-    `when`: an aware datetime, or a timedelta from when Kafka takes the request. A later request
-    under the same `id` replaces this one; past `expires_after` it is a dead letter instead. With
-    `every`, or `cron` and its `timezone`, it is delivered again and again until its `id` is
-    cancelled; `when` may then be None.
+    `value`: str and bytes are delivered unchanged, None as a tombstone, anything else as JSON.
+    `when`: an aware datetime, or a timedelta from the time Kafka accepts the request. A later request
+    with the same `id` replaces this one. After `expires_after` it becomes a dead letter instead. With
+    `every`, or `cron` and its `timezone`, it is delivered repeatedly until its `id` is cancelled;
+    `when` may then be None.
     """
 
     key: str | bytes | None
@@ -46,7 +46,7 @@ class Later(NamedTuple):
 
 
 class _Caller:
-    """Who asks, and where."""
+    """What the synchronous and the asynchronous client share."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Caller:
 
 
 class Client(_Caller):
-    """Writes requests to `request_topic`, of the format `countdown`. Use it from one thread only.
+    """Writes requests in the format `countdown` to `request_topic`. Use it from one thread only.
 
     with Client("localhost:9092", caller="orders") as client:
         client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
@@ -91,47 +91,49 @@ class Client(_Caller):
         cron: str | None = None,
         timezone: str | None = None,
     ) -> str:
-        """Ask for one message, as `Later` has it; returns the request's id once Kafka has it.
+        """Request one message; returns the request's id once Kafka has acknowledged it.
 
-        Raises NotSent when Kafka does not take it, ValueError for a time without a zone.
+        The parameters are the fields of `Later`. Raises NotSent when Kafka does not accept the
+        request, ValueError for a datetime without a time zone.
         """
         message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
         [found] = self.send_many([message])
         return found
 
     def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
-        """Ask for many; returns their ids, in the same order, once Kafka has all of them.
+        """Request many messages; returns their ids in the same order, once Kafka has acknowledged all.
 
-        A tuple is taken for the fields of a `Later`. Raises NotSent when Kafka does not take one;
-        others may have been taken.
+        A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them;
+        others may have been accepted.
         """
         return self._ids([_ask(self._asker, Later(*message)) for message in messages])
 
     def cancel(self, id: str) -> str:
-        """Ask that the pending request of this id, or made under it, is not delivered.
+        """Cancel the pending request with this id.
 
-        It takes the id that `send_later` returned as well as one's own; by that one a record goes to
-        every partition of the request topic. Returns the id of the cancel's own record, the first of
-        them, once Kafka has all. Raises NotSent.
+        `id` is the id that `send_later` returned, or the caller's own id. With the caller's own id,
+        one cancel record goes to every partition of the request topic. Returns the id of the first
+        cancel record once Kafka has acknowledged all of them. Raises NotSent.
         """
         return self._ids(self._asker.ask_to_cancel(id))[0]
 
     def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
-        """Have the pending request of this id, which `send_later` returned, delivered at another time.
+        """Deliver the pending request with this id, as `send_later` returned it, at another time.
 
-        Returns its new id once Kafka has it. If the message goes out before a service has read that,
-        it is delivered once all the same: the new request is dead then, `too-late`. Raises TooLate
-        when it is known to have ended, NotSent, and as `get`.
+        Returns the new id once Kafka has acknowledged the new request. If the message is delivered
+        before a service has read the new request, it is still delivered only once: the new request
+        becomes a dead letter, `too-late`. Raises TooLate when the request is no longer pending,
+        NotSent, and what `get` raises.
         """
         return self._ids([self._ask_to_move(id, self._looker.moved(id, when, timeout_s))])[0]
 
     def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
-        """What became of the request of this id, which `send_later` returned; from Kafka alone.
+        """Look up, in Kafka alone, the state of the request with this id, as `send_later` returned it.
 
-        Raises ValueError for what is no such id, also for one's own; NotTold when Kafka does not
-        answer, or does not let this caller read, or reading for `timeout_s` did not find it.
+        Raises ValueError for any other id, including the caller's own. Raises NotTold when Kafka does
+        not answer, does not let this caller read, or reading for `timeout_s` did not find the state.
         """
         return self._looker.get(id, timeout_s)
 
@@ -148,7 +150,7 @@ class Client(_Caller):
 
 
 class AsyncClient(_Caller):
-    """The same for the coroutines of one event loop.
+    """`Client` for the coroutines of one event loop.
 
     async with AsyncClient("localhost:9092", caller="orders") as client:
         await client.send_later("customer-7", {"order": 17}, "reminders", timedelta(seconds=90))
@@ -198,7 +200,7 @@ class AsyncClient(_Caller):
         return moved
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
-        """As `Client.get`; looks in a thread, one request at a time."""
+        """As `Client.get`; reads in a thread, one request at a time."""
         async with self._looking:
             return await asyncio.to_thread(self._looker.get, id, timeout_s)
 
@@ -210,7 +212,7 @@ class AsyncClient(_Caller):
         return [request_id(*one.place_by_now) for one in asked]
 
     async def _next_poll(self) -> None:
-        """One for all that wait."""
+        """Wait for the next poll, which all waiting coroutines share."""
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         await asyncio.shield(self._polling)

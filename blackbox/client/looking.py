@@ -1,4 +1,4 @@
-"""What became of a request, read from Kafka alone."""
+"""Look up the state of a request in Kafka alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from blackbox.records.request import Shard, locate, request_id
 
 FETCHED_AHEAD = 1_000
 LONGEST_COUNTDOWN_S = 315_360_000
-"""What no service exceeds; its own limit may be shorter, and only its receipts tell."""
+"""No service accepts a longer countdown; a service's own limit may be lower, and only receipts show it."""
 
 Word = Literal["pending", "delivered", "dead", "ended", "unknown"]
 
@@ -44,21 +44,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NotTold(Exception):
-    """Kafka did not tell what became of a request; the text says why and what to do."""
+    """The state of a request could not be read from Kafka; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What became of a request; what does not apply or is not known is None.
+    """The state of a request; fields that do not apply or are not known are None.
 
-    pending   -- it waits for its time, or for a service
+    pending   -- waits for its due time, or for a service
     delivered -- `delivered_to` is its message
-    dead      -- `dead_letter` is where it is instead, for this `reason` and `detail`
+    dead      -- `dead_letter` is its dead letter, with its `reason` and `detail`
     ended     -- cancelled, or replaced by a later request
-    unknown   -- there is no such record: Kafka removed it by now, or it never was
+    unknown   -- no such record: Kafka has removed it, or it never existed
 
-    `due` is in UTC. A caller without the right to read dead letters is told the `reason` only of
-    what `expired`, or was no valid request.
+    `due` is in UTC. A caller that may not read dead letters gets the `reason` only for requests that
+    `expired` or were invalid.
     """
 
     id: str
@@ -71,7 +71,7 @@ class State:
 
 
 class Looker:
-    """Looks requests of one request topic up, one at a time; safe to use from many threads."""
+    """Looks up requests of one request topic, one at a time. Safe to use from many threads."""
 
     def __init__(self, access: KafkaAccess, request_topic: str) -> None:
         self._access = access
@@ -84,7 +84,7 @@ class Looker:
         self._lock = Lock()
 
     def get(self, id: str, timeout_s: float = LOOK_UP_S) -> State:
-        """What became of the request of this id; as `Client.get`."""
+        """The state of the request with this id, as `Client.get`."""
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
             fate = self._fate(shard, offset, timeout_s)
@@ -95,9 +95,9 @@ class Looker:
     def moved(
         self, id: str, when: datetime | timedelta, timeout_s: float = LOOK_UP_S
     ) -> tuple[Shard, Moved] | None:
-        """What to write to have the request of this id due then; None unless it is pending.
+        """The record that reschedules the request with this id to `when`; None unless it is pending.
 
-        Raises as `get`, and ValueError for a time without a zone.
+        Raises what `get` raises, and ValueError for a datetime without a time zone.
         """
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
@@ -113,7 +113,7 @@ class Looker:
         return shard, moved(shard, record, self._contract, at=when)
 
     def close(self) -> None:
-        """Give the consumer up, once nobody looks any more."""
+        """Close the consumer, after a look-up under way has finished."""
         with self._lock:
             self._reader.close()
 
@@ -139,7 +139,7 @@ class Looker:
             self._partitions = {}
             if not is_used:
                 raise
-        # A consumer that slept through an outage may know no broker, or an earlier leader.
+        # A consumer that was idle during an outage may know no broker, or an old leader: try a new one.
         return self._fate(shard, offset, timeout_s)
 
     def _judged(self, shard: Shard, offset: int, limit: Limit) -> Fate:
@@ -168,7 +168,7 @@ class Looker:
 
 @contextmanager
 def _telling(servers: str) -> Iterator[None]:
-    """A doubt as what callers are told."""
+    """Turn NotAllowed and RecoveryRequired into NotTold."""
     try:
         yield
     except NotAllowed as reason:

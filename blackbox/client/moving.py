@@ -1,4 +1,4 @@
-"""A pending request written once more, due at another time: it takes the place of the first."""
+"""Reschedule a pending request: write it again with another due time, to replace the first one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blackbox.records.request import Headers, Record, Request, Shard, request_id
 
 
 class Moved(NamedTuple):
-    """What to write to the partition of the request that it replaces."""
+    """A record that replaces a request; write it to the partition of that request."""
 
     key: bytes | None
     value: bytes
@@ -32,10 +32,11 @@ def moved(
     countdown_s: float | None = None,
     at: datetime | str | int | None = None,
 ) -> Moved:
-    """The same request, of the format `countdown`, due then instead; a countdown from now on.
+    """The same request in the format `countdown` with a new due time; `countdown_s` counts from now.
 
-    Its message stays the same to the byte, and it recurs as before from then on. Raises ValueError
-    for a record that is no such request, or unless exactly one of the two times is given.
+    The message stays the same byte for byte. A recurring request recurs as before, from the new time
+    on. Raises ValueError for a record that is not a valid request in this format, and unless exactly
+    one of the two times is given.
     """
     if (countdown_s is None) is (at is None):
         raise ValueError("give exactly one of countdown and at")

@@ -1,4 +1,4 @@
-"""The value of a request record, in the format `countdown`."""
+"""Values of request records in the format `countdown`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def request_value(
     cron: str | None = None,
     timezone: str | None = None,
 ) -> bytes:
-    """What to write to a request topic to have `message` delivered to `topic`.
+    """The value of a request that has `message` delivered to `topic`.
 
-    `message`: str and bytes are delivered as they are, None as a tombstone, anything else as JSON.
-    `at`: an aware datetime, RFC 3339, or epoch ms. With `every_s` or `cron` it is delivered again
-    and again. Raises ValueError unless exactly one of the two times is given; one that recurs may
-    go without.
+    `message`: str and bytes are delivered unchanged, None as a tombstone, anything else as JSON.
+    `at`: an aware datetime, RFC 3339, or epoch ms. With `every_s` or `cron` it is delivered
+    repeatedly. Raises ValueError unless exactly one of the two times is given; a recurring request
+    may have neither.
     """
     recurs = every_s is not None or cron is not None
     if countdown_s is not None and at is not None:
@@ -57,7 +57,7 @@ def request_value(
 
 
 def cancel_value(id: str) -> bytes:
-    """What to write to have the pending request last made under `id` not delivered."""
+    """The value of a cancel of the pending request with this caller id."""
     return orjson.dumps({"id": id, "cancel": True})
 
 
@@ -69,7 +69,7 @@ def _key(key: bytes) -> dict[str, str]:
 
 
 def instant(at: datetime | str | int | None) -> str | int | None:
-    """As the format takes it. Raises ValueError for a datetime without a zone."""
+    """`at` as the format accepts it. Raises ValueError for a datetime without a time zone."""
     if not isinstance(at, datetime):
         return at
     if at.tzinfo is None:

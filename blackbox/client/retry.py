@@ -1,4 +1,4 @@
-"""A message that could not be worked on, written as a schedule so that it is delivered again later."""
+"""Write a message that could not be processed as a schedule, to have it delivered again later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
 class Exhausted(Exception):
-    """A message has had all its attempts; the text says which message and how many."""
+    """A message has used all its attempts; the text says which message and how many."""
 
 
 class Schedule(TypedDict):
@@ -36,10 +36,10 @@ class Schedule(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Has messages delivered again, to the topic they came from, through the schedule topic `topic`.
+    """Has messages delivered again to the topic they came from, through the schedule topic `topic`.
 
-    Attempt n comes `shortest` * `factor`**n after the failure, between `shortest` and `longest`; the
-    first is n = 1. Raises ValueError for what cannot be.
+    Attempt n (the first is n = 1) comes `shortest` * `factor`**n after the failure, and `longest` at
+    most. Raises ValueError for invalid settings.
 
     producer.produce(**Retry("schedules").schedule(message))
     """
@@ -60,7 +60,7 @@ class Retry:
             raise ValueError(f"factor is {self.factor}; wanted: a number from 1 on")
 
     def delay(self, attempt: int) -> timedelta:
-        """How long after the failure this attempt comes; 1 is the first."""
+        """How long after the failure this attempt comes; the first attempt is 1."""
         try:
             longer_by: float = self.factor**attempt
         except OverflowError:
@@ -70,10 +70,10 @@ class Retry:
         return self.shortest * longer_by
 
     def schedule(self, message: Message, now_s: float | None = None) -> Schedule:
-        """What to write to the schedule topic for a message that failed now (unix seconds).
+        """The schedule record for a message that failed at `now_s` (unix seconds; default: now).
 
-        The same message as it was, with its attempts counted. Raises Exhausted after the last
-        attempt, ValueError for a message without a value, which would cancel the schedule.
+        It holds the original message and the attempt number. Raises Exhausted after the last
+        attempt, and ValueError for a message without a value, which would cancel the schedule.
         """
         shard, offset = _place(message)
         value = message.value()
@@ -115,7 +115,7 @@ def _place(message: Message) -> tuple[Shard, int]:
 
 
 def _own(headers: Headers) -> Headers:
-    """The headers of the message itself: without those of this delivery and of earlier attempts."""
+    """The original message's headers, without those of this delivery and of earlier attempts."""
     return [
         (name, held)
         for name, held in headers
@@ -124,7 +124,7 @@ def _own(headers: Headers) -> Headers:
 
 
 def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
-    """The schedule of the attempts before, unless another message's headers were copied."""
+    """The schedule id of the earlier attempts; None if the headers were copied from another message."""
     first = dict(reversed(headers))
     is_its_own = first.get(TARGET_TOPIC) == topic.encode() and first.get(TARGET_KEY) == key
     kept = first.get(SCHEDULE_ID) if is_its_own else None
@@ -136,7 +136,7 @@ def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
 
 
 def _number(headers: Headers, wanted: str) -> int | None:
-    """What the first header of this name that is not empty says; None when that is no number."""
+    """The number in the first non-empty header of this name; None when it is not a number."""
     held = next((held for name, held in headers if name == wanted and held), b"")
     return int(held) if _NUMBER.fullmatch(held) else None
 
