@@ -1,1 +1,1 @@
-"""What people ask of a running blackbox: find, list, cancel, count; for the command line and HTTP alike."""
+"""Operations on a running blackbox, shared by the command line and HTTP: find, list, cancel, count."""

@@ -1,4 +1,4 @@
-"""Everything that can be asked of a running blackbox, by whoever may."""
+"""All operations on a running blackbox, without access control."""
 
 from __future__ import annotations
 
@@ -40,23 +40,25 @@ from blackbox.support.logs import QUIET
 T = TypeVar("T")
 
 TAKEN_IN_WITHIN_S = 5.0
+"""How long a change waits until intake has read what was written."""
+
 LOOKED_FOR_S = 1.0
-"""The same for who only looks, and may look again."""
+"""The same for a look-up, which can be repeated."""
 
 LOOK_S = 0.02
 COUNTED = 1_000
-"""Entries of each shard, the soonest ones, that are counted by caller and target."""
+"""How many entries of each shard, the soonest first, are counted by caller and target."""
 
 WRITTEN = "countdown"
-"""The format of the requests that people write here and by commands."""
+"""The format of the requests that HTTP and the command line write."""
 
 CLIENTS_MOST_BYTES = 1_000_000
 HEADROOM_BYTES = 2_000
-"""For key, headers and what Kafka adds, of the largest record that a client sends."""
+"""Reserved for key, headers and Kafka's overhead in the largest record that a client sends."""
 
 Outcome = Literal["cancelled", "too-late", "asked", "unknown", "undetermined"]
 NEWS: tuple[Outcome, ...] = ("undetermined", "asked", "too-late", "cancelled", "unknown")
-"""What is told when several requests were to be cancelled: that of which the caller must know."""
+"""Outcomes in order of importance: a cancel of several requests reports the first of these that occurred."""
 
 WAITING = ("pending", "unread")
 _UNTOLD: dict[str, Literal["unknown", "undetermined"]] = {
@@ -67,16 +69,16 @@ _UNTOLD: dict[str, Literal["unknown", "undetermined"]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What became of a cancel.
+    """The outcome of a cancel.
 
-    cancelled -- it was pending and is not any more
-    too-late  -- it was delivered, or is a dead letter, or was cancelled or replaced before
-    asked     -- the cancel is in Kafka, and not taken in yet
+    cancelled -- the request was pending and is not any more
+    too-late  -- it was delivered, is a dead letter, or was cancelled or replaced before
+    asked     -- the cancel is in Kafka, and its effect is not known yet
     unknown   -- there is no such request
-    undetermined -- nothing was written: where it is now was not found within the limit of a look-up
+    undetermined -- nothing was written: its state was not found within the limit of a look-up
 
-    `others` were under the same caller id, and cancelled as well; `request` is the one of them that
-    the outcome is about.
+    `request` is the request that the outcome is about; `others` are further requests under the same
+    caller id for which a cancel was tried too.
     """
 
     outcome: Outcome
@@ -86,7 +88,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """What became of it, as with a cancel; rescheduled: `request` has taken its place, under an id of its own."""
+    """The outcome of a reschedule, as of a cancel; rescheduled: `request` has replaced it, under a new id."""
 
     outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
     request: Fate | None
@@ -94,7 +96,7 @@ class Rescheduled:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request is not taken: its number among those given, the fixed word, and the detail."""
+    """Why a request is refused: its number among those given, from 0, the reason word, and the detail."""
 
     number: int
     reason: str
@@ -103,9 +105,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How everything stands. `callers` and `targets` count the `counted` soonest of each shard.
+    """Statistics of all shards.
 
-    `profile` has what will be looked at from each instant asked for to before the next one.
+    `callers` and `targets` count the soonest entries of each shard, `counted` in all. `profile` has
+    the number of entries whose next try is from each given instant to before the next one.
     """
 
     shards: dict[Shard, Standing]
@@ -116,10 +119,10 @@ class Stats:
 
 
 class Admin:
-    """Finds, lists, counts, asks and cancels. Safe to use from many threads.
+    """Finds, lists, counts, writes, cancels and reschedules requests; handles dead letters and paused targets.
 
-    Methods raise JournalLost or IndexLost when Kafka or Redis does not answer, NotSent when Kafka
-    does not take a request.
+    Safe to use from many threads. Methods raise JournalLost or IndexLost when Kafka or Redis does not
+    answer, NotSent when Kafka does not accept a request.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -132,17 +135,17 @@ class Admin:
         self._lock = Lock()
         self._writing = Lock()
         self._putting_away = Lock()
-        """Not the same: it takes a second among many letters, and nobody's request waits for that."""
+        """Separate from `_writing`: this takes a second among many letters, and no request waits for it."""
         self._made: Registry | None = None
         self._askers: dict[str, Asker] = {}
         own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
         self._most_bytes = int(own) - HEADROOM_BYTES
 
     def find(self, text: str) -> Fate | None:
-        """The request of this id, or the pending one made under this caller id; None: there is none.
+        """The request with this id, or the newest pending one under this caller id; None: there is none.
 
-        By a caller id what was written a moment ago may not be found: it is waited for a second at
-        most, and not at all while Redis is full, so that nothing is taken in.
+        A search by caller id waits up to a second for intake to read the latest requests, and may miss
+        them. It does not wait while Redis is full, because intake is stopped then.
         """
         places = self._places(text, LOOKED_FOR_S)
         if not places:
@@ -153,7 +156,7 @@ class Admin:
     def page(
         self, wanted: Wanted, after: Place | None, limit: int
     ) -> tuple[list[Found], Place | None]:
-        """Pending requests as `admin.pending.page` has it."""
+        """A page of pending requests, as `admin.pending.page`."""
         registry = self._registry()
         return page(registry.inspector, registry.shards(), wanted, after, limit)
 
@@ -165,7 +168,7 @@ class Admin:
         *,
         whole: bool = False,
     ) -> Iterator[Found]:
-        """All pending requests of these request topics, page by page; with messages only if `whole`."""
+        """All pending requests of these request topics, read page by page; with messages only if `whole`."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if shard.topic in topics]
         after: Place | None = None
@@ -180,7 +183,7 @@ class Admin:
     def ask(
         self, values: Sequence[bytes], caller: str | None, topic: str | None = None
     ) -> list[str] | list[Refused]:
-        """Write these requests, of the format `countdown`; their ids, or why none was written."""
+        """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
         topic = topic or self._written_topic()
         now_ms = time.time_ns() // 1_000_000
         headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
@@ -205,7 +208,7 @@ class Admin:
     def _asked(
         self, topic: str, value: bytes, headers: Headers, now_ms: int
     ) -> Request | Cancel | Invalid | None:
-        """What intake will read, but for quotas."""
+        """Parse and check a request as intake will, except for quotas."""
         if len(value) > self._most_bytes:
             return Invalid(Reason.TOO_LARGE, f"{len(value)} bytes; {self._most_bytes} at most")
         asked = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
@@ -216,7 +219,7 @@ class Admin:
         return asked
 
     def cancel(self, text: str) -> Cancelled:
-        """Cancel the request of this id, or the pending ones made under this caller id, and look."""
+        """Cancel the request with this id, or all pending ones under this caller id; returns the outcome."""
         done = [self._cancel(place, text) for place in self._places(text)]
         if not done:
             return Cancelled("unknown", None)
@@ -250,8 +253,10 @@ class Admin:
         cancel: int,
         deadline: float,
     ) -> Cancelled:
-        """Cancelled, unless something took its place, behind the positions `since`, and was not cancelled."""
-        if since is not None and since.requests >= cancel:  # nothing came between
+        """The outcome for an ended request: cancelled, unless it was replaced after `since` by a request
+        that was not cancelled.
+        """
+        if since is not None and since.requests >= cancel:  # no record came before the cancel
             return Cancelled("cancelled", fate)
         registry, (shard, offset), left = self._registry(), place, fate
         try:
@@ -270,9 +275,9 @@ class Admin:
     def _look(
         self, place: tuple[Shard, int], before: Fate | None = None, since: Positions | None = None
     ) -> tuple[Positions | None, Fate]:
-        """What became of a request, and positions behind which lies whatever becomes of it if it is pending.
+        """The fate of a request, and positions; if it is pending, its outcome will come after them.
 
-        `before` is what was found at first, when it was pending behind the positions `since`.
+        `before` is an earlier fate, found together with the positions `since`.
         """
         registry, was_at = self._registry(), None
         positions = registry.inspector.positions(place[0])
@@ -284,17 +289,17 @@ class Admin:
         after = registry.inspector.positions(place[0])
         if positions is None or after is None:
             return None, fate
-        # The lower ones: Redis may have gone back in between, and shows as pending what had ended.
+        # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
         return Positions(*map(min, positions, after)), fate
 
     def reschedule(
         self, text: str, *, countdown_s: float | None = None, at: str | int | None = None
     ) -> Rescheduled:
-        """Have the pending request of this id, or made under this caller id, due then instead, and look.
+        """Change the due time of the pending request with this id or caller id; returns the outcome.
 
-        Of several under a caller id the one that was asked for last is moved, and the others are
-        cancelled. Raises ValueError for a time that is none, or a request in another format than
-        `countdown`.
+        If several are pending under a caller id, the newest is rescheduled and the others are
+        cancelled. Raises ValueError for an invalid time, for a request in another format than
+        `countdown`, and when Kafka no longer keeps its record.
         """
         places = self._places(text)
         if not places:
@@ -302,7 +307,8 @@ class Admin:
         done = self._reschedule(places[0], countdown_s, at)
         if done.outcome in ("rescheduled", "asked"):
             for other in places[1:]:
-                self._cancel(other, request_id(*other))  # its caller id is that of the new one, too
+                # By its own id: the rescheduled request has the same caller id.
+                self._cancel(other, request_id(*other))
         return done
 
     def _reschedule(
@@ -353,10 +359,10 @@ class Admin:
         limit: int | None = None,
         most_bytes: int = MOST_SHOWN_BYTES,
     ) -> list[Letter]:
-        """The newest dead letters first, of this reason (None: of any); those that are still open, or all.
+        """The dead letters with this reason (None: any), the newest first; only open ones, or all.
 
-        With a `limit` no more are read than it takes to find so many. Keys and values are cut to
-        `most_bytes` as they are read: together they may have gigabytes.
+        With a `limit`, reading stops once that many are found. Keys and values are cut to `most_bytes`
+        while reading: together they may take gigabytes.
         """
 
         def wanted(letter: Letter) -> Letter | None:
@@ -369,7 +375,7 @@ class Admin:
         )
 
     def _target_of(self, letter: Letter) -> str | None:
-        """Where its message was to go; None when its request cannot be understood."""
+        """The target of the letter's message; None when its request cannot be parsed."""
         topic = letter.source.rpartition("/")[0]
         if topic not in self._formats:
             return None
@@ -378,8 +384,8 @@ class Admin:
         return asked.target if isinstance(asked, Request) else None
 
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
-        """Discard or replay dead letters as `admin.letters.put_away` has it."""
-        with self._putting_away:  # two at once would fence each other
+        """Discard or replay dead letters, as `admin.dead_letters.put_away`."""
+        with self._putting_away:  # concurrent transactions would fence each other
             return put_away(
                 self._registry().access,
                 self._settings.dead_letter_topic,
@@ -389,24 +395,24 @@ class Admin:
             )
 
     def paused(self) -> dict[str, int]:
-        """The targets that get nothing now, and since when, epoch ms."""
+        """The paused targets, and since when, epoch ms."""
         return self._shared.paused(self._registry().shards())
 
     def pause(self, topic: str) -> dict[str, int]:
-        """Deliver nothing to this target from a second on; all that are paused then.
+        """Stop delivery to this target within a second; returns all paused targets.
 
-        It is not among them while no request topic exists.
+        The target is not among them while no request topic exists.
         """
         self._shared.pause(topic, time.time_ns() // 1_000_000, self._registry().shards())
         return self.paused()
 
     def resume(self, topic: str) -> dict[str, int]:
-        """Deliver to it again, whether it was paused or not; all that are paused then."""
+        """Resume delivery to this target, paused or not; returns the targets that are still paused."""
         self._shared.resume(topic, self._registry().shards())
         return self.paused()
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
-        """How everything stands, and what will be due between these instants."""
+        """Statistics of all shards, and how much will be due between these instants."""
         registry = self._registry()
         shards = list(registry.shards())
         callers: Counter[str] = Counter()
@@ -445,10 +451,11 @@ class Admin:
         return self._made
 
     def _places(self, text: str, within_s: float = TAKEN_IN_WITHIN_S) -> list[tuple[Shard, int]]:
-        """Where the request of this id is, or those pending under this caller id, the newest first.
+        """The place of the request with this id, or of those pending under this caller id, the newest first.
 
-        In every shard: the partition of an id is another one once partitions were added. Or the place
-        that the text itself is. Without one, `within_s` what was written by now may be taken in.
+        All shards are searched for a caller id: its partition changes when partitions are added. If
+        none is found and the text is a place such as TB/3@1234, that place. Otherwise waits up to
+        `within_s` for intake to read what was written by now.
         """
         try:
             return [locate(text, list(self._settings.topics))]
@@ -467,7 +474,7 @@ class Admin:
     def _holders_once_read(
         self, registry: Registry, text: str, within_s: float
     ) -> list[tuple[Shard, int]]:
-        """When intake has read what was written by now."""
+        """The holders of a caller id once intake has read what was written by now, or after `within_s`."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -478,15 +485,15 @@ class Admin:
         return registry.holders(text)
 
     def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
-        """The offset of the cancel; by `name` it also ends the next time of what recurs.
+        """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.
 
-        By `name` it is also written to the partition of that key, which is another one for what was
-        asked for before partitions were added: a later request under it may wait there, unread.
+        With `name` it also goes to the partition that the key maps to now. That differs from the
+        request's if partitions were added since, and a later request under `name` may wait there, unread.
         """
         key: str | None = None
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []
-        if shard.topic in self._settings.schedule_topics:  # a record without its key is compacted
+        if shard.topic in self._settings.schedule_topics:  # compacted: a record needs its key
             key = fate.caller_id
         elif name is not None and self._settings.topics[shard.topic] == WRITTEN:
             key, value = name, cancel_value(name)
@@ -529,7 +536,10 @@ class Admin:
 def _wait_taken_in(
     registry: Registry, shard: Shard, written: int, offset: int, deadline: float
 ) -> bool:
-    """Until the record `written` has been read, and no delivery of the request at `offset` is under way."""
+    """Wait until intake has read the record `written` and the request at `offset` is not in flight.
+
+    Returns False at the deadline.
+    """
     while True:
         position = registry.inspector.positions(shard)
         is_read = position is not None and position.requests > written
@@ -548,5 +558,5 @@ def _why(asked: object) -> tuple[str, str]:
 
 
 def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:
-    """Where the request is that may have been carried on."""
+    """Where the request is now: the record that carries it on, if there is one."""
     return place if fate.carried is None else placed(fate.carried) or place

@@ -1,4 +1,4 @@
-"""Dead letters: look at them, ask again for what they asked for, or put them away."""
+"""Replay or discard dead letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.records.request import Headers, Reason, placed
 
 @dataclass(frozen=True, slots=True)
 class PutAway:
-    """Which letters were put away, and why others were not: by place."""
+    """`done`: the places of the letters replayed or discarded; `left`: why others were not, by place."""
 
     done: list[str]
     left: dict[str, str]
@@ -29,10 +29,10 @@ def put_away(
     is_request_topic: Callable[[str], bool],
     again: bool,
 ) -> PutAway:
-    """Discard these letters, or write their requests `again`, each once whoever else does it, too.
+    """Discard these letters, or write their requests `again`; each letter once, also in concurrent runs.
 
-    What is replayed is the request's record as it was, in the partition where it was: a countdown
-    begins anew, an instant that is past is at once.
+    A replay writes the request's original record to its original partition: a countdown starts
+    again, and a past instant is due at once.
     """
     box = Letterbox(access, topic)
     asked = frozenset(places)
@@ -85,5 +85,5 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
 
 
 def _without_condition(headers: Headers) -> Headers:
-    """Whatever it was to replace has ended by now."""
+    """The headers without the condition of a replacement: the request it was to replace has ended."""
     return headers[:-1] if replaces(headers) else headers

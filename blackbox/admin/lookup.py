@@ -1,4 +1,4 @@
-"""What became of a request: the index says whether it is pending, the receipts what ended it."""
+"""Look up the fate of a request: the index shows whether it is pending, the receipts its outcome."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ FAILED_FOR_S = 1.0
 VISIBLE_WITHIN_S = 5.0
 LOOK_S = 0.02
 DUE_TOGETHER = 100
-"""Entries due at the same instant that are looked at for a carried one, payload by payload."""
+"""How many entries due at the same instant are read, with their payloads, to find a carried one."""
 
 
 class Registry:
-    """Looks up fates, once partitions were counted. Raises JournalLost or IndexLost when Kafka or Redis does not answer."""
+    """Looks up fates; call `count_partitions` first.
+
+    Methods raise JournalLost or IndexLost when Kafka or Redis does not answer.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -55,10 +58,10 @@ class Registry:
         self._failure: JournalLost | None = None
 
     def count_partitions(self) -> None:
-        """Look how many there are, unless that was done a moment ago; before anything else is asked.
+        """Count the partitions of all topics, unless that was done within `COUNTED_FOR_S`.
 
-        While somebody does, and while Kafka does not answer, all go by what was known before. Raises
-        JournalLost when nothing was, for a second the same for all who ask.
+        While another thread counts, or Kafka does not answer, the last known counts stay in use. Raises
+        JournalLost when there are none, and NotAllowed; the same error for `FAILED_FOR_S`.
         """
         if self._is_counted() or not self._counting.acquire(blocking=not self._partitions):
             return
@@ -94,21 +97,21 @@ class Registry:
         )
 
     def shards(self) -> Iterator[Shard]:
-        """Every shard there is."""
+        """All shards, by the last partition count."""
         for topic in self._settings.topics:
             for partition in range(self._partitions.get(topic, 0)):
                 yield Shard(topic, partition)
 
     def record(self, shard: Shard, offset: int) -> Record | None:
-        """The record of a request, if Kafka has it."""
+        """The record of a request; None when Kafka does not have it."""
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.record(offset)
 
     def holders(self, caller_id: str) -> list[tuple[Shard, int]]:
-        """The pending requests under this caller id, the one that was asked for last at first.
+        """The pending requests under this caller id, the newest first.
 
-        There are several where partitions were added to the request topic, or callers chose
-        partitions by something else than the id.
+        There can be several if partitions were added to the request topic, or if callers partition by
+        something other than the id.
         """
         found = [(shard, self.inspector.offset_of(shard, caller_id)) for shard in self.shards()]
         held = [(shard, offset) for shard, offset in found if offset is not None]
@@ -117,30 +120,30 @@ class Registry:
         return held
 
     def _asked_ms(self, shard: Shard, offset: int) -> int:
-        """When its caller wrote it; -1 when Kafka does not have it any more."""
+        """When the caller wrote the request, epoch ms; -1 when Kafka no longer has the record."""
         record = self.record(shard, offset)
         if record is not None and carried(record.headers):
-            with suppress(ValueError):  # a forged one
+            with suppress(ValueError):  # a forged header
                 return carry_of(record).timestamp_ms
         return -1 if record is None else record.timestamp_ms
 
     def request_end(self, shard: Shard) -> int:
-        """The next offset of the request topic."""
+        """The next offset of the shard's partition of the request topic."""
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.request_bounds().end
 
     def fate(
         self, shard: Shard, offset: int, since: Positions | None = None, limit: Limit | None = None
     ) -> Fate:
-        """What became of the request at this place.
+        """The fate of the request at this place.
 
-        1. the index is asked first: what is not in it any more has its receipt already;
-        2. a request of the cold tier may have become another record, which the index may have;
-        3. then the receipts, from the time on when it could have been dispatched;
-        4. then the records that promotion wrote; these at first, if its own one was removed since.
+        1. read the index first: a request that has left it already has its receipt;
+        2. a request of the cold tier may have been promoted to another record, which may be in the index;
+        3. read the receipts, from the earliest time at which it could have been dispatched;
+        4. read the records that promotion wrote. They come first if the request's own record is gone.
 
-        `since` are the positions from before a moment at which it was pending: what happened to it is
-        behind them. Reads no more than the `limit`, and says so when that was too little.
+        `since`: positions read before a moment at which the request was pending; its outcome comes
+        after them. Reads up to the `limit`; the fate says when that was not enough.
         """
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return Fate(request_id(shard, offset), shard.source(offset), "unknown")
@@ -192,7 +195,7 @@ class Registry:
         return replace(known, state="ended" if is_read else "unread")
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
-        """What took the place, behind these positions, of a request that has ended; None: it was cancelled.
+        """The offset of what replaced an ended request after these positions; None: it was cancelled.
 
         Raises LimitReached.
         """
@@ -204,14 +207,14 @@ class Registry:
         return standing.has_cold_tier or bool(self._settings.hot_horizon_s)
 
     def _was_cold(self, asked: Asked) -> bool:
-        """Whether it was cold when it was written, unless the horizon was another one then."""
+        """Whether the request was cold when it was written, if the horizon has not changed since."""
         due_ms, horizon_ms = asked.fate.due_ms, self._settings.hot_horizon_s * 1000
         if due_ms is None or asked.fate.reason is not None:
             return False
         return asked.written_ms is None or due_ms - asked.written_ms > horizon_ms
 
     def _carried_to(self, shard: Shard, journal: ShardJournal, asked: Asked) -> int | None:
-        """The record that the index has in its place: under its caller id, or among those due then."""
+        """The record in the index that carries this request, by its caller id or its due time."""
         caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
         if caller_id is not None:
             holder = self.inspector.offset_of(shard, caller_id)
@@ -237,7 +240,10 @@ class Registry:
 
 
 def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
-    """Until the receipts that the index knows can be read: a commit is told before readers see it."""
+    """Wait until the receipts that the index has applied can be read, for up to `VISIBLE_WITHIN_S`.
+
+    A producer learns of its commit before consumers can read the records.
+    """
     deadline = time.monotonic() + VISIBLE_WITHIN_S
     while positions is not None and journal.receipt_bounds().end < positions.receipts:
         if time.monotonic() > deadline:
@@ -246,7 +252,7 @@ def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
 
 
 def _both_behind(since: Positions | None, positions: Positions | None) -> Positions:
-    """The positions to search from: the start, if Redis went back since, so that they say nothing."""
+    """The positions to search from: `since`, or the start if Redis has gone back in the meantime."""
     if since is None or positions is None:
         return Positions(0, 0)
     is_behind = positions.requests >= since.requests and positions.receipts >= since.receipts
@@ -254,7 +260,7 @@ def _both_behind(since: Positions | None, positions: Positions | None) -> Positi
 
 
 def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
-    """What is told when the limit was too small."""
+    """The fate when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (
         f"{what} was not found: a look-up reads a part of the journals only, and this one read "

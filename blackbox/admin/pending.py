@@ -1,4 +1,4 @@
-"""Pending requests in the order in which they are due, over all shards, page by page."""
+"""List pending requests of all shards in due order, page by page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name
 
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
-"""Entries that one page may look at, however few of them are wanted."""
+"""How many entries one page may read, including those that the filter skips."""
 
 LAST_MS = 1 << 53
 
 
 class Place(NamedTuple):
-    """Where a page ended: the order is that of due times, then of shards, then of offsets; what is parked comes last."""
+    """Where a page ended. Pages are ordered by time, then shard, then offset; parked requests come last."""
 
     at_ms: int
     shard: Shard
@@ -46,8 +46,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which pending requests; None: any. Instants are when they will be looked at, or of those that are parked
-    when they were due, both included.
+    """A filter of pending requests; None: any.
+
+    `from_ms` and `to_ms`, both inclusive, apply to the next try, or to the due time if parked.
     """
 
     from_ms: int | None = None
@@ -63,7 +64,7 @@ class Wanted:
 
 
 class Found(NamedTuple):
-    """A pending request, and where it is."""
+    """A pending request and its place in the order."""
 
     place: Place
     pending: Pending
@@ -78,9 +79,9 @@ def page(
     *,
     whole: bool = False,
 ) -> tuple[list[Found], Place | None]:
-    """At most `limit` of them behind `after`, and where the next page begins; None: there is none.
+    """At most `limit` requests after `after`, and the `after` of the next page; None: this is the last page.
 
-    A page may be short, or empty, and have a next one all the same. With messages only if `whole`.
+    A page may be short or empty although more pages follow. Entries have messages only if `whole`.
     """
     found: list[Found] = []
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
@@ -118,7 +119,7 @@ def _of(
 
 
 def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[tuple[int, int]]:
-    """Where those that are wanted stand in a shard: at their times, and in the same order where they are parked."""
+    """The score ranges to read in a shard: the wanted times, then the same times in each parking band."""
     from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
     to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
     yield from_ms, to_ms
