@@ -1,1 +1,1 @@
-"""How a service answers over HTTP: its probes and its metrics."""
+"""The HTTP side of a service: probes, metrics, the API and the web page."""

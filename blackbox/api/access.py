@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: a bearer token to look, one to change things."""
+"""Access control over HTTP: one bearer token to read, another to make changes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fastapi.exceptions import HTTPException
 
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 24
-"""Of the 40 threads that answer, so that neither takes those of the other.
+"""Shares of the 40 threads that answer, so that reads and changes do not block each other.
 
-Each may wait seconds for Kafka or Redis; a read takes much of the core that delivers, too.
+Each may wait seconds for Kafka or Redis. A read also uses much of the CPU core that delivers.
 """
 
 TURN_WITHIN_S = 2.0
 CHANGE_WITHIN_S = 10.0
-"""How long a read, or a change, waits for its turn; it takes no thread meanwhile."""
+"""How long a read, or a change, waits for its turn, without using a thread."""
 
 LETTERS_WITHIN_S = 10.0
-"""How long a look at the dead letters, of which there is one at a time, waits for the others."""
+"""How long a read of the dead letters waits for its turn; there is one at a time."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
@@ -39,15 +39,15 @@ CLOSED = (
 LOOKS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
 OPEN_FOLDER = "/page/"
-"""Looked at without a token: probes, metrics, and pages that hold nothing but what everybody has."""
+"""Paths that need no token: probes, metrics, and pages without any data of this installation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What callers need, who come by one of `hosts`. With a token, nobody does anything without one.
+    """What callers need for access through one of `hosts`.
 
-    Without any, everybody on loopback may do everything; where strangers can come as well, nobody may:
-    only probes and metrics answer.
+    If a token is set, all other paths need one. If none is set and all hosts are loopback, every
+    caller may do everything; if other machines can connect, only the open paths answer.
     """
 
     hosts: Sequence[str]
@@ -65,9 +65,9 @@ class Access:
     )
 
     def check(self, request: Request) -> None:
-        """Raises HTTPException 401 or 403 unless this caller may do this, by what its headers say.
+        """Raise HTTPException 401 or 403 unless the headers allow this request.
 
-        Whatever is not known to be open needs a token, so that no route can forget to ask for one.
+        Every path that is not listed as open needs a token, so no route can forget to ask for one.
         """
         path = request.scope["path"]
         is_look = request.method in LOOKS
@@ -83,35 +83,35 @@ class Access:
 
     @property
     def is_closed(self) -> bool:
-        """Whether strangers can come, and no token tells them from others."""
+        """Whether other machines can connect and no token is set."""
         has_none = self.operate_token is self.read_token is None
         return has_none and not all(map(is_loopback, self.hosts))
 
     def read(self, request: Request) -> None:
-        """Raises HTTPException 401 unless this caller may look."""
+        """Raise HTTPException 401 unless this caller may read."""
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
 
     async def turn(self) -> AsyncIterator[None]:
-        """A turn to read something. Raises HTTPException 503 while too many others read."""
+        """Hold a turn to read. Raises HTTPException 503 while too many others read."""
         async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are being answered"):
             yield
 
     async def letters_turn(self) -> AsyncIterator[None]:
-        """A turn to look at dead letters. Raises HTTPException 503 while others do."""
+        """Hold the turn to read dead letters. Raises HTTPException 503 while another caller has it."""
         told = "somebody else looks at the dead letters"
         async with _turn(self._letters, LETTERS_WITHIN_S, told):
             yield
 
     async def change_turn(self) -> AsyncIterator[None]:
-        """A turn to change something. Raises HTTPException 503 while too many others do."""
+        """Hold a turn to make a change. Raises HTTPException 503 while too many others do."""
         told = f"{CHANGES_AT_ONCE} changes wait for Kafka or Redis"
         async with _turn(self._changes, CHANGE_WITHIN_S, told):
             yield
 
     def operate(self, request: Request) -> None:
-        """Raises HTTPException 401 or 403 unless this caller may change things."""
+        """Raise HTTPException 401 or 403 unless this caller may make changes."""
         if self.operate_token is not None:
             if _has(request, self.operate_token):
                 return
@@ -126,7 +126,7 @@ class Access:
         self._at_home(request)
 
     def may_operate(self, request: Request) -> bool:
-        """Whether this caller may change things."""
+        """Whether this caller may make changes."""
         try:
             self.operate(request)
         except HTTPException:
@@ -134,7 +134,10 @@ class Access:
         return True
 
     def _at_home(self, request: Request) -> None:
-        """On loopback, no page of another site: one that had its name moved here, or one that posts."""
+        """On loopback, raise HTTPException 403 for requests from pages of other sites.
+
+        Covers DNS rebinding (by Host) and cross-site requests (by Origin and Sec-Fetch-Site).
+        """
         if not all(map(is_loopback, self.hosts)):
             return
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
@@ -154,7 +157,7 @@ class _Address(NamedTuple):
 
 
 def _address(url: str) -> _Address:
-    """Where a URL leads; nowhere on loopback if it cannot be read."""
+    """The address in a URL; not loopback if it cannot be parsed."""
     try:
         parts = urlsplit(url)
         return _Address(is_loopback(parts.hostname or ""), parts.port)

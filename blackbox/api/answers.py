@@ -1,4 +1,4 @@
-"""The forms of what the API answers."""
+"""Models of the API's request and response bodies."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from blackbox.records.request import request_id
 
 
 class Failure(BaseModel):
-    """What went wrong, with the value and the remedy."""
+    """An error, with the value that caused it and the remedy."""
 
     error: str
 
 
 class PausedTarget(BaseModel):
-    """A target that gets nothing."""
+    """A paused target, which gets no messages."""
 
     topic: str
     since_ms: int = Field(description="epoch ms")
 
 
 class PausedTargets(BaseModel):
-    """All of them."""
+    """All paused targets."""
 
     paused: list[PausedTarget]
 
 
 class RefusedRequest(BaseModel):
-    """One of the requests that cannot be taken; `number` counts from 0."""
+    """A request that was refused; `number` counts from 0."""
 
     number: int
     reason: str = Field(description="a fixed word, as in a dead letter")
@@ -48,13 +48,13 @@ class NotTaken(Failure):
 
 
 class Ids(BaseModel):
-    """The ids of what was asked, in the same order."""
+    """The ids of the requests, in the same order."""
 
     ids: list[str]
 
 
 class PlaceInKafka(BaseModel):
-    """A record."""
+    """The place of a record."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class PlaceInKafka(BaseModel):
 
 
 class RequestState(BaseModel):
-    """A request and what became of it; what does not apply, or is not known, is left out."""
+    """A request and its state; fields that do not apply or are not known are left out."""
 
     id: str
     source: str = Field(description="its record: TB/3@1234")
@@ -128,14 +128,14 @@ class RequestState(BaseModel):
 
 
 class Page(BaseModel):
-    """Pending requests, the soonest first. `next` is the cursor of the next page; without it there is none."""
+    """Pending requests, the soonest first. `next` is the cursor of the next page; the last page has none."""
 
     requests: list[RequestState]
     next: str | None = None
 
 
 class CancelState(BaseModel):
-    """What became of a cancel, and the request."""
+    """The outcome of a cancel, and the request."""
 
     outcome: str = Field(
         description="cancelled; too-late: it was delivered or ended before; asked: written to "
@@ -156,7 +156,7 @@ class CancelState(BaseModel):
 
 
 class Due(BaseModel):
-    """When instead: one of the two."""
+    """The new due time: exactly one of the two."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -173,7 +173,7 @@ class Due(BaseModel):
 
 
 class RescheduledState(BaseModel):
-    """What became of it, and the request as it is now, under its new id."""
+    """The outcome of a reschedule, and the request; once rescheduled, it has a new id."""
 
     outcome: str = Field(
         description="rescheduled; too-late: it was delivered or ended before; asked: written to "
@@ -190,7 +190,7 @@ class RescheduledState(BaseModel):
 class LetterState(BaseModel):
     """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so.
 
-    Those who may only look get neither.
+    Callers that may only read get neither.
     """
 
     place: str
@@ -249,14 +249,14 @@ class Places(BaseModel):
 
 
 class PutAwayState(BaseModel):
-    """Which letters were replayed or discarded, and why others were not: by place."""
+    """The places of the letters replayed or discarded, and why others were not, by place."""
 
     done: list[str]
     left: dict[str, str]
 
 
 class ShardState(BaseModel):
-    """How a shard stands."""
+    """Statistics of a shard."""
 
     shard: str
     is_known: bool = Field(description="whether Redis has its index")
@@ -268,7 +268,7 @@ class ShardState(BaseModel):
 
 
 class Counts(BaseModel):
-    """How everything stands."""
+    """Statistics of all shards."""
 
     pending: int
     cold: int

@@ -1,4 +1,4 @@
-"""The routes: is it alive, is it ready, what did it do; the API, and the page for people."""
+"""The HTTP applications: probes and metrics, the API, and the web page."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from blackbox.records.request import Shard
 
 NOT_STORED = {"Cache-Control": "no-store"}
 FAULTS_TOLD = 10
-"""Of what is wrong with a request; each of a million names it has may be one."""
+"""How many faults of one request an error names; a request can have a million."""
 
 
 def make_probes(service: Health, metrics: Metrics) -> FastAPI:
-    """Probes and metrics alone; without pages of documentation, which would load scripts from elsewhere."""
+    """Probes and metrics only, without FastAPI's documentation pages, which load scripts from other sites."""
     app = FastAPI(
         title="blackbox",
         version=version("blackbox"),
@@ -61,7 +61,7 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
 
 def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings) -> FastAPI:
-    """Probes, metrics, the API, which `/openapi.json` describes, and the page."""
+    """Probes, metrics, the API, which `/openapi.json` describes, and the web page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
     app.add_middleware(Door, access=access)
@@ -82,7 +82,7 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
 
     @app.exception_handler(ClientDisconnect)
     def gone(_: Request, error: Exception) -> Response:
-        return Response(status_code=400)  # read by nobody; without it the log has a traceback
+        return Response(status_code=400)  # the client is gone; this avoids a traceback in the log
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: Exception) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Connections of strangers: how many there may be, and how long each may take."""
+"""Limits on HTTP connections: how many may be open, and how long each phase may take."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 logger = logging.getLogger("blackbox.http")
 
 MOST = 512
-"""Open at once; fewer where the process may not have four times as many files."""
+"""Most connections open at once; fewer if the limit of open files is below four times this."""
 
 BACKLOG = 1024
-"""Kept by the system until they are accepted; whoever meets a full one tries again after a second."""
+"""Connections that the system queues before they are accepted; if it is full, clients retry after a second."""
 
 HEAD_S = 10.0
-"""From the connection, or the first byte of another request, to the end of its head."""
+"""Time for a request's head: from the connection, or the first byte of a later request, to its end."""
 
 IDLE_S = 75.0
-"""Between two requests. Proxies drop theirs after a minute, and must be the first to do so."""
+"""Time between two requests. Proxies close theirs after a minute, and must be the first to close."""
 
 LEFTOVER_S = 2.0
-"""For the rest of a body that nobody reads. Closed at once, the client might never see the answer."""
+"""Time for the rest of a body that is not read. With an immediate close the client might miss the answer."""
 
 UNREAD_S = 30.0
-"""In which a client takes something of its answer."""
+"""Time within which a client must read some part of its answer."""
 
 TAKEN_S = 120.0
-"""In which it takes the whole: byte by byte one could be held for ever."""
+"""Time within which it must read the whole; reading byte by byte, it could hold the connection forever."""
 
 TOLD_EVERY_S = 60.0
 
@@ -44,22 +44,22 @@ _LIMITS: dict[Phase, float] = {
     "leftover": LEFTOVER_S,
     "idle": IDLE_S,
 }
-"""How long each may take; `Door` limits bodies, and says so to the client."""
+"""How long each phase may take; `Door` limits bodies, and answers the client with an error."""
 
 
 def most_open() -> int:
-    """As many connections as leave three quarters of this process' files to Kafka, Redis and Spark."""
+    """The connection limit: a quarter of this process's files at most, to leave Kafka, Redis and Spark the rest."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 4))
 
 
 def accepted_at_once() -> int:
-    """In each turn of the loop, and three turns pass before one that is too many is closed."""
+    """How many are accepted per turn of the event loop; an excess one is closed only three turns later."""
     return max(1, most_open() // 8)
 
 
 class Seldom:
-    """Lets one line through in a while: what strangers cause must not fill the log."""
+    """Lets one log line through per `TOLD_EVERY_S`: clients must not be able to fill the log."""
 
     def __init__(self) -> None:
         self._next_s = -math.inf
@@ -72,15 +72,15 @@ class Seldom:
         return True
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """For a logger: errors always, anything less seldom."""
+        """A logging filter: errors always pass, lower levels at most once per `TOLD_EVERY_S`."""
         return record.levelno >= logging.ERROR or self.may_tell()
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with a cap that new connections do not feel, and deadlines.
+    """uvicorn's protocol with deadlines, and a limit that does not turn new connections away.
 
-    uvicorn's `limit_concurrency` would answer probes with 503 while others idle. Here a connection
-    beyond the cap takes the place of the one that has waited longest for its client.
+    uvicorn's `limit_concurrency` would answer probes with 503 while others are idle. Here a connection
+    beyond the limit closes the one that has waited longest for its client.
     """
 
     _phase: Phase = "head"
@@ -112,9 +112,9 @@ class Connection(H11Protocol):
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Only where no answer has begun; uvicorn's own fails there, and the log has a traceback."""
+        """Send 400 only if no answer has begun; otherwise close. uvicorn's own would fail with a traceback."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what the app answers yet is for nobody
+            self.cycle.disconnected = True  # the app's answer cannot be sent any more
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -143,10 +143,10 @@ class Connection(H11Protocol):
         self._look()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Not uvicorn's: it starts before the answer is taken, and waits for that for ever."""
+        """Disable uvicorn's timer: it starts before the answer is read, and waits for that without limit."""
 
     def _expect_less(self, before: float = math.inf) -> None:
-        """Of the answer to be taken, each time the client had a while."""
+        """End the connection unless the unread part of the answer has shrunk since the last check."""
         left = self.transport.get_write_buffer_size()
         if left >= before:
             self._end()
@@ -165,7 +165,7 @@ class Connection(H11Protocol):
         if self.flow.write_paused:
             return "taking"
         if not is_answered:
-            asks_on = bool(self.conn.trailing_data[0])  # there is always an answer to such a client
+            asks_on = bool(self.conn.trailing_data[0])  # a pipelining client has an answer to read
             return "taking" if asks_on else "answer"
         has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
         return "head" if has_begun else "idle"
@@ -178,13 +178,13 @@ class Connection(H11Protocol):
         self._deadline = None if limit_s is None else self.loop.call_later(limit_s, self._end)
 
     def _end(self) -> None:
-        """At once: a close would wait for a client that does not take its answer."""
+        """Abort the connection: a close would wait for a client that does not read its answer."""
         self._is_ended = True
         self.transport.abort()
 
 
 def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
-    """Have this loop say only now and then that no connection can be accepted, or that one failed."""
+    """Limit how often this loop logs that connections cannot be accepted, or that one failed."""
     not_accepted, broken = Seldom(), Seldom()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is decided before a request reaches its route: who may, and how much a body may be."""
+"""Checks before a request reaches its route: access, and the size of the body."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MOST_BYTES = 16 << 20
 BODY_WITHIN_S = 60.0
 
 MOST_HELD_BYTES = 64 << 20
-"""Of all bodies together, until they are answered."""
+"""Most bytes of all bodies together, until they are answered."""
 
 FREE_BYTES = 64 << 10
-"""Of each, which do not count: so much fits, from as many as there may be, and few need more."""
+"""The first bytes of each body, which are not counted: they fit for all connections, and few bodies need more."""
 
 
 class Door:
-    """Lets requests in by their headers alone; no byte of the body of anybody else is read.
+    """Admits requests by their headers alone; the body of a refused request is not read.
 
-    Routes of FastAPI read a body before they look at what they depend on, and Starlette's own limit
-    answers before anybody asks for a token.
+    FastAPI routes read the body before they evaluate their dependencies, and Starlette's own limit
+    answers before the token is checked.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -51,20 +51,20 @@ class Door:
 
 
 def refused(refusal: HTTPException) -> JSONResponse:
-    """The answer to a request that is not let in, or fails."""
+    """The answer to a request that is refused or fails."""
     return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
 
 
 class _Held:
-    """How much all bodies have that are there now."""
+    """The counted bytes of all bodies held now."""
 
     count = 0
 
 
 class _Body:
-    """What the app receives, up to a size and a deadline: HTTPException 413 and 408 beyond these.
+    """The body as the app receives it. Raises HTTPException 413 for its size, 408 for its deadline.
 
-    And 503 where all that are there at once would have too much.
+    Raises 503 when all bodies held at once would be too large.
     """
 
     def __init__(self, receive: Receive, held: _Held) -> None:
@@ -82,7 +82,7 @@ class _Body:
         return max(0, self._read - FREE_BYTES)
 
     async def receive(self) -> Message:
-        if self._is_whole:  # what comes is the client's leaving, whenever that is
+        if self._is_whole:  # only a disconnect can follow, at any time
             return await self._receive()
         self._until_s = min(self._until_s, asyncio.get_running_loop().time() + BODY_WITHIN_S)
         try:
@@ -101,13 +101,13 @@ class _Body:
         if self._read > MOST_BYTES:
             raise _too_large(MOST_BYTES)
         if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
-            self.close()  # at once: others that grow beside it would be refused as well
+            self.close()  # now, or other growing bodies would be refused as well
             told = f"the bodies of all requests have more than {MOST_HELD_BYTES} bytes; ask again"
             raise HTTPException(503, told, {"Retry-After": "1"})
 
 
 async def small_body(request: Request, most_bytes: int) -> bytes:
-    """The body of a route that takes less than others. Raises HTTPException 413 for a larger one."""
+    """The body, for routes with a lower limit. Raises HTTPException 413 for a larger one."""
     _check_length(request, most_bytes)
     body = bytearray()
     async for part in request.stream():

@@ -1,4 +1,4 @@
-"""What the probes ask of a service."""
+"""The interface between the probes and a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blackbox.records.request import Shard
 
 
 class Health(Protocol):
-    """Is it alive, is it ready, and which shards are in the way."""
+    """Liveness and readiness of a service, and the shards that prevent them."""
 
     def is_live(self) -> bool: ...
     def is_ready(self) -> bool: ...

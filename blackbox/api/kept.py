@@ -1,4 +1,4 @@
-"""An answer that many ask for, made once for all of them."""
+"""A cache that computes an answer once for all callers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ V = TypeVar("V")
 
 
 class Kept(Generic[K, V]):
-    """What `make` makes, for `kept_s`; who asks while it is being made waits for it. Safe from any thread.
+    """Caches results of `make` for `kept_s`; callers wait while one is being made. Safe from any thread.
 
-    RecoveryRequired is kept as well, so that not everybody waits in turn for a server that is away.
+    RecoveryRequired is cached as well: callers must not wait one by one for a server that is down.
     """
 
     def __init__(self, make: Callable[[K], V], kept_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: look, replay, discard."""
+"""Dead letters over HTTP: list, replay, discard."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from blackbox.api.requests import FAILURES, body_of, json_body
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES
 
 MOST_BYTES = 1 << 20
-"""Of a body that names letters; a thousand of the longest take a third."""
+"""Most bytes of a body that names letters; a thousand of the longest places take a third of it."""
 
 MOST_TOLD_BYTES = 8 << 20
-"""Of all keys and values in one answer."""
+"""Most bytes of all keys and values in one answer."""
 
 places_body = Depends(body_of(Places, MOST_BYTES))
 Asked = Annotated[Places, places_body]
@@ -37,10 +37,10 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         is_open: bool = True,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Letters:
-        """The newest first, of those among the last 10,000 of each partition; `is_open=false`: also replayed and discarded ones.
+        """List dead letters, the newest first; `is_open=false` also lists replayed and discarded ones.
 
-        Keys and values only for those who may change things, and of each the first 10,000 bytes at
-        most, of a thousand letters less: a letter is a whole message.
+        Reads the last 10,000 records of each partition. Keys and values only for callers that may make
+        changes, cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
         """
         most_bytes = min(MOST_SHOWN_BYTES, MOST_TOLD_BYTES // (2 * limit))
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
@@ -49,13 +49,13 @@ def routes(admin: Admin, access: Access) -> APIRouter:
 
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
     def replay(asked: Asked) -> PutAwayState:
-        """Ask once more for what these letters asked for; each once, however often it is sent."""
+        """Write the requests of these letters again; each letter once, however often this is called."""
         done = admin.put_away(asked.places, again=True)
         return PutAwayState(done=done.done, left=done.left)
 
     @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
     def discard(asked: Asked) -> PutAwayState:
-        """Put these letters away; they stay in Kafka, marked."""
+        """Mark these letters as discarded; they stay in Kafka."""
         done = admin.put_away(asked.places, again=False)
         return PutAwayState(done=done.done, left=done.left)
 

@@ -1,4 +1,4 @@
-"""The page for people, and the API's description for them: the files of the folder `page`, as they are."""
+"""The web page and the API's documentation page: the files of the folder `page`, unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GUARDED = {
 
 
 def routes() -> APIRouter:
-    """`/`, `/docs`, and what they load. They hold no secret and ask for no token; the API does."""
+    """`/`, `/docs`, and the files they load. These hold no secrets and need no token; the API does."""
     router = APIRouter()
     for file in (files("blackbox.api") / "page").iterdir():
         kind = TYPES.get(file.name.rpartition(".")[2])

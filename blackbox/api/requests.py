@@ -1,4 +1,4 @@
-"""Requests over HTTP: ask, find, list, cancel, count."""
+"""Requests over HTTP: write, find, list, cancel, reschedule, count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_AT_ONCE = 10_000
 MOST_DUE_BYTES = 64 << 10
 PROFILE_STEPS = 60
 NAMES = 100
-"""Callers, and targets, that are told one by one."""
+"""How many callers, and how many targets, the statistics list one by one."""
 
 STATS_KEPT_S = 1.0
 
@@ -89,7 +89,7 @@ def _body(media_type: str, schema: dict[str, Any], description: str) -> dict[str
 
 
 def json_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """For the description of a route that reads its body itself."""
+    """The OpenAPI description of a JSON body, for a route that reads its body itself."""
     return _body("application/json", schema, description)
 
 
@@ -102,9 +102,9 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def body_of(model: type[B], most_bytes: int) -> Callable[[Request], Awaitable[B]]:
-    """The body as JSON, whatever its Content-Type: that of curl is another one unless it is told.
+    """A dependency that parses the body as JSON, whatever its Content-Type: curl's default is another one.
 
-    Small, because the loop that answers everybody reads it, and each fault takes a kilobyte.
+    The limit must be small: the event loop parses the body, and each fault takes a kilobyte.
     """
 
     async def read(request: Request) -> B:
@@ -139,7 +139,7 @@ Name = Annotated[str | None, Query(max_length=255)]
 
 
 async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
-    """Who asks. Raises HTTPException 422 for what can be no caller's name, or for two."""
+    """The caller's name. Raises HTTPException 422 for an invalid name, or two different ones."""
     given = {held for held in (named, proxied) if held}
     if not given:
         return None
@@ -160,21 +160,21 @@ def routes(admin: Admin, access: Access) -> APIRouter:
     router = APIRouter(responses=FAILURES)
     looks = [Depends(access.turn)]
     changes = [Depends(access.change_turn)]
-    asks = [whole_body, *changes]  # no turn is held for a client that is slow to send
+    asks = [whole_body, *changes]  # body first: a slow client must not hold a turn
     kept = Kept(partial(_counts, admin), STATS_KEPT_S)
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
     )  # fmt: skip
     async def ask(body: Whole, caller: Caller = None) -> Any:
-        """Ask for one message to be delivered; its id once Kafka has the request."""
+        """Request one message; returns the request's id once Kafka has acknowledged it."""
         return _asked(await run_in_threadpool(admin.ask, [body], caller))
 
     @router.post(
         "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
     )  # fmt: skip
     async def ask_for_many(body: Whole, caller: Caller = None) -> Any:
-        """Ask for many, or for none when one of them cannot be taken."""
+        """Request many messages; if one request is refused, none is written."""
         lines = _lines(body)
         return _asked(await run_in_threadpool(admin.ask, lines, caller))
 
@@ -187,7 +187,7 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         cursor: Annotated[str | None, Query(max_length=400)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Page:
-        """What is pending, the soonest first; instants are epoch ms, both included."""
+        """List pending requests, the soonest first; `from_ms` and `to_ms` are epoch ms, both inclusive."""
         try:
             after = None if cursor is None else Place.read(cursor)
         except ValueError as error:
@@ -203,7 +203,7 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         responses=NOT_FOUND,
     )  # fmt: skip
     def find(id: str) -> RequestState:
-        """What became of a request: by its id, or while it is pending by its caller's id."""
+        """Find the state of a request by its id, or by its caller's id while it is pending."""
         fate = admin.find(id)
         if fate is None:
             raise _unknown(id)
@@ -214,7 +214,7 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
     def cancel(id: str) -> CancelState:
-        """Cancel a pending request, by a caller's id all under it, and say whether that was in time."""
+        """Cancel a pending request, or all under a caller's id; reports whether that was in time."""
         done = admin.cancel(id)
         _check(done, id)
         return CancelState.of(done)
@@ -224,7 +224,7 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
     )  # fmt: skip
     def reschedule(id: str, due: Then) -> RescheduledState:
-        """Have a pending request delivered at another time, and say whether that was in time."""
+        """Deliver a pending request at another time; reports whether the change was in time."""
         try:
             done = admin.reschedule(id, countdown_s=due.countdown, at=due.at)
         except ValueError as error:
@@ -234,15 +234,18 @@ def routes(admin: Admin, access: Access) -> APIRouter:
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
     def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
-        """How much is pending and late, whose, where to, and when it is due: sixty steps from now. A second old at most."""
+        """Count pending and overdue requests, by caller, by target, and by due time for sixty steps from now.
+
+        The answer is up to a second old.
+        """
         return kept.get(step_ms)
 
     return router
 
 
 def _lines(body: bytes) -> list[bytes]:
-    """The requests of a bulk. Raises HTTPException 413 for too many, 422 for none."""
-    count = body.count(b"\n") + (not body.endswith(b"\n"))  # before there is an object for each
+    """The requests of a bulk body. Raises HTTPException 413 for too many, 422 for none."""
+    count = body.count(b"\n") + (not body.endswith(b"\n"))  # before creating an object per line
     if count > MOST_AT_ONCE:
         raise HTTPException(
             413, f"{count} lines; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
@@ -299,7 +302,7 @@ def _asked(found: list[str] | list[Refused]) -> Any:
 
 
 def _check(done: Cancelled | Rescheduled, id: str) -> None:
-    """Raises HTTPException when nothing was done."""
+    """Raise HTTPException when nothing was done."""
     if done.outcome == "unknown":
         raise _unknown(id)
     if done.outcome == "undetermined":

@@ -1,4 +1,4 @@
-"""What kafka-message-scheduler answers over HTTP, answered as it does."""
+"""The HTTP API of kafka-message-scheduler, with the same answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blackbox.config.settings import Settings
 from blackbox.records.entry import Entry
 
 SCHEDULES_AT_ONCE = 100
-"""With their messages, of a megabyte or more each."""
+"""How many schedules are read at once; each message may have a megabyte or more."""
 
 
 class OfKafka(BaseModel):
@@ -58,7 +58,7 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
 
     @router.get("/liveness", responses={500: {"model": Failure}})
     async def liveness() -> dict[str, bool]:
-        """200 while what is due is delivered, else 500."""
+        """200 while due messages are delivered, else 500."""
         if health.is_live():
             return {"live": True}
         stuck = ", ".join(map(str, health.stuck()))
@@ -66,7 +66,7 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
 
     @router.get("/info", dependencies=looks)
     def info() -> Info:
-        """Where it runs, and with which topics."""
+        """Host, addresses and topics of this service."""
         name = socket.gethostname()
         try:
             addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None)})
@@ -87,7 +87,7 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
     def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
         found = admin.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
-        first = list(islice(found, 1))  # what is away is said before the answer begins
+        first = list(islice(found, 1))  # raises before the answer begins if Kafka or Redis is down
         return StreamingResponse(_array(chain(first, found)), media_type="application/json")
 
     return router
@@ -121,6 +121,6 @@ def _schedule(topic: str, entry: Entry) -> dict[str, Any]:
 
 
 def _timestamp_s(entry: Entry) -> int:
-    """When the schedule was written: the header that blackbox added behind the caller's."""
+    """When the schedule was written: the last such header; blackbox appends its own to the caller's."""
     written = [value for name, value in entry.headers if name == "scheduler-timestamp"]
     return int(written[-1] or 0) if written else 0

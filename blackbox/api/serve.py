@@ -21,7 +21,7 @@ _POLL_S = 0.01
 
 
 class _Server(uvicorn.Server):
-    """Sleeps until `end`, where uvicorn looks ten times a second whether its end has come."""
+    """Sleeps until `end` is called; uvicorn's own loop polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class _Server(uvicorn.Server):
             await self._ended.wait()
 
     def end(self) -> None:
-        """From another thread; safe to call twice, or before it runs."""
+        """End the server from another thread; safe to call twice, or before it runs."""
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
@@ -43,9 +43,9 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Answers for `app` on `host`:`port` from `start` to `stop`; port 0 takes a free one.
+    """Serves `app` on `host`:`port` from `start` to `stop`; port 0 takes a free one.
 
-    And on `also`, another `host:port`, if it is given.
+    It also serves on `also`, another `host:port`, if given.
     """
 
     def __init__(self, app: FastAPI, host: str, port: int, also: str | None = None) -> None:
@@ -78,7 +78,10 @@ class HttpServer:
         return self._port
 
     def start(self) -> None:
-        """Return when it answers. Raises SettingsError when the address cannot be taken."""
+        """Start, and return once it answers.
+
+        Raises SettingsError when the address cannot be used, RuntimeError when the server does not start.
+        """
         where = f"BLACKBOX_HTTP_HOST={self._host!r}, BLACKBOX_HTTP_PORT={self._asked_port}"
         self._sockets.append(_listen(self._host, self._asked_port, where))
         self._port = int(self._sockets[0].getsockname()[1])
@@ -94,11 +97,11 @@ class HttpServer:
                 raise RuntimeError(f"the HTTP server on {self._host}:{self._port} did not start")
             time.sleep(_POLL_S)
         for one in self._sockets:
-            # asyncio has one number for this and for how many it accepts in one go.
+            # asyncio uses one number for the backlog and for how many it accepts per turn.
             one.listen(BACKLOG)
 
     def stop(self) -> None:
-        """Answer what was asked, for 1 s at most, and close. Safe to call twice, or unstarted."""
+        """Finish open requests, for 1 s at most, and close. Safe to call twice, or before `start`."""
         self._server.end()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
@@ -119,6 +122,6 @@ def _listen(host: str | None, port: int, where: str) -> socket.socket:
         raise SettingsError(
             f"{where}: cannot listen there: {error.strerror}; wanted: an address of this host and a free port (0 takes any)"
         ) from None
-    # Inherited by what it accepts; without it each request on a reused connection waits 40 ms for an ACK.
+    # Accepted sockets inherit this. Without it each request on a reused connection waits 40 ms for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

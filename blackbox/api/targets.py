@@ -1,4 +1,4 @@
-"""Targets over HTTP: which get nothing now, pause, resume."""
+"""Targets over HTTP: list the paused ones, pause, resume."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def routes(admin: Admin, access: Access) -> APIRouter:
 
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:
-        """The targets that get no messages until they are resumed."""
+        """List the paused targets, which get no messages until they are resumed."""
         return _told(admin.paused())
 
     @router.post("/targets/{topic}/pause", dependencies=changes)
     def pause(topic: Topic) -> PausedTargets:
-        """Deliver nothing to this target from a second on; what comes due for it waits."""
+        """Stop delivery to this target within a second; requests that come due for it wait."""
         return _told(admin.pause(topic))
 
     @router.post("/targets/{topic}/resume", dependencies=changes)
     def resume(topic: Topic) -> PausedTargets:
-        """Deliver to this target again; what waited follows within a minute."""
+        """Resume delivery to this target; requests that waited follow within a minute."""
         return _told(admin.resume(topic))
 
     return router
