@@ -1,4 +1,4 @@
-"""`blackbox audit`: has every request exactly one fate?"""
+"""`blackbox audit`: check that every request has exactly one fate."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def audit(
         Path | None, typer.Option(metavar="FILE", help="Write a report for people.")
     ] = None,
 ) -> None:
-    """Compare requests, receipts, Redis and targets, and name what does not agree; reads only.
+    """Compare requests, receipts, Redis and targets, and list every exception; reads only.
 
-    Runs beside the live service. Ends with 0 when every request is accounted for, else with 1.
+    Runs beside the live service. Exits with 0 when every request is accounted for, else with 1.
     """
     settings = quietly()
     if html is not None and not html.absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""What the commands that run on Spark share: a session, and a bar of its tasks while it works."""
+"""Shared by the commands that run on Spark: a Spark session, and a progress bar of its tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_S = 0.5
 
 
 def need_spark() -> None:
-    """End the command, saying what to install, where this installation lacks something."""
+    """Exit with a line that says what to install, if packages are missing."""
     if missing := missing_packages():
         raise ended(
             f"not installed: {', '.join(missing)}; this command runs on Spark: "
@@ -33,7 +33,7 @@ def need_spark() -> None:
 
 @contextmanager
 def started(settings: Settings) -> Iterator[SparkSession]:
-    """A Spark session, ended with the context."""
+    """A Spark session that stops when the context ends."""
     from blackbox.spark.session import start_session
 
     session = start_session(settings.spark_master, settings.spark_settings())
@@ -44,7 +44,7 @@ def started(settings: Settings) -> Iterator[SparkSession]:
 
 
 class Bar:
-    """What the command does now, on stderr, and how much of it is done."""
+    """A progress bar on stderr: the current step, and how much of it is done."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -69,7 +69,7 @@ class Bar:
 
     @contextmanager
     def following(self, look: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Show twice a second how much `look` finds done, of how much; and all of it at the end."""
+        """Show what `look` returns, done and total, twice a second; show all as done at the end."""
         over = Event()
 
         def follow() -> None:
@@ -90,7 +90,7 @@ class Bar:
 
 @contextmanager
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
-    """A Spark session for one command; what it does is shown on stderr, `doing` beside it."""
+    """A Spark session for one command; `doing` and the progress are shown on stderr."""
     need_spark()
     with Bar() as bar:
         bar.shows(f"{doing}: starting Spark")
@@ -101,7 +101,7 @@ def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
 
 
 def tasks_of(session: SparkSession) -> Callable[[], tuple[int, int]]:
-    """What counts the tasks done, and all that Spark has planned so far."""
+    """A function that counts the tasks done, and all tasks that Spark has planned so far."""
     tracker = session.sparkContext.statusTracker()
     stages: dict[int, tuple[int, int]] = {}
 
@@ -109,7 +109,7 @@ def tasks_of(session: SparkSession) -> Callable[[], tuple[int, int]]:
         for stage in {*stages, *tracker.getActiveStageIds()}:
             if (found := tracker.getStageInfo(stage)) is not None:
                 stages[stage] = found.numCompletedTasks, found.numTasks
-            elif stage in stages:  # Spark remembers the last stages only
+            elif stage in stages:  # Spark forgets old stages: count it as done
                 stages[stage] = stages[stage][1], stages[stage][1]
         done, planned = zip((0, 0), *stages.values(), strict=True)
         return sum(done), sum(planned)

@@ -1,4 +1,4 @@
-"""`blackbox cancel`, `blackbox reschedule`: end a pending request, or deliver it at another time."""
+"""`blackbox cancel` and `blackbox reschedule`: cancel a pending request, or deliver it at another time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def cancel(id: Id, json: AsJson = False) -> None:
-    """Cancel a pending request, by a caller's id all under it; too late once delivery is under way.
+    """Cancel a pending request, or all under a caller's id; too late once it is in flight.
 
-    Ends with 1 unless it was cancelled.
+    Exits with 1 unless it was cancelled.
     """
     with closing(Admin(quietly())) as admin:
         done = admin.cancel(id)
@@ -46,9 +46,9 @@ def reschedule(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Have a pending request delivered at another time; prints its new id.
+    """Deliver a pending request at another time; prints its new id.
 
-    Ends with 1 unless that was in time.
+    Exits with 1 unless it was rescheduled in time.
     """
     settings = quietly()
     try:
@@ -69,7 +69,7 @@ def reschedule(
 def _tell(
     done: Cancelled | Rescheduled, wanted: str, told: dict[str, str], id: str, *, json: bool
 ) -> None:
-    """Print what became of it: in the words of the command where it has some."""
+    """Print the outcome; `told` has the command's own texts for some outcomes."""
     if json:
         typer.echo(as_json(asdict(done)))
     elif done.request is None:

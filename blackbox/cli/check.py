@@ -1,4 +1,4 @@
-"""`blackbox check`: is everything set up so that the promises hold?"""
+"""`blackbox check`: check that Kafka and Redis are configured as the guarantees require."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.cli.terminal import print_whole, quietly, table
 
 
 def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Look at Kafka's and Redis' configuration; ends with 1 if `run` would refuse to start."""
+    """Check the configuration of Kafka and Redis; exits with 1 if `run` would refuse to start."""
     from blackbox.config.check import findings
 
     settings = quietly()

@@ -1,4 +1,4 @@
-"""`blackbox demo`: see it work."""
+"""`blackbox demo`: a complete run on servers of its own."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def demo(
         Path, typer.Option(metavar="FILE", help="Where to write the audit's page.")
     ] = Path("blackbox-audit.html"),
 ) -> None:
-    """Start Kafka, Redis and blackbox, send requests, and prove what came out.
+    """Start Kafka, Redis and blackbox, send requests, and verify what was delivered.
 
-    Ends with 0 only if every message came out exactly once, none early, every broken request
-    became a dead letter, and the audit finds no exceptions.
+    Exits with 0 only if every message was delivered exactly once and not early, every broken request
+    became a dead letter, and the audit, if its packages are installed, finds no exceptions.
     """
     if not report.absolute().parent.is_dir():
         raise BadUsage(f"--report {report}: there is no folder {report.absolute().parent}")
-    # The time it took until here was almost all spent by the processor.
+    # When the command was started: almost all the time until here was CPU time.
     began_s = time.time() - time.process_time()
     logs.silent()
     signals.interrupt()

@@ -1,4 +1,4 @@
-"""How commands fail: clear lines on stderr, and an exit code."""
+"""How commands report failures: clear lines on stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ INTERRUPTED = 130
 
 
 class BadUsage(Exception):
-    """What was typed cannot be done; the text names the value and what to type instead."""
+    """Invalid usage; the text names the value and what to type instead."""
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn expected failures into their lines and the end of the command."""
+    """Turn expected failures into error lines and an exit code."""
     try:
         yield
     except (SettingsError, BadUsage) as error:
@@ -42,8 +42,8 @@ def explained() -> Iterator[None]:
 
 
 def ended(text: str, code: int) -> typer.Exit:
-    """Print the lines of an error; what is returned, raised, ends the command."""
-    # https://no-color.org, which typer does not look at
+    """Print the lines of an error; raise the returned exception to end the command."""
+    # https://no-color.org, which typer does not support
     mark = "error:" if os.environ.get("NO_COLOR") else typer.style("error:", fg="red")
     for line in text.split("\n"):
         typer.echo(f"{mark} {logs.printable(line)}", err=True)
@@ -51,7 +51,7 @@ def ended(text: str, code: int) -> typer.Exit:
 
 
 def nothing_there(settings: Settings) -> typer.Exit:
-    """As `ended`, where blackbox never ran."""
+    """As `ended`, for when no request topic exists."""
     topics, servers = ", ".join(settings.topics), settings.kafka_bootstrap_servers
     text = f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing"
     return ended(text, FAILED)

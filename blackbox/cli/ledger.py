@@ -33,7 +33,7 @@ def ledger(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Add what is new in the journals to Parquet tables, for the audit."""
+    """Add new records of the journals to Parquet tables, for the audit."""
     settings = quietly()
     place = path or settings.ledger
     if not place:

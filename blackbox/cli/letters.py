@@ -1,4 +1,4 @@
-"""`blackbox letters`: dead letters, replayed or put away."""
+"""`blackbox letters`: list, replay or discard dead letters."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def letters(
     discard: Places = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per letter.")] = False,
 ) -> None:
-    """List the dead letters that wait for somebody, newest first; replay some, or discard some.
+    """List open dead letters, newest first; replay some, or discard some.
 
-    Looks at the last 10,000 records of each partition. Ends with 1 when a letter named was left as it is.
+    Reads the last 10,000 records of each partition. Exits with 1 when a named letter was left unchanged.
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")

@@ -1,4 +1,4 @@
-"""`blackbox load`: millions of requests from files."""
+"""`blackbox load`: send millions of requests from files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What a command did. `seconds` were spent on sending, or with --dry-run on judging."""
+    """The result of a load. `seconds` is the time spent sending, or with --dry-run validating."""
 
     files: int
     rows: int
@@ -55,7 +55,7 @@ def load(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only judge the rows.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Send the requests that files hold, each exactly once; a load that was cut off goes on.
+    """Send the requests in files, each exactly once; an interrupted load continues where it stopped.
 
     Nothing is sent when a row is bad. docs/load.md has the columns.
     """

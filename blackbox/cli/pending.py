@@ -1,4 +1,4 @@
-"""`blackbox pending`: what waits, the soonest first."""
+"""`blackbox pending`: list pending requests, the soonest first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pending(
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
 ) -> None:
-    """List pending requests, the soonest first, without those of the cold tier; reads only."""
+    """List pending requests, the soonest first, without the cold tier; reads only."""
     settings = quietly()
     to_ms = None if within is None else int((time.time() + within) * 1000)
     wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
@@ -49,6 +49,6 @@ def _print_table(states: list[RequestState]) -> None:
         listed.add_column(name)
     for state in states:
         names = (state.target, state.caller, state.caller_id)
-        shown = (Text(printable(name or "-")) for name in names)  # no markup of rich's
+        shown = (Text(printable(name or "-")) for name in names)  # Text: rich must not parse markup
         listed.add_row(instant(state.due_ms), *shown, state.id)
     print_whole(listed)

@@ -1,4 +1,4 @@
-"""`blackbox promote`: bring requests of the cold tier that come near into the index."""
+"""`blackbox promote`: promote requests of the cold tier that are due soon to the index."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COUNTS = ("cold", "near", "renewed", "lost", "refused")
 
 
 def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Carry cold requests on that are due soon, or that Kafka would remove; safe to run at any time.
+    """Promote cold requests that are due soon, and renew those that Kafka would remove; safe at any time.
 
-    Ends with 1 when a shard could not be promoted, or requests were lost.
+    Exits with 1 when a shard could not be promoted, or requests were lost or refused.
     """
     settings = quietly()
     access = kafka(settings, logs.QUIET)

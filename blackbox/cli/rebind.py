@@ -1,4 +1,4 @@
-"""`blackbox rebind`: let a shard's index belong to the topic, the cluster and the group that are there now."""
+"""`blackbox rebind`: bind the indexes of a request topic to the current topic, cluster and group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rebind(
 ) -> None:
     """Accept that a request topic was created again, became shorter, or has another group.
 
-    Shards whose index does not fit stay closed until this is run; the log and /readyz say so.
+    Shards whose index does not match stay closed until this is run; the log and /readyz say so.
     """
     settings = quietly()
     if topic not in settings.topics:

@@ -1,4 +1,4 @@
-"""`blackbox run`: the service."""
+"""`blackbox run`: run the service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
         Half | None, typer.Option(help="With Spark: one half; the other is another application.")
     ] = None,
 ) -> None:
-    """Take in requests and deliver their messages, until SIGTERM or Ctrl-C."""
+    """Read requests and deliver their messages, until SIGTERM or Ctrl-C."""
     from blackbox.run import Unsound, serve
 
     if data is not None and not embedded:
@@ -62,7 +62,7 @@ def run(
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:
-    """Refuse, before anything is started, an engine that this installation cannot run."""
+    """Refuse an engine that this installation cannot run, before anything starts. Raises BadUsage."""
     if settings.engine != "spark":
         if only is not None:
             raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")

@@ -1,4 +1,4 @@
-"""`blackbox send`: ask from the command line."""
+"""`blackbox send`: write a request from the command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def send(
         str | None, typer.Option(help="The request topic; else the first of the format countdown.")
     ] = None,
 ) -> None:
-    """Ask for a message to be delivered later; prints the request's id once Kafka has it."""
+    """Request a message for later delivery; prints the request's id once Kafka has acknowledged it."""
     settings = load()
     recurs = every is not None or cron is not None
     if (countdown is not None and at is not None) or not (recurs or countdown is not None or at):
@@ -74,7 +74,7 @@ def send(
 
 
 def _from_stdin() -> str:
-    """Not shown by `ps`, as arguments are."""
+    """Read the message from stdin, which `ps` does not show, unlike arguments."""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

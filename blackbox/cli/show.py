@@ -1,4 +1,4 @@
-"""`blackbox show`: what became of a request."""
+"""`blackbox show`: show the state of a request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def show(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
 ) -> None:  # fmt: skip
-    """Say whether a request is pending, where its message went, or why it is a dead letter.
+    """Show whether a request is pending, where its message went, or why it is a dead letter.
 
-    Ends with 1 when there is no such request, or what became of it was not found in time.
+    Exits with 1 when there is no such request, or its state was not found in time.
     """
     settings = quietly()
     with closing(Registry(settings)) as registry:
@@ -45,9 +45,9 @@ def show(
 
 
 def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
-    """Of what is pending under a caller's id the newest first."""
+    """The fates of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
-        # A member of the index does not say in which shard.
+        # A member of the index does not name its shard.
         everywhere = (registry.fate(shard, int(text, 16)) for shard in registry.shards())
         return [fate for fate in everywhere if fate.state != "unknown"]
     try:
@@ -124,7 +124,7 @@ def _sentence(fate: Fate) -> str:
 
 
 def instant(ms: int | None) -> str:
-    """Epoch ms as people read it, UTC."""
+    """Epoch ms as an ISO 8601 instant in UTC."""
     if ms is None:
         return "?"
     try:

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do: the first one ends gracefully, a second one at once."""
+"""Signal handling: the first SIGINT or SIGTERM ends the process gracefully, a second one at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 SAME_S = 0.5
-"""Wrappers pass a signal on that the process group got as well: so soon, it is the same one."""
+"""A second signal this soon is taken for the first: wrappers forward what the process group also gets."""
 
 
 def interrupt() -> None:
-    """Let the first signal unwind the main thread as a KeyboardInterrupt."""
+    """Make the first signal raise KeyboardInterrupt in the main thread."""
 
     def unwind() -> None:
         raise KeyboardInterrupt
@@ -28,11 +28,11 @@ def interrupt() -> None:
 
 
 def announce(stop: Event) -> None:
-    """Let the first signal set `stop`.
+    """Make the first signal set `stop`.
 
-    Python runs a handler in the main thread, once that runs again; if it waits for `stop`, and the
-    system gave the signal to another thread, or in the moment before, that is never. The number of a
-    signal is also written to a socket, at once and in whichever thread, and read here by one.
+    Python runs a handler only when the main thread runs again. That never happens if the main thread
+    waits for `stop` and the signal went to another thread, or arrived just before the wait. So the
+    signal number is also written to a socket, at once and from any thread; a thread reads it here.
     """
     signals, written_to = socket.socketpair()
     written_to.setblocking(False)
@@ -50,7 +50,7 @@ def announce(stop: Event) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process with exit code 0, without the threads that still wait for something."""
+    """End the process with exit code 0, without waiting for threads that still block."""
     logging.shutdown()
     os._exit(0)
 

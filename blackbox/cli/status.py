@@ -1,4 +1,4 @@
-"""`blackbox status`: how every shard stands."""
+"""`blackbox status`: print the state of every shard."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from blackbox.support import logs
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """A shard in numbers. `pending` are entries, without the `cold`. Positions are None while the index is empty or lost.
+    """The statistics of a shard.
 
-    `requests_end` and `receipts_end` are the next offsets of the journals; the receipts' own
-    transaction markers take offsets too, so that `receipts_end` may be one ahead.
+    `pending` counts entries, without the `cold` ones. Positions are None while the index is empty or
+    lost. `requests_end` and `receipts_end` are the next offsets of the journals. The receipts' own
+    transaction markers take offsets too: `receipts_end` may be one ahead of its position.
     """
 
     shard: str
@@ -51,7 +52,7 @@ class ShardStatus:
 
 
 def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print what is pending, late and unread, by shard, and which targets are paused; reads only."""
+    """Print pending, overdue and unread requests by shard, and the paused targets; reads only."""
     settings = quietly()
     shards = list(_statuses(settings))
     if not shards:
@@ -83,7 +84,7 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
 
 
 def _paused(settings: Settings, shards: Sequence[ShardStatus]) -> dict[str, int]:
-    """Target by epoch ms."""
+    """The paused targets, and since when, epoch ms."""
     names = (one.shard.rpartition("-") for one in shards)
     with closing(shared(settings)) as asked:
         return asked.paused(Shard(topic, int(partition)) for topic, _, partition in names)

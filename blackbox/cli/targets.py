@@ -1,4 +1,4 @@
-"""`blackbox pause`, `blackbox resume`: a target gets nothing until it can take messages again."""
+"""`blackbox pause` and `blackbox resume`: stop and resume delivery to a target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Topic = Annotated[str, typer.Argument(help="The target topic.")]
 
 
 def pause(topic: Topic) -> None:
-    """Deliver nothing to a target from a second on; what comes due for it waits."""
+    """Stop delivery to a target within a second; requests that come due for it wait."""
     if topic not in _change(topic, Admin.pause):
         text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
         raise ended(text, FAILED)
@@ -25,7 +25,7 @@ def pause(topic: Topic) -> None:
 
 
 def resume(topic: Topic) -> None:
-    """Deliver to a paused target again; what waited follows within a minute."""
+    """Resume delivery to a paused target; requests that waited follow within a minute."""
     _change(topic, Admin.resume)
     typer.echo(f"{topic} is not paused; what waited follows within a minute")
 

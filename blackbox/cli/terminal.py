@@ -1,4 +1,4 @@
-"""How commands begin, and what they print: nothing in it moves a terminal, whoever wrote it."""
+"""Shared start and output of commands; printed data cannot send control characters to the terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ LONGEST_LINE = 10_000
 
 
 def quietly() -> Settings:
-    """The settings of a command that logs nothing: it says in its own words what matters."""
+    """Load the settings and silence the log, for commands that print their own messages."""
     settings = load()
     logs.silent()
     return settings
 
 
 def chosen_topic(asked: str | None, settings: Settings) -> str:
-    """The request topic asked for, or the first of its format. Raises BadUsage when none is right."""
+    """The given request topic, or the first with the format `countdown`.
+
+    Raises BadUsage when there is none, or the given one has another format.
+    """
     topics = settings.topics
     if asked is None:
         for topic, contract in topics.items():
@@ -47,21 +50,18 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
 
 
 def typed_instant(at: str | None) -> str | int | None:
-    """Epoch ms as a number; anything else stays text."""
+    """An instant as typed: digits become epoch ms, anything else stays text."""
     return int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
 
 
 def printable(text: str) -> str:
-    """The same on one line, of bounded length, without what a terminal would obey."""
+    """The text on one line, shortened, without terminal control characters."""
     shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
     return logs.printable(shown)
 
 
 def as_json(held: Any, option: int = 0) -> str:
-    """JSON on one line, in which everything that is not printable is escaped.
-
-    Tuples with names for their parts become objects.
-    """
+    """JSON on one line with all non-printable characters escaped; named tuples become objects."""
     text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
     if text.isprintable():
         return text
@@ -69,12 +69,12 @@ def as_json(held: Any, option: int = 0) -> str:
 
 
 def table(**options: Any) -> Table:
-    """An empty one, as all commands print them, with `print_whole`."""
+    """An empty table in the style of all commands; print it with `print_whole`."""
     return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
 
 
 def print_whole(listed: Table) -> None:
-    """Print a table with nothing cut off: a terminal wraps it, a program gets lines as long as they are."""
+    """Print a table without truncation: cells wrap on a terminal; other outputs get lines of full length."""
     for column in listed.columns:
         column.overflow = "fold"
     console = Console()
