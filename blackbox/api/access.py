@@ -44,10 +44,11 @@ OPEN_FOLDER = "/page/"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What callers need for access through one of `hosts`.
+    """What callers need for access through one of `hosts`; reading the open paths needs nothing.
 
-    If a token is set, all other paths need one. If none is set and all hosts are loopback, every
-    caller may do everything; if other machines can connect, only the open paths answer.
+    If a token is set, reads need one of the tokens. Changes need `operate_token`; if that is not set,
+    they are allowed on loopback only. Without any token, every caller on loopback may do everything;
+    if other machines can connect, only the open paths answer.
     """
 
     hosts: Sequence[str]

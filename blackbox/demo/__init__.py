@@ -1,1 +1,1 @@
-"""The demo: real servers, a real service, three callers, and a verdict by somebody independent."""
+"""The demo: real servers, a real service, three callers, and a verdict by an independent consumer."""

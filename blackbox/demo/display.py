@@ -1,4 +1,4 @@
-"""What the demo shows: a live panel on a terminal, a line a second anywhere else."""
+"""The demo's output: a live panel on a terminal, one line per second elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAULTS_SHOWN = 3
 
 
 class Progress(NamedTuple):
-    """How far the demo is. `pending` counts outcomes still to come, `wanted` all messages asked for."""
+    """The demo's progress. `pending` counts outcomes still to come, `wanted` all messages to be delivered."""
 
     elapsed_s: float
     requests: int
@@ -54,7 +54,7 @@ class Display:
 
     @contextmanager
     def step(self, doing: str) -> Iterator[Callable[[str], None]]:
-        """Show that something is being done; what is yielded takes what came of it."""
+        """Show a step while it runs; yields a function that takes the text of its result."""
         began = time.monotonic()
         done = ""
 
@@ -72,12 +72,12 @@ class Display:
         self._console.print(Text.assemble(("✔ ", "green"), (took, "dim"), done or doing))
 
     def note(self, text: str) -> None:
-        """A line beside the step being done."""
+        """Print a line about the current step."""
         self._console.print(Text(f"  {text}", style="dim"))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Between entering and leaving, `show` draws progress."""
+        """Draw what `show` gets as a live panel while the context is open, if this is a terminal."""
         self._console.print()
         if not self._console.is_terminal:
             yield
@@ -118,13 +118,13 @@ class Display:
         )
 
     def page(self, path: Path) -> None:
-        """Where the audit's page is, and how to look at it."""
+        """Print where the audit's page is, and how to open it."""
         opener = "open" if sys.platform == "darwin" else "xdg-open"
         self._console.print("\nThe audit's page, with plots:\n")
         self._console.print(Text(f"  {opener} {shlex.quote(str(path))}"), soft_wrap=True)
 
     def addresses(self, bootstrap_servers: str, redis_url: str, http: str) -> None:
-        """Where everything is, and how to use it from another terminal."""
+        """Print the addresses of the servers, and how to use them from another terminal."""
         exports = (
             f"export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS={bootstrap_servers}",
             f"export BLACKBOX_REDIS_URL={redis_url}",

@@ -1,4 +1,4 @@
-"""The demo from the first server to the verdict."""
+"""Run the demo, from the first server to the verdict."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TARGET_PARTITIONS = 4
 DRAWN_EVERY_S = 0.2
 RATE_OVER_S = 1.0
 QUIET_S = 1.0
-"""How long after the last due time to look for what must not come: cancelled ones, duplicates."""
+"""How long after the last due time to watch for messages that must not come: cancelled ones, duplicates."""
 OVERTIME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What to perform. `began_s` is when the command was given, epoch seconds."""
+    """A demo run. `began_s` is when the command was started, epoch seconds."""
 
     requests: int
     seconds: float
@@ -43,7 +43,7 @@ class Demo:
     report: Path
 
     def perform(self, display: Display) -> bool:
-        """Run it; whether both verdicts are good. Leaves no process behind, whatever ends it."""
+        """Run the demo; returns whether both verdicts are good. Leaves no process behind, however it ends."""
         script = write_script(self.requests, self.seconds)
         display.title(
             f"{self.requests:,} requests by {len(CALLERS)} services, due within {self.seconds:g} s"
@@ -84,7 +84,7 @@ class Demo:
         return service
 
     def _audit(self, stack: EmbeddedStack, display: Display, ending: ExitStack) -> bool:
-        """Hold journals, index and targets against each other; whether they agree."""
+        """Audit journals, index and targets; returns whether they agree, or True if Spark is not installed."""
         missing = missing_packages()
         if missing:
             install = "pip install '.[spark]' in a checkout of blackbox"
@@ -121,7 +121,7 @@ class Demo:
 
 
 def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
-    """Write the script as its callers would; yields how many requests are with the clients."""
+    """Write the script as its callers would; yields how many requests the clients have taken."""
     with ExitStack() as clients:
         of = {
             caller.name: clients.enter_context(
@@ -138,7 +138,7 @@ def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
 
 @contextmanager
 def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
-    """A tally that fills by itself until the context is left."""
+    """A tally that a thread fills until the context ends."""
     tally = Tally(script, REQUEST_TOPIC)
     ended = Event()
     witness = Witness(bootstrap_servers, WATCHED)
@@ -159,7 +159,7 @@ def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
 
 
 def read_back(script: Sequence[Line], bootstrap_servers: str) -> Verdict:
-    """The verdict of a consumer that has seen nothing before and knows only what was sent."""
+    """The verdict of a new consumer that knows only what was sent."""
     tally = Tally(script, REQUEST_TOPIC)
     witness = Witness(bootstrap_servers, WATCHED)
     for seen in witness.read_to_end():
@@ -169,7 +169,7 @@ def read_back(script: Sequence[Line], bootstrap_servers: str) -> Verdict:
 
 
 class _Meter:
-    """What to show, from what the callers sent and the witness saw."""
+    """Computes the progress from what the callers sent and the witness read."""
 
     def __init__(self, script: Sequence[Line], tally: Tally) -> None:
         self._tally = tally
@@ -205,7 +205,7 @@ class _Meter:
         )
 
     def _per_second(self, then: float, before: int) -> float:
-        """Over the last second; once nothing comes any more, over all that came."""
+        """Deliveries per second: over the last second, or over the whole run once none arrive."""
         at, delivered = self._counted
         if delivered == before:
             then, before = self._began, 0

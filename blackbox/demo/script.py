@@ -1,4 +1,4 @@
-"""What the three callers of the demo ask for, and what must become of each request.
+"""The requests of the demo's three callers, and the expected fate of each.
 
 Pure: the same arguments give the same script. No two requests have the same value or message.
 """
@@ -15,13 +15,13 @@ from blackbox.records.request import Reason
 
 SHARE_OF_SPECIAL = 1000
 BEHIND = 0.75
-"""Cancelled and replaced requests are due in the last quarter, long after they are ended."""
+"""Cancelled and replaced requests are due after this share of the time, long after they have ended."""
 
 Headers = tuple[tuple[str, bytes], ...]
 
 
 class Fate(Enum):
-    """What must become of a record of the request topic."""
+    """The expected fate of a record of the request topic."""
 
     DELIVERED = auto()
     CANCELLED = auto()
@@ -31,9 +31,10 @@ class Fate(Enum):
 
 
 class Line(NamedTuple):
-    """One record to write, and what must come of it.
+    """A record to write, and its expected result.
 
-    `headers` are the record's; `key` and `message` are the delivered record's, on `topic`.
+    `headers` are those of this record. `key` and `message` are those of the delivered record on
+    `topic`, which has `more_headers` too.
     """
 
     caller: str
@@ -50,7 +51,7 @@ class Line(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """A service that asks, the topic it asks for, and what it says."""
+    """A calling service: its name, its target topic, and how it composes a request."""
 
     name: str
     topic: str
@@ -80,9 +81,9 @@ UNKNOWN_TOPIC = "orders.unpiad"
 
 
 def write_script(requests: int, seconds: float) -> list[Line]:
-    """`requests` requests whose countdowns are spread evenly over `seconds`, and a few cancels.
+    """Write a script of `requests` requests with countdowns spread evenly over `seconds`, and a few cancels.
 
-    Some are broken, some are cancelled or replaced by a later one; spread among the others.
+    Some requests are broken, cancelled, or replaced by a later one; these are spread among the others.
     """
     few = max(1, min(5, requests // SHARE_OF_SPECIAL))
     special = [*_broken(min(few, 3)), *_ended(few, round(seconds * 1000))]
@@ -90,7 +91,7 @@ def write_script(requests: int, seconds: float) -> list[Line]:
     script: list[Line] = []
     gap = plain // len(special)
     for number in range(plain):
-        # A large prime: who asks one after the other is due far apart.
+        # A large prime: consecutive requests are due far apart.
         countdown_ms = int(number * 7919 % plain * seconds * 1000 / plain)
         script.append(_line(number, countdown_ms))
         if special and number % gap == gap - 1:
@@ -142,7 +143,7 @@ def _ended(each: int, span_ms: int) -> Iterator[Line]:
         cancel = orjson.dumps({"id": cancelled.caller_id, "cancel": True})
         yield cancelled
         yield Line(cancelled.caller, cancel, (), Fate.CANCEL, cancelled.caller_id)
-        # The replacement must come from the same caller, whose records keep their order.
+        # The replacement must come from the same caller: only one client's records keep their order.
         replaced, later = number + 100_000 * len(CALLERS), number + 200_000 * len(CALLERS)
         yield _line(replaced, late_ms, Fate.REPLACED, f"replaced-{number}")
         yield _line(later, late_ms, Fate.DELIVERED, f"replaced-{number}")

@@ -1,4 +1,4 @@
-"""The demo's service and its audit: processes of their own, told nothing but their environment."""
+"""The demo's service and audit, as separate processes configured by their environment and arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blackbox.embedded.process import GuardedProcess
 START_DEADLINE_S = 120.0
 STOP_GRACE_S = 6.0
 RETRIES = 1
-"""A target that does not exist becomes a dead letter after one more try, so that the demo ends."""
+"""A request to a missing target becomes a dead letter after one retry, so the demo can end soon."""
 
 AUDIT_DEADLINE_S = 300.0
 
@@ -37,7 +37,7 @@ class DemoService(GuardedProcess):
         super().__init__(_command(stack, more, "run"), log=stack.folder / "service.log")
 
     def wait_ready(self) -> None:
-        """Until it owns its shards and all are open. Raises EmbeddedError, with the end of its log."""
+        """Wait until all its shards are open. Raises EmbeddedError, with the end of its log."""
         self.wait_until(self._is_ready, name="the blackbox service", deadline_s=START_DEADLINE_S)
 
     def _is_ready(self) -> bool:
@@ -51,7 +51,7 @@ class DemoService(GuardedProcess):
 class DemoAudit(GuardedProcess):
     """`blackbox audit` against the stack, beside the service; it writes its page to `page`.
 
-    What Spark leaves in temporary folders is in the stack's, and goes with it.
+    Spark's temporary files go to the stack's folder, and are removed with it.
     """
 
     def __init__(self, stack: EmbeddedStack, page: Path) -> None:
@@ -60,14 +60,14 @@ class DemoAudit(GuardedProcess):
         more = {
             "TMPDIR": str(folder),
             "SPARK_LOCAL_DIRS": str(folder),
-            # Not `spark.driver.extraJavaOptions`: these would replace the ones for a quick start.
+            # Not `spark.driver.extraJavaOptions`: that would replace the options for a quick start.
             "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
         }
         options = ("--targets", "--json", "--html", str(page))
         super().__init__(_command(stack, more, "audit", *options), log=folder / "audit.log")
 
     def verdict(self) -> dict[str, Any]:
-        """Its verdict as JSON. Raises EmbeddedError, with the end of its log, when there is none."""
+        """The audit's verdict, parsed from JSON. Raises EmbeddedError, with the end of its log, without one."""
         code = self.wait(AUDIT_DEADLINE_S)
         said = self.tail()
         found = [line for line in said.splitlines() if line.startswith('{"')]
@@ -79,7 +79,7 @@ class DemoAudit(GuardedProcess):
 
 
 def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:
-    """`blackbox` with these arguments and of all its variables only the ones it is given."""
+    """The command `blackbox` with these arguments, and only the BLACKBOX_* variables set here."""
     variables = {
         "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "BLACKBOX_REDIS_URL": stack.redis_url,

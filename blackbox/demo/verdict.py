@@ -1,4 +1,4 @@
-"""The verdict on a demo: what was sent against what can be read back. Pure."""
+"""The verdict on a demo: compare what was sent with what can be read back. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.records.request import Headers, Shard, request_id
 
 OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
 WARM_MS = 3000
-"""New servers and a new service are slow at first; this long after the first request no more."""
+"""New servers and a new service are slow at first; they are warm this long after the first request."""
 LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
 
 
@@ -30,20 +30,20 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Everything that was asked, by what became of it.
+    """All requests, counted by fate.
 
-    `faults` is what should not be, by its name, with what it was found on:
+    `faults` maps each kind of fault to the records it was found on:
 
-    lost        -- messages that did not come out
-    duplicated  -- messages that came out more than once
+    lost        -- messages that were not delivered
+    duplicated  -- messages that were delivered more than once
     early       -- messages stamped before they were due
-    strays      -- records nobody asked for: also what was cancelled or replaced
-    damaged     -- messages and dead letters whose key, headers or id are not as asked
-    misjudged   -- broken requests without exactly one dead letter of the right reason
-    unread      -- requests that cannot be read back from the request topic
+    strays      -- records that were not requested, including cancelled or replaced messages
+    damaged     -- messages whose key, headers or id are not as requested
+    misjudged   -- broken requests without exactly one dead letter with the right reason and headers
+    unread      -- records that cannot be read back from the request topic
 
-    `late_ms` and, of what was due `WARM_MS` after the first request or later, `warm_late_ms` are
-    record timestamps minus due times, ascending.
+    `late_ms` holds record timestamps minus due times, ascending; `warm_late_ms` holds those of
+    messages due at least `WARM_MS` after the first request.
     """
 
     asked: int
@@ -62,10 +62,10 @@ class Verdict:
 
 
 class Tally:
-    """Sorts what is read back, in any order, by what was sent.
+    """Matches records read back, in any order, with what was sent.
 
-    A message is recognised by its bytes and a request by its record's value; what blackbox says
-    about either in its own headers is not believed, only checked.
+    A message is recognised by its bytes and a request by its record's value. The headers that
+    blackbox adds are only checked, never used for matching.
     """
 
     def __init__(self, script: Sequence[Line], request_topic: str) -> None:
@@ -83,21 +83,21 @@ class Tally:
 
     @property
     def delivered(self) -> int:
-        """Different messages seen."""
+        """How many different messages were seen."""
         return len(self._messages)
 
     @property
     def dead(self) -> int:
-        """Different dead letters seen."""
+        """How many different dead letters were seen."""
         return len(self._letters)
 
     @property
     def late_ms(self) -> list[int]:
-        """Record timestamp minus due time, of every message seen whose request was seen too."""
+        """Record timestamp minus due time of every message whose request was seen too."""
         return [late_ms for _, late_ms in self._late.copy()]
 
     def take(self, seen: Seen) -> None:
-        """Sort in one record."""
+        """Add one record."""
         value = seen.value or b""
         if seen.topic == self._request_topic:
             self._requests[value] = seen
@@ -114,7 +114,7 @@ class Tally:
             self._letters[value] = seen
 
     def verdict(self) -> Verdict:
-        """What is to be said about everything taken so far."""
+        """The verdict on all records taken so far."""
         fates = Counter(line.fate for line in self._script)
         wanted = [line for line in self._script if line.fate is Fate.DELIVERED]
         broken = [line for line in self._script if line.fate is Fate.DEAD]
@@ -205,7 +205,7 @@ _NOBODY = Line("", b"", (), Fate.CANCEL)
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:
-    """The value at `share` (0 to 1) of an ascending sequence, by nearest rank; 0 of none."""
+    """The value at index `length * share` (share: 0 to 1), rounded down, of an ascending sequence; 0 if empty."""
     if not ascending:
         return 0
     return ascending[min(len(ascending) - 1, int(len(ascending) * share))]

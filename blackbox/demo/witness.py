@@ -1,4 +1,4 @@
-"""The independent side of the demo: a plain consumer, with nothing of blackbox between it and Kafka."""
+"""The demo's independent consumer: it reads from Kafka without blackbox's own access code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Witness:
         self._ended: set[tuple[str | None, int | None]] = set()
 
     def read(self, timeout_s: float) -> list[Seen]:
-        """What has come in, after waiting up to `timeout_s` for the first record."""
+        """The records that have arrived, after waiting up to `timeout_s` for the first one."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -61,7 +61,7 @@ class Witness:
         return records
 
     def read_to_end(self) -> list[Seen]:
-        """Everything there is now. Raises EmbeddedError when Kafka is silent for 10 s."""
+        """All records up to the current end. Raises EmbeddedError when nothing arrives for 10 s."""
         records: list[Seen] = []
         while len(self._ended) < len(self._partitions):
             ended = len(self._ended)
@@ -78,7 +78,7 @@ class Witness:
 
 
 def create_topics(bootstrap_servers: str, topics: Sequence[str], partitions: int) -> None:
-    """Create topics whose records get the broker's own time, so that no client vouches for itself."""
+    """Create topics whose timestamps are set by the broker: producers cannot choose them."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     stamped = {"message.timestamp.type": "LogAppendTime"}
     asked = admin.create_topics([NewTopic(topic, partitions, config=stamped) for topic in topics])
