@@ -205,7 +205,7 @@ _NOBODY = Line("", b"", (), Fate.CANCEL)
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:
-    """The value at index `length * share` (share: 0 to 1), rounded down, of an ascending sequence; 0 if empty."""
+    """The value at index `length * share`, rounded down, of an ascending sequence; 0 if empty."""
     if not ascending:
         return 0
     return ascending[min(len(ascending) - 1, int(len(ascending) * share))]

@@ -1,1 +1,1 @@
-"""The audit: what became of every request, and what is wrong with it."""
+"""The audit: the fate of every request, and all exceptions."""

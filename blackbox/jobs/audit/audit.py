@@ -1,4 +1,4 @@
-"""The audit: every request has exactly one fate, proven from the journals, the index and the targets.
+"""The audit: check from the journals, the index and the targets that every request has exactly one fate.
 
 Runs beside a live service and changes nothing.
 """
@@ -67,11 +67,11 @@ from blackbox.spark.session import numbered
 from blackbox.support.logs import QUIET
 
 PATIENCE_S = 10.0
-"""How long a position may be beyond its journal's end: the end of a transaction is told a little late."""
+"""How long a position may be beyond its journal's end: readers see a transaction's end a little late."""
 PATIENCE_LOOK_S = 0.1
 CLOCKS_APART_MS = 60_000
 NAMED = 10_000
-"""Exceptions that a verdict names; the rest are counted, and in the tables."""
+"""How many exceptions a verdict names; the others are only counted, and are in the tables."""
 ROWS_A_TASK = 200_000
 BUCKETS = 60
 STEPS_A_DECADE = 40
@@ -80,7 +80,7 @@ Seen = Mapping[Shard, Positions | None]
 
 
 class Finding(NamedTuple):
-    """Something that should not be. `offset` is a request's, or a position of the shard."""
+    """An exception. `offset` is that of a request, or a position of the shard."""
 
     kind: str
     topic: str
@@ -100,7 +100,7 @@ class Series(NamedTuple):
 
 
 class Lateness(NamedTuple):
-    """How late deliveries were. `counts` by step: ms + 1 grows by 10 in `STEPS_A_DECADE` of them."""
+    """The lateness of deliveries. `counts` is by step: ms + 1 grows tenfold in `STEPS_A_DECADE` steps."""
 
     p50_ms: int
     p99_ms: int
@@ -110,12 +110,12 @@ class Lateness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit found. Counts are of requests, by state.
+    """The result of an audit. Counts are of requests, by state.
 
-    `cold` counts those pending that wait in Kafka, out of Redis;
-    `unknown` counts what cannot be judged because the journals do not keep it any more;
-    `by_kind` all exceptions, of which `exceptions` names the first. `hours` are those of the due
-    times, epoch ms. `seen_ms` is when it began, `took_s` how long it took.
+    `cold` counts pending requests that wait in Kafka, not in Redis. `unknown` counts requests that
+    cannot be judged because the journals no longer keep them. `by_kind` counts all exceptions;
+    `exceptions` names the first of them. The keys of `hours` are the hours of the due times, epoch
+    ms. `seen_ms` is when the audit began, `took_s` how long it took.
     """
 
     seen_ms: int
@@ -153,14 +153,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A verdict, and the tables it was made from; they last as long as the context."""
+    """A verdict, and the tables it was made from; the tables are valid until the context ends."""
 
     verdict: Verdict
     fates: DataFrame
     exceptions: DataFrame
 
     def write(self, folder: str) -> None:
-        """Both tables as Parquet, `fates` and `exceptions` under this folder or Hadoop path."""
+        """Write both tables as Parquet, `fates` and `exceptions`, under this folder or Hadoop path."""
         for name, table in (("fates", self.fates), ("exceptions", self.exceptions)):
             table.write.mode("overwrite").parquet(f"{folder.rstrip('/')}/{name}")
 
@@ -174,24 +174,24 @@ def audited(
     targets: bool = False,
     late_s: float | None = None,
 ) -> Iterator[Audited]:
-    """Look at everything and judge it; what moves meanwhile is judged only where it is certain.
+    """Audit everything. What changes during the audit is judged only where the result is certain.
 
-    1. how far the journals go at the first look;
-    2. the positions, then all entries of the indexes, then the positions again;
-    3. once the journals' readable ends have reached these positions: the requests up to their end;
-    4. with `targets`, what the target topics hold up to their end;
-    5. the receipts up to their end: they account for everything seen before;
-    6. the positions a last time.
+    1. read the bounds of the journals;
+    2. read the positions, then all entries of the indexes, then the positions again;
+    3. wait until the journals' readable ends reach these positions, then read the requests up to their end;
+    4. with `targets`, read the target topics up to their end;
+    5. read the receipts up to their end: they account for everything read before;
+    6. read the positions a last time.
 
-    `late_s` makes what was, or is, later than this an exception. Raises JournalLost, IndexLost
-    when Kafka or Redis do not answer.
+    With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
+    Raises JournalLost or IndexLost when Kafka or Redis does not answer.
     """
     with ExitStack() as ending:
         yield _Look(session, settings, kept, ending).judge(targets=targets, late_s=late_s)
 
 
 class _Look:
-    """One audit under way."""
+    """One run of the audit."""
 
     def __init__(
         self, session: SparkSession, settings: Settings, kept: Ledger | None, ending: ExitStack
@@ -246,7 +246,7 @@ class _Look:
         return Audited(verdict, rows.select(FATE), wrong.unionByName(positions))
 
     def _suit(self, there: Reach) -> None:
-        """Joins in as many parts as suit the journals; no large side is sent to every task."""
+        """Set the shuffle partitions by the journals' size, and disable automatic broadcast joins."""
         rows = sum(span.end - span.start for span in there.values())
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
         chosen = {
@@ -269,13 +269,13 @@ class _Look:
         return {shard: self._inspector.positions(shard) for shard in shards}
 
     def _held(self, shards: tuple[Shard, ...]) -> DataFrame:
-        """All entries, read now and never again: what is lost of the table fails the audit."""
+        """All entries, read now and only once: if a part of the table is lost, the audit fails."""
         task = HeldRows(self._settings, shards)
         tasks = numbered(self._session, len(shards) + 1)
         return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
     def _wait_for_journals(self, positions: Seen) -> list[Finding]:
-        """Until the journals can be read up to the positions; those that stay beyond are exceptions."""
+        """Wait until the journals can be read up to the positions; positions still beyond are exceptions."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             ahead = list(_ahead(positions, reach(self._settings, self._access)))
@@ -314,7 +314,7 @@ class _Look:
         return self._session.createDataFrame(rows, MARKS)
 
     def _cuts(self, told: Journals) -> dict[Shard, int]:
-        """From where on all receipts are kept, of the shards that do not keep the first ones."""
+        """The receipt offset from which all are kept, for shards that no longer keep the first ones."""
         cuts = {
             shard: _whole_from(span, told.gaps.get(Journal("outcomes", shard), []))
             for shard, span in of_table(told.reach, "outcomes").items()
@@ -322,7 +322,7 @@ class _Look:
         return {shard: cut for shard, cut in cuts.items() if cut > 0}
 
     def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
-        """The targets of these requests, from where to where they were read, and what they hold."""
+        """The targets of these requests, the spans that are read, and the messages found in them."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
@@ -342,7 +342,7 @@ _EXCEPTIONS = (
 
 
 def _dated(asked: DataFrame) -> DataFrame:
-    """A timestamp may be anything where callers give it; what lies ahead counts as now."""
+    """The requests with timestamps limited to a minute from now: callers may set them to anything."""
     soon_ms = lit(_now_ms() + CLOCKS_APART_MS)
     return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))
 
@@ -384,7 +384,7 @@ def _whole_from(span: Span, gaps: Sequence[Span]) -> int:
 
 
 def _told_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
-    """Since when all receipts are kept, epoch ms."""
+    """Since when all receipts are kept, epoch ms, by shard."""
     if not cuts:
         return {}
     first = smallest("at_ms").alias("first")
@@ -404,7 +404,10 @@ def _from(cuts: Mapping[Shard, int]) -> Any:
 
 
 def _by_shard(judged: DataFrame) -> list[dict[str, Any]]:
-    """Of each shard: extreme times, and what is no request's fate. Makes the table, once."""
+    """Per shard: the first and last times, and counts other than of request states.
+
+    This is the first action on `judged`, and computes the table.
+    """
 
     def counted(condition: Any) -> Any:
         return count(when(condition, lit(1)))
@@ -432,7 +435,7 @@ def _by_shard(judged: DataFrame) -> list[dict[str, Any]]:
 
 
 def _totals(rows: DataFrame) -> dict[str, Any]:
-    """How many requests are in each state: in all, by caller, by target, by hour."""
+    """How many requests are in each state: in total, by caller, by target, and by due hour."""
     hour = (floor(col("due_ms") / lit(3_600_000)) * 3_600_000).alias("hour")
     parts = ("caller", "target", "hour")
     grouped = rows.select("state", "caller", "target", hour).groupingSets(
@@ -461,7 +464,7 @@ def _most(item: tuple[Any, Mapping[str, int]]) -> tuple[int, str]:
 
 
 def _series(rows: DataFrame, counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Lateness by step, what is pending by due time, and what was asked and delivered by time."""
+    """Lateness by step, pending requests by due time, and requests and deliveries by time."""
     first, last = _extremes(counts, "first_ms", "last_ms")
     due_first, due_last = _extremes(counts, "due_first_ms", "due_last_ms")
     width = even_width_ms(last - first, BUCKETS)
@@ -506,7 +509,7 @@ _WIDTHS_MS = (
 
 
 def even_width_ms(length_ms: int, parts: int) -> int:
-    """A width that people think in, so that at most about `parts` of it cover this length."""
+    """A round width, such as 5 min or 1 h, of which about `parts` at most cover this length."""
     needed = length_ms / parts
     days = 86_400_000
     return next((width for width in _WIDTHS_MS if width >= needed), int(needed // days + 1) * days)
@@ -535,7 +538,7 @@ def _lateness(counts: Mapping[int, int], longest_ms: int) -> Lateness | None:
 
 
 def _named(wrong: DataFrame, more: Sequence[Finding]) -> tuple[list[Finding], dict[str, int]]:
-    """The exceptions, `NAMED` at most, and how many there are of each kind."""
+    """The exceptions, all of `more` and at most `NAMED` others, and how many there are of each kind."""
     counted = wrong.groupBy("kind").agg(count(lit(1)).alias("found")).collect()
     by_kind = {row.kind: row.found for row in counted}
     for one in more:

@@ -1,4 +1,4 @@
-"""What became of each request, and what is wrong with it: steps of the audit, table to table."""
+"""The fate of each request, and the exceptions: steps of the audit as table transformations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from blackbox.spark.journals import PLACE, SHARD, settled
 ASKED = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
-"""What of a request's record is needed to judge it."""
+"""The columns of a request's record that are needed to judge it."""
 
 MARKS = (
     "topic string, partition int, id_prefix string, first long, end long, "
@@ -44,14 +44,18 @@ MARKS = (
     "steady boolean, told_from_ms long, "
     "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
-"""Of each shard: what is kept, from `first` to `end` - 1 without the gaps, and from `whole_from` on
-without any; where it ended before the receipts were read (`end_later`); between which values its
-positions were while the index was read, and whether it had some that did not go back; since when all
-receipts are kept (null: from the first one on); between which offsets lies what was in the journals
-at the first look and not applied (`…_from` to `…_to` - 1)."""
+"""Per shard:
+
+`first` to `end` - 1 -- the offsets of requests that are kept, except `gaps`; none from `whole_from` on
+`end_later` -- the end of the requests when the receipts were about to be read
+`…_low`, `…_high` -- the bounds of the positions while the index was read
+`steady` -- whether there were positions, and they did not go back
+`told_from_ms` -- since when all receipts are kept; null: from the first one on
+`…_from` to `…_to` - 1 -- the offsets that were in the journals at the start and not applied
+"""
 
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
-"""What target topics hold, from `kept_from` to `kept_to` - 1."""
+"""The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
 
 FATE = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
@@ -72,9 +76,9 @@ def fates(
     found: DataFrame | None = None,
     spans: DataFrame | None = None,
 ) -> DataFrame:
-    """One row for each offset that a journal, the index or a target names, with all they say of it.
+    """One row for each offset that a journal, the index or a target names, with everything known of it.
 
-    `asked` has the columns ASKED, `held` those of an index; `found` and `spans` come together.
+    `asked` has the columns ASKED, `held` those of HELD. `found` and `spans` are given together.
     """
     by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
         *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
@@ -96,14 +100,17 @@ def fates(
 
 
 def requests(fates: DataFrame) -> DataFrame:
-    """The fates of requests only: without cancels, and without offsets that hold none."""
+    """The fates of requests only, without cancels and offsets that hold no request."""
     return fates.where(col("kind").isin("request", "invalid"))
 
 
 def exceptions(
     fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
 ) -> DataFrame:
-    """What is wrong, one row each. `late_ms` is how late is too late at `now_ms`; None: nothing."""
+    """One row per exception.
+
+    More than `late_ms` late, for pending requests at `now_ms`, is an exception; None: never.
+    """
     rules = _rules()
     if late_ms is not None:
         rules["late"] = _late(now_ms, late_ms)
@@ -129,12 +136,12 @@ def is_known() -> Column:
 
 
 def lateness() -> Column:
-    """Delivered after it was due, or was asked for if that is later, in ms."""
+    """How long after its due time, or after it was requested if that is later, it was delivered, in ms."""
     return greatest(col("outcome_ms") - _due_since(), lit(0))
 
 
 def _due_since() -> Column:
-    """A request that was asked for when it was due already is late from then on."""
+    """The time from which a request is late: its due time, or when it was written if that is later."""
     asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
     return greatest(col("due_ms"), asked_ms)
 
@@ -142,10 +149,11 @@ def _due_since() -> Column:
 def _with_carried(
     rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame, ended: DataFrame
 ) -> DataFrame:
-    """With what became of requests of the cold tier: `carried_by` another record.
+    """Add the fates of cold requests: `carried_by` is the record that carries a request on.
 
-    A record that carries on what was carried or ended before, or is in the index itself, counts for nothing;
-    one whose request had its outcome as well, and has one of its own, is the second: `outcome_of`.
+    A record is void if the request it carries was carried or ended before, or is in the index itself.
+    If both the request and the carrying record have an outcome, the record's is the second one:
+    `outcome_of` names the request.
     """
     carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
     if carrying.isEmpty():
@@ -187,10 +195,10 @@ def _with_carried(
 
 
 def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
-    """What ends requests: the next record under their caller id, or a cancel or replacement by their id.
+    """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
 
-    Their id is that of the first record also of what was carried on. `stays`: such a cancel leaves the
-    mark of a cold one where it is, until that is written again.
+    A carried request keeps the id of its first record. `stays`: ended by that id, a carried request
+    that is cold keeps its bit in the index until it is written again.
     """
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
@@ -230,7 +238,7 @@ def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
 
 
 def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
-    """The replacements of what had its outcome before, or that were told to be too late: they end nothing."""
+    """The replacements that end nothing: the request had its outcome, or their own receipt says `invalid`."""
     replacing = by_id.where(col("ended_as") == lit("request"))
     had_ended = replacing.join(told, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
@@ -241,7 +249,7 @@ def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
 
 
 def _told(outcomes: DataFrame) -> DataFrame:
-    """The first outcome of each request, how many there are, and the last."""
+    """The first outcome of each request, the number of outcomes, and the last one."""
     place = struct("to_topic", "to_partition", "to_offset")
     first = struct("receipt", "outcome", "at_ms", place.alias("to"))
     last = struct("receipt", "outcome", place.alias("to"))
@@ -266,7 +274,7 @@ def _told(outcomes: DataFrame) -> DataFrame:
 
 
 def _index(held: DataFrame) -> DataFrame:
-    """Each entry and each payload once."""
+    """One row per request that the index holds anything of."""
     return held.groupBy(PLACE).agg(
         largest("entry").alias("entry"),
         largest("payload").alias("payload"),
@@ -275,7 +283,7 @@ def _index(held: DataFrame) -> DataFrame:
 
 
 def _copies(found: DataFrame) -> DataFrame:
-    """How often targets hold each message, where, and by how much the earliest was early."""
+    """How often targets hold each message, where, and how early the earliest copy was."""
     place = struct("at_topic", "at_partition", "at_offset")
     return found.groupBy(PLACE).agg(
         count(lit(1)).alias("copies"),
@@ -306,7 +314,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
 
 
 def _rules() -> dict[str, tuple[Column, Column]]:
-    """By kind, when a row breaks the rule, and what to say then."""
+    """Per kind of exception: the condition, and the detail text."""
     pending_throughout = (
         col("kind").isin("request", "invalid")
         & (col("offset") < col("requests_low"))
@@ -375,7 +383,7 @@ def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
 
 
 def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
-    """Rules on what the target topics really hold; they extend some of the others."""
+    """Add the rules about what the target topics really hold; they extend some other rules."""
     several = col("copies") > lit(1)
     twice, said_twice = rules["duplicated"]
     copies = _text(
@@ -436,7 +444,7 @@ def _why_orphan() -> Column:
 
 
 def _is(condition: Column) -> Column:
-    """A condition on what may be missing, which then does not hold."""
+    """The condition, with null as false."""
     return coalesce(condition, lit(False))
 
 
@@ -445,13 +453,13 @@ def _any(*conditions: Column) -> Column:
 
 
 def _text(*parts: Column | str) -> Column:
-    """A sentence; what is missing in it reads as nothing."""
+    """The concatenated text; null parts are empty."""
     columns = [lit(part) if isinstance(part, str) else part.cast("string") for part in parts]
     return concat(*(coalesce(column, lit("")) for column in columns))
 
 
 def _at(columns: str) -> Column:
-    """` at orders/3@17`, missing where there is no place."""
+    """` at orders/3@17`; null when there is no place."""
     return concat(lit(" at "), _place(columns))
 
 
@@ -464,7 +472,7 @@ def _place(columns: str) -> Column:
 
 
 def _id() -> Column:
-    """`blackbox.records.request.request_id` of the row's place."""
+    """The request id of the row's place, as `blackbox.records.request.request_id` computes it."""
     asked_at = coalesce(col("origin"), col("offset"))
     high = shiftright(asked_at, 48).bitwiseOR(lit(0x8000))
     low = asked_at.bitwiseAND(lit(0xFFFF_FFFF_FFFF))

@@ -1,4 +1,4 @@
-"""Spark tasks that read whole indexes, a shard each, and the key space beside them."""
+"""Spark tasks that read whole indexes, shard by shard, and orphaned payloads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HELD = (
     "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "
     "cold boolean"
 )
-"""What an index has of a request: its entry, its payload, one without the other, or a cold one's bit."""
+"""What an index holds of a request: its entry, its payload, or both; or the bit of a cold request."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Reads the shards whose numbers are its rows; one number more stands for orphaned payloads."""
+    """Reads the shards whose numbers it receives; the number after the last shard means orphaned payloads."""
 
     settings: Settings
     shards: tuple[Shard, ...]

@@ -1,4 +1,4 @@
-"""Plots of an audit as SVG that goes into a page: its text is text, its colours are the page's."""
+"""Plots of an audit as inline SVG, with text as text and with the page's colours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COLOURS = {
     "ink": "#010203", "line": "#010204", "delivered": "#010205", "pending": "#010206",
     "dead": "#010207", "asked": "#010208",
 }  # fmt: skip
-"""Stand for the page's own, which differ by day and by night."""
+"""Placeholders for the page's CSS colours, which differ between light and dark mode."""
 
 _INK, _LINE = _COLOURS["ink"], _COLOURS["line"]
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
@@ -46,7 +46,7 @@ ENDED_BADLY = ("dead", "expired", "invalid")
 
 @mpl.rc_context(_STYLE)
 def lateness(late: Lateness) -> str:
-    """How many deliveries were how late, on a logarithmic axis, with p50 and p99."""
+    """A histogram of lateness on a logarithmic axis, with p50 and p99."""
     figure = _figure()
     axes = figure.subplots()
     merged = STEPS_A_DECADE // BARS_A_DECADE
@@ -82,7 +82,7 @@ def lateness(late: Lateness) -> str:
 
 @mpl.rc_context(_STYLE)
 def pending(due: Series) -> str:
-    """How much of what is pending comes due when."""
+    """A histogram of pending requests by due time."""
     figure = _figure()
     axes = figure.subplots()
     axes.bar(
@@ -96,7 +96,7 @@ def pending(due: Series) -> str:
 
 @mpl.rc_context(_STYLE)
 def throughput(asked: Series, delivered: Series | None) -> str:
-    """Requests asked and messages delivered a second, over time: often a burst and a long tail."""
+    """Requests and deliveries per second over time, in separate plots: often a burst and a long tail."""
     shown = {
         name: series
         for name, series in (("asked", asked), ("delivered", delivered))
@@ -119,7 +119,7 @@ def throughput(asked: Series, delivered: Series | None) -> str:
 
 @mpl.rc_context(_STYLE)
 def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
-    """What became of the requests of the busiest callers."""
+    """The states of the requests of the busiest callers."""
     shown = list(states.items())[:CALLERS]
     figure = _figure(0.9 + 0.26 * max(4, len(shown)))
     axes = figure.subplots()
@@ -143,13 +143,13 @@ def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
 
 
 def duration(ms: float) -> str:
-    """`12 ms`, `1.5 s`, `2 h`."""
+    """A duration as text: `12 ms`, `1.5 s`, `2 h`."""
     size, unit = next((s, u) for s, u in _UNITS if ms >= s or s == 1)
     return f"{ms / size:.3g} {unit}"
 
 
 def number(value: float) -> str:
-    """`950`, `12k`, `1.5M`."""
+    """A number as text: `950`, `12k`, `1.5M`."""
     for size, unit in ((1_000_000, "M"), (1000, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -175,7 +175,7 @@ def _svg(figure: Figure, about: str) -> str:
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context({"svg.hashsalt": about}), warnings.catch_warnings():
-        # Names of callers may have letters that matplotlib's font has not; the reader's has.
+        # Callers' names may have letters missing in matplotlib's font; the browser renders the text.
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     drawn = file.getvalue()
@@ -188,7 +188,7 @@ def _svg(figure: Figure, about: str) -> str:
 
 
 def _time_axis(axes: Any, series: Series) -> None:
-    """Round instants, UTC, as far apart as their names are long."""
+    """Ticks at round instants, UTC, about five along the axis."""
     length_ms = len(series.counts) * series.width_ms
     step_ms = even_width_ms(length_ms, 5)
     first_ms = -(-series.start_ms // step_ms) * step_ms

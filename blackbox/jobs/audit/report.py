@@ -1,4 +1,4 @@
-"""An audit as one file for people: opens from disk, loads nothing, runs nothing."""
+"""The audit report as one HTML file: opens from disk, loads no other files, runs no scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def page(verdict: Verdict) -> str:
-    """The HTML of a verdict; whatever callers wrote comes out as text."""
+    """The HTML of a verdict; everything that callers wrote is escaped."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -45,7 +45,7 @@ def page(verdict: Verdict) -> str:
 
 
 def moment(ms: int) -> str:
-    """`2026-11-21 12:00:00 UTC`; beyond what calendars hold, the number itself."""
+    """Epoch ms as `2026-11-21 12:00:00 UTC`; the number itself when it is outside datetime's range."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -57,7 +57,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
-    """Title, what it shows, and the drawing, which matplotlib has escaped."""
+    """Title, description and SVG of each plot; matplotlib has escaped the text in the SVG."""
     drawn: list[tuple[str, str, str]] = []
     if verdict.lateness is not None:
         about = "deliveries by how long after their due time they were dispatched"
@@ -79,7 +79,7 @@ def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
 def _rows(
     found: Mapping[Any, Mapping[str, int]], nothing: str = ""
 ) -> tuple[list[str], list[tuple[str, list[int]]], int]:
-    """The states that occur, the first rows, and how many more there are."""
+    """The states that occur, the first rows, and how many more rows there are."""
     states = [state for state in STATES if any(state in counts for counts in found.values())]
     rows = [
         (nothing if name is None else str(name), [counts.get(state, 0) for state in states])

@@ -1,4 +1,4 @@
-"""Spark tasks that read what target topics hold of the messages delivered to them."""
+"""Spark tasks that read the delivered messages back from the target topics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FOUND = (
     "topic string, partition int, offset long, at_topic string, at_partition int, at_offset long, "
     "early_ms long"
 )
-"""A message at `at_…` that says it was asked for at `topic`/`partition`@`offset`.
+"""A message at `at_…` whose headers name the request at `topic`/`partition`@`offset`.
 
-`early_ms` is how long before its due time the broker appended it, null where the broker does not
-stamp records itself.
+`early_ms` is how long before its due time the broker appended it; null where the broker does not set
+timestamps itself, or the due time is missing.
 """
 
 _APPENDED = 2
-"""The kind of timestamp that the broker gives (TIMESTAMP_LOG_APPEND_TIME)."""
+"""The timestamp type of the broker's append time (TIMESTAMP_LOG_APPEND_TIME)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Reads the ranges whose numbers are its rows; only what came from one of `topics` counts."""
+    """Reads the ranges whose numbers it receives; keeps only messages requested through one of `topics`."""
 
     access: KafkaAccess
     ranges: tuple[Range, ...]

@@ -1,4 +1,4 @@
-"""One run of the ledger: what the journals have that it lacks, step by step."""
+"""Extend the ledger: add what the journals have and it lacks, step by step."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from blackbox.spark.journals import (
 STEP = 2_000_000
 DAY_MS = 86_400_000
 LAST_DAY = 2_932_896
-"""9999-12-31: a record's own timestamp may be anything."""
+"""9999-12-31, the latest day: a record's own timestamp may be anything."""
 
 WRITING = {
     "compression": "zstd",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""Version 1: of a task that ran twice, only one attempt's files are kept."""
+"""Version 1: if a task ran twice, only one attempt's files are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is done at once, and how long what is replaced is kept."""
+    """How much work is done at once, and how long replaced files are kept."""
 
     step: int
-    """Offsets: what a kill costs at most."""
+    """Offsets per step: at most this much work is lost when the run is killed."""
     small_bytes: int = 32 << 20
     many: int = 8
-    """So many small files of a day are made into few."""
+    """A day with at least this many small files is compacted."""
     file_bytes: int = 128 << 20
     compacted_bytes: int = 1 << 30
-    """Per run and table."""
+    """No further day is compacted after this many bytes, per run and table."""
     manifests: int = 5
     readers_s: int = 86_400
-    """So long the files of a ledger that was opened stay."""
+    """How long replaced files stay for readers that opened the ledger before."""
 
 
 @dataclass(slots=True)
 class TableDone:
-    """What a run did to a table, and what the table now is."""
+    """What a run did to a table, and the table's size now."""
 
     rows_added: int = 0
     compacted: int = 0
@@ -78,7 +78,7 @@ class TableDone:
 
 @dataclass(slots=True)
 class Done:
-    """What a run did."""
+    """The result of a run."""
 
     path: str
     manifest: Manifest
@@ -98,15 +98,15 @@ def extend(
     accept_gap: bool = False,
     limits: Limits | None = None,
 ) -> Done:
-    """Bring the ledger to where the journals end now; makes it when there is none.
+    """Extend the ledger to the current end of the journals; creates it if there is none.
 
     1. compare its manifest with the journals in Kafka;
     2. step by step: write new files, then publish a manifest that names them;
-    3. make few files of a day's many small ones, published the same way;
+    3. compact days with many small files, published the same way;
     4. remove old manifests, and files that no manifest names.
 
-    A kill at any moment leaves the newest manifest as it is. Raises LedgerError, and JournalLost
-    when Kafka does not answer; steps that were published stay.
+    A kill at any moment leaves the newest manifest intact. Raises LedgerError, and JournalLost when
+    Kafka does not answer; published steps stay.
     """
     started_s = time.monotonic()
     with explained():
@@ -149,7 +149,7 @@ class _Run:
 
     @contextmanager
     def not_overtaken(self) -> Iterator[None]:
-        """Say so when another run was faster: it removes the files of this one, whose job fails."""
+        """Report a failure as overtaken if another run published first: it removes this run's files."""
         try:
             with explained():
                 yield
@@ -160,7 +160,7 @@ class _Run:
             raise
 
     def compare(self, *, accept_gap: bool) -> None:
-        """Find what is to be read. Raises LedgerError when ledger and Kafka do not fit together."""
+        """Find what is to be read. Raises LedgerError when ledger and journals do not match."""
         manifest = self.done.manifest
         in_kafka = reach(self._settings, self._access)
         if not in_kafka and not manifest.number:
@@ -184,7 +184,7 @@ class _Run:
         self.done.manifest = replace(manifest, journals=held)
 
     def read_on(self) -> None:
-        """Write what is missing, in steps that are published one by one."""
+        """Write the missing records, in steps that are published one by one."""
         for step in _steps(self._todo, self._limits.step):
             written: list[File] = []
             held = dict(self.done.manifest.journals)
@@ -202,7 +202,7 @@ class _Run:
             self._publish()
 
     def compact(self) -> None:
-        """Make few files of a day's many small ones; some days in one run, the others later."""
+        """Compact days with many small files; if there are too many for one run, later runs do the rest."""
         manifest = self.done.manifest
         gone: set[str] = set()
         made: list[File] = []
@@ -230,8 +230,8 @@ class _Run:
     def clean(self) -> None:
         """Remove old manifests, and files that no manifest names and none ever will.
 
-        Files are written into folders with the number of the manifest that is to name them, and
-        a number is published once: when a manifest has it, its other files are nobody's.
+        Files are written to folders with the number of the manifest that will name them. A number is
+        published only once: after that, files of this number that the manifest does not name are unused.
         """
         manifest = self.done.manifest
         numbers = manifests.published(self._files)
@@ -268,7 +268,7 @@ class _Run:
         return frame.coalesce(-(-offsets // PIECE))
 
     def _write(self, table: str, frame: DataFrame) -> tuple[list[File], dict[Shard, Last]]:
-        """Write rows by day into files of the next manifest; they count once that is published."""
+        """Write rows by day to files of the next manifest; they are visible once that is published."""
         folder = f"{table}/{self.done.manifest.number + 1:020d}-{uuid.uuid4().hex[:12]}"
         written = Observation()
         (
@@ -314,12 +314,12 @@ class _Run:
         self._is_changed = False
 
     def _still_read(self, replaced: Iterable[Replaced], oldest: int) -> Iterator[Replaced]:
-        """Files that a kept manifest names, or that a reader may have opened not long ago."""
+        """The replaced files that a kept manifest names, or that a recent reader may still have open."""
         since_ms = _now_ms() - self._limits.readers_s * 1000
         return (file for file in replaced if file.by > oldest or file.at_ms > since_ms)
 
     def _worth_compacting(self, held: Iterable[File]) -> Iterator[list[File]]:
-        """Small files of days that have many; of a large day, or of several that are not."""
+        """Groups of small files of days that have many: one group per large day, one for all other days."""
         days: dict[str, list[File]] = defaultdict(list)
         for file in held:
             if file.bytes < self._limits.small_bytes:
@@ -339,7 +339,7 @@ class _Run:
             yield gathered
 
     def _gathered(self, table: str, frame: DataFrame, chosen: Sequence[File]) -> DataFrame:
-        """The same rows, sorted, for one file a day, or for a large day's few."""
+        """The same rows, sorted and partitioned: one file per day, or a few for one large day."""
         days = {file.day for file in chosen}
         place = [*PLACE[:2], POSITION[table][0]]
         if len(days) > 1:
@@ -351,9 +351,9 @@ class _Run:
 
 
 def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Span]]:
-    """The same spans, cut into steps of at most `size` offsets.
+    """The same spans, split into steps of at most `size` offsets.
 
-    Requests go first, so that at no time the ledger has an outcome without its request.
+    Requests go first: the ledger must never hold an outcome without its request.
     """
     step: dict[Journal, Span] = {}
     room = size
@@ -382,7 +382,7 @@ def _file(table: str, path: str, size: int, measured: Measured) -> File:
 
 
 def _number(path: str) -> int:
-    """The manifest that a folder's files, or a temporary file, were written for."""
+    """The number of the manifest that a folder or temporary file was written for; `_NONE` if it has none."""
     stem = path.partition("/")[2].lstrip(".").replace(".", "-").partition("-")[0]
     return int(stem) if stem.isdecimal() else _NONE
 

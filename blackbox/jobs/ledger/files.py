@@ -1,4 +1,4 @@
-"""A folder on any file system that Hadoop knows, through the session's JVM."""
+"""Access to a folder on any file system that Hadoop supports, through the Spark session's JVM."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Found(NamedTuple):
 class Files:
     """Files by their path below one root.
 
-    Every method raises LedgerError when the file system does not answer or refuses: the text names
-    the path, and what it said.
+    Every method raises LedgerError when the file system does not answer or refuses; the text has the
+    path and the file system's message.
 
-    A root without a scheme is on the default file system, which is this machine's unless Hadoop is
+    A root without a scheme is on the default file system: this machine's, unless Hadoop is
     configured otherwise.
     """
 
@@ -46,11 +46,11 @@ class Files:
         self._is_local = self._root.toUri().getScheme() == "file"
 
     def uri(self, path: str) -> str:
-        """What Spark reads and writes."""
+        """The full path, as Spark takes it."""
         return f"{self.root}/{path}"
 
     def listed(self, folder: str) -> list[Found]:
-        """What a folder holds, in order of names; a folder that is missing holds nothing."""
+        """The contents of a folder, ordered by name; nothing if the folder is missing."""
         with _explained(self.uri(folder)):
             try:
                 found = [self._found(one) for one in self._system.listStatus(self._at(folder))]
@@ -61,7 +61,7 @@ class Files:
         return sorted(found)
 
     def walk(self, folder: str) -> Iterator[Found]:
-        """Every file below a folder, without hidden ones."""
+        """Every file below a folder, without names that start with `.` or `_`."""
         for found in self.listed(folder):
             name = found.path.rpartition("/")[2]
             if name.startswith((".", "_")):
@@ -72,12 +72,12 @@ class Files:
                 yield found
 
     def read(self, path: str) -> bytes:
-        """A small file, whole."""
+        """The whole content of a small file."""
         with _explained(self.uri(path)), closing(self._system.open(self._at(path))) as stream:
             return bytes(stream.readAllBytes())
 
     def publish(self, path: str, content: bytes) -> bool:
-        """Write a file so that nobody sees half of it; False, and nothing done, when it exists."""
+        """Write a file atomically; returns False, and changes nothing, when it exists."""
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"
         with _explained(self.uri(path)):
@@ -89,18 +89,18 @@ class Files:
                 self.delete(temporary)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all it holds; what is missing is no error."""
+        """Delete a file, or a folder with its contents; a missing path is not an error."""
         with _explained(self.uri(path)):
             self._system.delete(self._at(path), True)
 
     def _moved(self, source: str, target: str) -> bool:
         if self._is_local:
-            # Hadoop's own rename looks first and moves then; a link is made in one step.
+            # Hadoop's own local rename checks first and then moves; creating a link is atomic.
             try:
                 os.link(self._local(source), self._local(target))
             except FileExistsError:
                 return False
-            except OSError:  # a file system without links
+            except OSError:  # the file system has no hard links
                 pass
             else:
                 return True

@@ -1,4 +1,4 @@
-"""Whether a ledger and the journals in Kafka are the same journals."""
+"""Check that a ledger was made from the journals that are in Kafka now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANEW = (
 def misfits(
     manifest: Manifest, in_kafka: Reach, topics: Collection[str], access: KafkaAccess
 ) -> list[str]:
-    """Why it is not the ledger of these topics, as when one was deleted and created again."""
+    """Why the ledger does not match these topics, e.g. a topic was deleted and created again."""
     return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
 
 
@@ -41,7 +41,7 @@ def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Ite
 
 
 def _strangers(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
-    """Journals whose last kept record is another one in Kafka now."""
+    """Journals whose last record in the ledger is a different record in Kafka now."""
     for journal, covered in manifest.journals.items():
         last, span = covered.last, in_kafka.get(journal)
         if last is None or span is None or span.start > last.offset:

@@ -30,12 +30,12 @@ __all__ = ["Ledger", "LedgerError", "Verdict"]
 
 SCHEMAS = {"requests": RECORDS, "outcomes": OUTCOMES}
 POSITION = {"requests": ("offset", "timestamp_ms"), "outcomes": ("receipt", "at_ms")}
-"""Where a row stands in its journal, and when that was written."""
+"""The columns with a row's offset in its journal, and with the time it was written."""
 
 UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
 
 AS_THEY_ARE = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Read paths as they are, brackets and all; the first alone would read some files several times."""
+"""Read paths literally, including brackets; the first option alone would read some files several times."""
 
 MOST_CAUSES = 50
 
@@ -44,9 +44,9 @@ _OURS = re.compile(r"(?:blackbox\.[a-z_.]+\.|^)(?:JournalLost|ValueError): (.+)"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a look at every row found: `problems` in words, one each; none means all is well.
+    """The result of reading every row: one text per problem; no `problems` means the ledger is intact.
 
-    `leftovers` are files no manifest names, of a run that was killed: the next run removes them.
+    `leftovers` counts files of a killed run, which no manifest names; a later run removes them.
     """
 
     files: int
@@ -57,7 +57,7 @@ class Verdict:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what Spark says into a LedgerError of one line."""
+    """Turn Spark's errors into a LedgerError of one line."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -67,9 +67,9 @@ def explained() -> Iterator[None]:
 
 
 def _causes(error: Exception) -> str:
-    """What its causes in Java say, which Spark's own text may leave out.
+    """The messages of the error's causes in Java, which Spark's own text may leave out.
 
-    Where several stages failed at once, most of them are suppressed ones.
+    When several stages fail at once, most causes are suppressed exceptions.
     """
     told: list[str] = []
     java = (
@@ -86,7 +86,7 @@ def _causes(error: Exception) -> str:
 
 
 class Ledger:
-    """The ledger as its newest manifest describes it; what a later run adds is not seen.
+    """The ledger as its newest manifest describes it; additions by later runs are not seen.
 
     Its files stay readable for a day after a later run has replaced them.
     """
@@ -100,7 +100,7 @@ class Ledger:
     @classmethod
     @explained()
     def open(cls, session: SparkSession, path: str) -> Ledger:
-        """Raises LedgerError when there is none, it is damaged, or another version wrote it."""
+        """Open a ledger. Raises LedgerError when there is none, it is damaged, or its format is unknown."""
         ledger = cls._newest(session, path)
         problems = _absent(ledger._files, ledger.manifest.files, ledger._there())
         if problems:
@@ -118,12 +118,12 @@ class Ledger:
 
     @property
     def gaps(self) -> dict[Journal, tuple[Span, ...]]:
-        """Offsets within the reach that were removed before they were read."""
+        """Offsets within the reach that Kafka had removed before they were read."""
         journals = self.manifest.journals
         return {journal: held.gaps for journal, held in journals.items() if held.gaps}
 
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
-        """Raises LedgerError unless the journals that are there are those that it keeps."""
+        """Raise LedgerError unless the journals in Kafka are those that this ledger keeps."""
         if problems := misfits(self.manifest, there, topics, access):
             raise LedgerError("\n".join(problems))
 
@@ -132,7 +132,7 @@ class Ledger:
         return self._table("requests")
 
     def outcomes(self) -> DataFrame:
-        """One row for each outcome that receipts tell; columns of OUTCOMES."""
+        """One row for each outcome in the receipts; columns of OUTCOMES."""
         return self._table("outcomes")
 
     def _table(self, table: str) -> DataFrame:
@@ -144,9 +144,9 @@ class Ledger:
     @classmethod
     @explained()
     def verify(cls, session: SparkSession, path: str) -> Verdict:
-        """Read every row and compare it with what the manifest says; changes nothing.
+        """Read every row and compare it with the manifest; changes nothing.
 
-        Raises LedgerError as `open` does, except for files: those become problems.
+        Raises LedgerError as `open` does, except for missing or changed files: those become problems.
         """
         return cls._newest(session, path)._verified()
 
@@ -179,7 +179,7 @@ class Ledger:
         return Verdict(len(named), seen, problems + copies, len(strangers) - len(copies))
 
     def _read_through(self, table: str, paths: Sequence[str]) -> dict[str, Measured]:
-        """Measure each file; those that cannot be read are missing from the answer."""
+        """Measure each file; files that cannot be read are left out of the result."""
         if not paths:
             return {}
         try:
@@ -210,9 +210,9 @@ class Ledger:
                 )
 
     def _copies(self, strangers: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
-        """Which files have the rows of one that the manifest names, and stand in a folder of such.
+        """Report unnamed files that are copies of a named file and are in a folder with named files.
 
-        What a run leaves that was killed stands in a folder of its own.
+        The files of a killed run are in a folder of their own.
         """
         folders = {_folder(file.path) for file in named}
         beside = [found for found in strangers if _folder(found.path) in folders]
@@ -233,7 +233,7 @@ class Ledger:
 
 
 class Measured(NamedTuple):
-    """What a file holds: rows, the XOR of their hashes in hex, and from where to where by shard."""
+    """The contents of a file: rows, the XOR of their hashes in hex, and the first and last row by shard."""
 
     rows: int
     checksum: str
@@ -242,7 +242,7 @@ class Measured(NamedTuple):
 
 
 def newest(files: Files) -> Manifest:
-    """The newest manifest; number 0 where there is no ledger yet."""
+    """The newest manifest; number 0 when there is no ledger yet."""
     numbers = manifests.published(files)
     return manifests.read(files, numbers[-1]) if numbers else Manifest()
 
@@ -258,7 +258,7 @@ def rows(session: SparkSession, files: Files, table: str, paths: Sequence[str]) 
 def measure(
     session: SparkSession, files: Files, table: str, paths: Sequence[str]
 ) -> dict[str, Measured]:
-    """Read files through, and tell what each holds."""
+    """Read files completely, and measure the contents of each."""
     if not paths:
         return {}
     frame = rows(session, files, table, paths)
@@ -292,7 +292,7 @@ def _is_as_written(file: File, measured: Measured | None) -> bool:
 
 
 def _folder(path: str) -> str:
-    """Where the run that wrote a file put it."""
+    """The folder of the run that wrote a file."""
     return "/".join(path.split("/")[:2])
 
 

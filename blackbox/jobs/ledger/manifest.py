@@ -1,4 +1,4 @@
-"""The manifest of a ledger: which files it is made of, and which offsets they cover."""
+"""The manifest of a ledger: its files, and the offsets that they cover."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = "manifest"
 
 
 class Last(NamedTuple):
-    """The last record kept of a journal, by which it is known again."""
+    """The last record kept of a journal, by which the journal is recognised."""
 
     offset: int
     at_ms: int
@@ -42,7 +42,7 @@ class Covered:
         return replace(self, end=end, last=last or self.last)
 
     def beyond_gap(self, start: int) -> Covered:
-        """Goes on at `start`, with what was before it as a gap."""
+        """Continue at `start`; the offsets before it become a gap."""
         return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
 
 
@@ -58,7 +58,7 @@ class File(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """A file that manifest `by` no longer names; who opened an earlier one may still read it."""
+    """A file that manifests from number `by` on no longer name; readers of earlier ones may still read it."""
 
     path: str
     by: int
@@ -97,7 +97,7 @@ def published(files: Files) -> list[int]:
 
 
 def read(files: Files, number: int) -> Manifest:
-    """Raises LedgerError when it is damaged or another version wrote it."""
+    """Read a manifest. Raises LedgerError when it is damaged or has another format."""
     path = path_of(number)
     try:
         found = orjson.loads(files.read(path))
@@ -118,7 +118,7 @@ def read(files: Files, number: int) -> Manifest:
 
 
 def publish(files: Files, manifest: Manifest) -> None:
-    """Make it the newest one. Raises LedgerError, and changes nothing, when another run was faster."""
+    """Publish a manifest as the newest one. Raises LedgerError when another run was faster."""
     body = _body(manifest)
     content = orjson.dumps(body | {"sha256": _digest(body)}, default=list)  # spans are tuples
     is_new = files.publish(path_of(manifest.number), content)
@@ -180,7 +180,7 @@ def _damaged(files: Files, path: str) -> LedgerError:
 
 
 def total(rows: Iterable[File]) -> tuple[int, int]:
-    """Rows, and the XOR of the checksums."""
+    """The sum of the rows, and the XOR of the checksums."""
     count, mixed = 0, 0
     for file in rows:
         count += file.rows

@@ -1,1 +1,1 @@
-"""Requests from files into a request topic."""
+"""Load requests from files into a request topic."""

@@ -1,4 +1,4 @@
-"""Cells of Parquet as what stands for them in JSON, without a change."""
+"""Convert Parquet cells to JSON values without loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 
 def instants(file: Any) -> set[str]:
-    """Columns of the old type of timestamps, which Spark writes: UTC, though it does not say so."""
+    """Columns of the old timestamp type INT96, which Spark writes: UTC, although the type does not say so."""
     found = (file.schema.column(n) for n in range(len(file.schema)))
     return {column.path for column in found if column.physical_type == "INT96"}
 
@@ -53,7 +53,7 @@ def _plain_column(name: str, column: pa.Array, is_instant: bool) -> list[Any]:
 
 
 def _meaning(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes JSON of a cell of this type without changing it; None where nothing is to do."""
+    """The function that converts a cell of this type to JSON without loss; None if none is needed."""
     if pa.types.is_floating(kind):
         return _number
     if pa.types.is_decimal(kind):
@@ -86,6 +86,6 @@ def _digits(cell: Decimal) -> Any:
 
 
 def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    """An object with every pair, so that a name that is there twice is found."""
+    """An object with every pair, including repeated names, which the parser then detects."""
     members = (b":".join((orjson.dumps(str(k)), orjson.dumps(v))) for k, v in pairs)
     return orjson.Fragment(b"{" + b",".join(members) + b"}")

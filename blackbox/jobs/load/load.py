@@ -1,4 +1,4 @@
-"""Requests from files into a request topic: judge every row, then send each exactly once."""
+"""Load requests from files into a request topic: validate every row, then send each exactly once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from blackbox.spark.tables import REPORT, reports
 
 LANE_ROWS_PER_S = 20_000
 SILENCE_S = 25.0
-"""An owner whose transaction is open for longer has lost it."""
+"""How long to wait for another run without progress; an open transaction has timed out by then."""
 LOOK_S = 0.5
 TRIES = 3
 
@@ -44,11 +44,11 @@ __all__ = ["BadRow", "File", "Load", "NotLoaded", "UnusableFile", "find_files", 
 
 
 class NotLoaded(Exception):
-    """Sending stopped; what is in stays in, and the same load goes on where it stopped."""
+    """Sending stopped; rows already sent stay, and the same load continues where it stopped."""
 
 
 class File(NamedTuple):
-    """A file of a load; the same content with the same options has the same fingerprint."""
+    """A file of a load; equal content with equal options has an equal fingerprint."""
 
     path: str
     kind: str
@@ -58,7 +58,7 @@ class File(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """Why a row is refused. `number` is a line, in Parquet a row, from 1."""
+    """Why a row is refused. `number` is a line number, or in Parquet a row number, from 1."""
 
     path: str
     kind: str
@@ -69,7 +69,7 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What judging found: the rows of each piece, how many are bad, and the first of those."""
+    """The result of validation: the rows of each piece, how many rows are bad, and the first of those."""
 
     rows: Mapping[str, int]
     bad: int
@@ -79,7 +79,7 @@ class Verdict:
 def find_files(named: Iterable[str], kind: str | None = None) -> list[tuple[str, str]]:
     """The files that paths, folders and globs name, each once, with their kind.
 
-    In folders what starts with `_` or `.` is no data. Raises UnusableFile.
+    In folders, names that start with `_` or `.` are skipped. Raises UnusableFile.
     """
     found: dict[str, str] = {}
     for name in named:
@@ -120,9 +120,9 @@ def read_files(
     options: Sequence[str | None],
     on_bytes: Callable[[int], object] = lambda count: None,
 ) -> list[File]:
-    """Read all files once, so that each has its fingerprint, of its content and `options`.
+    """Read all files once, and compute each file's fingerprint from its kind, content and `options`.
 
-    Raises UnusableFile, also where two of them hold the same: their rows would be in only once.
+    Raises UnusableFile, also when two files have the same content: their rows would be sent only once.
     """
     files: dict[str, File] = {}
     for path, kind in found:
@@ -140,7 +140,7 @@ def read_files(
 
 
 class Load:
-    """One load: files, their pieces, and how far each is in the request topic."""
+    """One load: files, their pieces, and how much of each piece is in the request topic."""
 
     def __init__(
         self,
@@ -165,12 +165,12 @@ class Load:
 
     @property
     def rows_in(self) -> int:
-        """Rows that were in the topic when last asked."""
+        """How many rows were in the topic when it was last read."""
         return sum(mark.rows for mark in self.marks.values())
 
     @property
     def is_finished(self) -> bool:
-        """Whether every piece was sent to its end before."""
+        """Whether every piece was completely sent when the topic was last read."""
         return all(self._is_finished(name) for name in self._of)
 
     def _is_finished(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class Load:
         return mark is not None and mark.rows == mark.total
 
     def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> Verdict:
-        """Judge every row as the service would; without `whole`, of unfinished pieces only.
+        """Validate every row as the service would; without `whole`, only in unfinished pieces.
 
         Raises UnusableFile, and NotLoaded when Spark fails.
         """
@@ -205,9 +205,9 @@ class Load:
         rows: Mapping[str, int],
         rate: int | None = None,
     ) -> None:
-        """Send what is not in yet, at `rate` rows per second together.
+        """Send the rows that are not in the topic yet, at `rate` rows per second in total.
 
-        What another run of the same load takes over is left to it while it gets on. Raises
+        If another run of the same load takes over pieces, wait while it makes progress. Raises
         UnusableFile and NotLoaded.
         """
         tries = 0
@@ -227,7 +227,7 @@ class Load:
                 raise NotLoaded(problems[0].problem if problems else "nothing more could be sent")
 
     def ask(self) -> int:
-        """How many rows are in by now; from another thread than the one that sends."""
+        """How many rows are in the topic now. Safe to call from another thread than the one that sends."""
         return sum(mark.rows for mark in self._watching.of(self._of).values())
 
     def _left(self, rows: Mapping[str, int]) -> list[str]:
@@ -247,7 +247,7 @@ class Load:
         return _reports(numbered(session, count).mapInArrow(task, REPORT))
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
-        """Another run has some of the pieces: until all is in, or for 25 s nothing more comes."""
+        """Wait for another run that has some pieces, until all rows are in or nothing came for 25 s."""
         deadline = time.monotonic() + SILENCE_S
         while self._left(rows) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
@@ -257,7 +257,7 @@ class Load:
 
 
 def _reports(frame: DataFrame) -> list[Any]:
-    """In the order of the tasks' numbers."""
+    """The reports of the tasks, in the order of their numbers. Raises NotLoaded when Spark fails."""
     try:
         return reports(frame.collect())
     except (PySparkException, Py4JError) as failure:

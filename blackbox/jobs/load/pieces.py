@@ -1,4 +1,4 @@
-"""Files of a load: the same content is always cut into the same pieces."""
+"""Split the files of a load into pieces; equal content always gives equal pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ_BYTES = 1 << 20
 
 
 class UnusableFile(Exception):
-    """A file that cannot be loaded as it is; the text names it and says why."""
+    """A file cannot be loaded as it is; the text names it and says why."""
 
 
 class Piece(NamedTuple):
@@ -38,14 +38,14 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A file's content as a name, and its pieces in order; an empty file has none."""
+    """The digest of a file's content, and its pieces in order; an empty file has none."""
 
     digest: str
     pieces: list[Piece]
 
 
 def cut(path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: None) -> Cut:
-    """Read a file once and cut it; the same content is always cut alike. Raises UnusableFile."""
+    """Read a file and split it into pieces, the same ones for equal content. Raises UnusableFile."""
     try:
         found = os.stat(path)
         whole = Piece(path, kind, found.st_size, found.st_mtime_ns, 0, found.st_size)
@@ -66,7 +66,7 @@ def cut(path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: 
 
 
 def check_unchanged(piece: Piece) -> None:
-    """Raises UnusableFile when the file is not the one that was cut any more."""
+    """Raise UnusableFile when the file has changed since it was split."""
     found = os.stat(piece.path)
     if (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
         raise UnusableFile(
@@ -82,7 +82,7 @@ def _seen(file: Any, digest: Any, on_bytes: Callable[[int], object]) -> Iterator
 
 
 def _cut_lines(whole: Piece, chunks: Iterator[bytes]) -> Iterator[Piece]:
-    """Pieces of at least 32 MiB but the last, each of whole lines."""
+    """Pieces of whole lines, each of at least 32 MiB except the last."""
     start, start_line, line_start, line, seen = 0, 1, 0, 1, 0
     for chunk in chunks:
         last = chunk.rfind(b"\n")

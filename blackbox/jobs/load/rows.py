@@ -1,4 +1,4 @@
-"""Rows of files as the records that a service would have written."""
+"""Convert rows of files to request records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blackbox.records.request import Headers, Reason
 CALLER = "caller"
 RECORD_KEY = "record_key"
 OWN_COLUMNS = (CALLER, RECORD_KEY)
-"""Columns that are no fields of a request but parts of its record."""
+"""Columns that belong to the record, not to the fields of the request."""
 
 READ_ROWS = 4000
 
@@ -50,7 +50,7 @@ class Bad(NamedTuple):
 
 
 def columns(piece: Piece) -> list[str]:
-    """The names over the rows; none for JSON Lines, where each row has its own.
+    """The column names; none for JSON Lines, where each row has its own.
 
     Raises UnusableFile.
     """
@@ -67,9 +67,9 @@ def columns(piece: Piece) -> list[str]:
 
 
 def records(piece: Piece, caller: str | None, skip: int = 0) -> Iterator[tuple[int, Written | Bad]]:
-    """The record of each row but the first `skip`, in order, with the number of its line or row.
+    """The record of each row after the first `skip`, in order, with its line or row number.
 
-    `caller` asks for the rows that name none. Raises UnusableFile.
+    `caller` is the caller of rows that name none. Raises UnusableFile.
     """
     headers = _caller_headers(caller)
     try:
@@ -85,7 +85,7 @@ def records(piece: Piece, caller: str | None, skip: int = 0) -> Iterator[tuple[i
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """Lines with something on them."""
+    """The non-blank lines, stripped, with their numbers."""
     with open(piece.path, "rb") as file:
         file.seek(piece.start)
         left = piece.end - piece.start
@@ -98,7 +98,7 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_line(line: bytes, headers: Headers) -> Written | Bad:
-    """The line as it stands, but for what belongs to the record. What is no request is judged later."""
+    """The line unchanged, except that OWN_COLUMNS move to the record. Invalid requests are found later."""
     try:
         asked = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -115,7 +115,7 @@ def _of_line(line: bytes, headers: Headers) -> Written | Bad:
 
 
 def _exactly(line: bytes, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """The same with every number as it is written; None where a name is written twice."""
+    """The parsed line with numbers spelled as in the line; None for a repeated name or invalid JSON."""
     try:
         read = orjson.dumps(asked)
         if read == line or read.translate(None, _BLANKS) == line.translate(None, _BLANKS):
@@ -188,12 +188,12 @@ class _NoCsvError(Exception):
 
 
 def _open_csv(piece: Piece) -> Any:
-    # Bytes that are no UTF-8 become half characters, which no JSON takes: so the row is named.
+    # Bytes that are not UTF-8 become lone surrogates; JSON rejects those, so the error names the row.
     return open(piece.path, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _cells(file: Any) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV with the number of their first line, without blank ones."""
+    """The non-blank rows of a CSV, each with the number of its first line."""
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader(file, strict=True)
     line = 1

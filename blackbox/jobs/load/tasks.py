@@ -1,4 +1,4 @@
-"""Spark tasks of a load: judge the rows of pieces, and send them."""
+"""Spark tasks of a load: validate the rows of pieces, and send them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MOST_SHOWN = 20
 TRANSACTION_ROWS = 20_000
 TRANSACTION_BYTES = 32 << 20
 TRANSACTION_S = 1.0
-"""A slower load commits at least so often, and waits between its transactions, not in them."""
+"""A load limited to a lower rate commits at least this often, and waits between transactions, not in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A piece after judging: its rows, how many are bad, and the first of those.
+    """The result of validating a piece: its rows, how many are bad, and the first of those.
 
-    A bad row is its number, a reason word and a detail. `problem` says why it was not read on.
+    A bad row is its number, a reason word and a detail. `problem` says why the piece could not be read.
     """
 
     rows: int = 0
@@ -43,7 +43,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A piece after sending: what stopped it, if anything did; `is_final`: it would again."""
+    """The result of sending a piece: what stopped it, if anything; `is_final`: a retry would fail too."""
 
     problem: str | None = None
     is_fenced: bool = False
@@ -52,7 +52,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class CheckTask:
-    """Judges each row of the pieces whose numbers are its rows as the service would."""
+    """Validates, as the service would, all rows of the pieces whose numbers it receives."""
 
     settings: Settings
     topic: str
@@ -105,7 +105,7 @@ class CheckTask:
 
 
 class Part(NamedTuple):
-    """A piece to be sent, by the name that its progress is kept under; found to have `total` rows."""
+    """A piece to be sent, the name under which its progress is stored, and its `total` of rows."""
 
     name: str
     piece: Piece
@@ -114,7 +114,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Sends the lanes whose numbers are its rows, the pieces of each one after the other.
+    """Sends the lanes whose numbers it receives, the pieces of a lane one after the other.
 
     `rate` is rows per second of one lane.
     """
@@ -156,18 +156,18 @@ class SendTask:
 
 
 class Pace:
-    """When the next rows may be sent, at `rate` rows per second; at once without a rate."""
+    """Limits sending to `rate` rows per second; no limit if None."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
         self._next_s = time.monotonic()
         self.rows = TRANSACTION_ROWS
-        """The most rows that should be sent together."""
+        """The most rows to send in one transaction."""
         if rate is not None:
             self.rows = min(TRANSACTION_ROWS, max(1, int(rate * TRANSACTION_S)))
 
     def wait_for(self, rows: int) -> None:
-        """Wait for the turn of the next `rows`; time in which nothing was sent is not made up for."""
+        """Wait until the next `rows` may be sent; idle time is not made up for."""
         if self._rate is None:
             return
         now_s = time.monotonic()
@@ -193,7 +193,7 @@ def _transactions(
 
 
 def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str]]:
-    """Each column by itself is shown to the parser, which knows the names."""
+    """The columns that cannot be loaded; the parser checks each name by itself."""
     for place, name in enumerate(names):
         if name in names[:place]:
             yield 1, str(Reason.DUPLICATE_KEY), f"there are two columns {name[:80]!r}"

@@ -22,7 +22,7 @@ from blackbox.spark.tables import REPORT, reports
 
 
 def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> list[Outcome]:
-    """One run for every shard there is. Raises RecoveryRequired when Kafka, Redis or Spark does not answer."""
+    """Promote every shard once. Raises RecoveryRequired when Kafka, Redis or Spark does not answer."""
     names = list(settings.topics)
     counts = Topics(access.admin()).partitions(names)
     shards = tuple(Shard(name, p) for name in names for p in range(counts.get(name, 0)))

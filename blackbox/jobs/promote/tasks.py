@@ -1,4 +1,4 @@
-"""Spark tasks that promote a shard each."""
+"""Spark tasks that promote shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blackbox.spark.tables import as_reports, numbers
 
 
 class Outcome(NamedTuple):
-    """What became of a shard's promotion; `problem` says why it ended too early."""
+    """The result of a shard's promotion; `problem` says why it stopped early."""
 
     promoted: Promoted
     problem: str | None
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromoteShards:
-    """Promotes the shards whose numbers are its rows."""
+    """Promotes the shards whose numbers it receives."""
 
     settings: Settings
     access: KafkaAccess
