@@ -1,8 +1,8 @@
-// Asks the service that served this page. A token lives in this module, and nowhere else.
+// Calls the API of the service that served this page. The token is kept in this module only.
 
 const LONGEST_MS = 20_000;
 
-/** What the API answered instead, in its own words. */
+/** An error answer of the API, with its text. */
 export class Failure extends Error {
   constructor(text, status) {
     super(text);
@@ -20,18 +20,18 @@ let isDeclined = false;
 let askForToken = async () => null;
 let heard = () => {};
 
-/** `ask(why)` gives a token or null; `hear(isAnswered)` is told after each call. */
+/** `ask(why)` returns a token or null; `hear(isAnswered)` is called after each call. */
 export function begin({ ask, hear }) {
   askForToken = ask;
   heard = hear;
 }
 
-/** After this, calls nobody pressed a button for may ask for a token again. */
+/** Allow quiet calls to ask for a token again. */
 export function allowAsking() {
   isDeclined = false;
 }
 
-/** The answer's JSON. A call with `isQuiet` asks for no token once somebody said: not now. */
+/** Call the API; returns the answer's JSON. With `isQuiet` it does not ask for a token once the user declined. */
 export async function call(method, path, { body, headers = {}, isQuiet = false } = {}) {
   for (;;) {
     const given = token;
@@ -42,7 +42,7 @@ export async function call(method, path, { body, headers = {}, isQuiet = false }
       return read(answer);
     }
     const why = await wordsOf(answer);
-    if (given !== token) continue; // another call got a newer one meanwhile
+    if (given !== token) continue; // another call has got a newer token: retry with it
     if (isQuiet && isDeclined) throw new Failure(why, answer.status);
     asking ??= askForToken(given ? `It was not taken: ${why}` : why).finally(() => { asking = null; });
     const entered = await asking;
@@ -52,14 +52,14 @@ export async function call(method, path, { body, headers = {}, isQuiet = false }
   }
 }
 
-/** The text of what anybody may read. */
+/** The text at a path that needs no token. */
 export async function text(path) {
   const answer = await send("GET", path, {});
   if (!answer.ok) throw new Failure(await wordsOf(answer), answer.status);
   return answer.text();
 }
 
-/** Of an id. A browser would take these two for steps to another path. */
+/** The path of a request. A browser would resolve the ids `.` and `..` to another path. */
 export function pathOf(id) {
   if (id === "." || id === "..") throw new Failure(`${id} cannot be asked for over HTTP; take blackbox’s own id`, 0);
   return `requests/${encodeURIComponent(id)}`;

@@ -1,8 +1,8 @@
-// What stops the reader: a question, a token, facts. And what only tells.
+// Modal dialogs (a question, a token, facts), and a notice that is not modal.
 
 import { byId, element, say, visible } from "./dom.js";
 
-/** Ask before something is done; whether it may be. */
+/** Ask for confirmation; returns whether it was given. */
 export async function confirmed(title, text, action) {
   byId("confirm-title").textContent = visible(title);
   byId("confirm-text").textContent = visible(text);
@@ -11,7 +11,7 @@ export async function confirmed(title, text, action) {
   return opened(byId("confirm"), (close) => { yes.onclick = () => close(true); }).then(Boolean);
 }
 
-/** A token, or null: not now. */
+/** Ask for a token; returns null when dismissed. */
 export async function askForToken(why) {
   say(byId("token-why"), `${why}.`);
   const dialog = byId("token");
@@ -27,7 +27,7 @@ export async function askForToken(why) {
   });
 }
 
-/** Show `facts`, pairs of a name and a text or an element, with `actions`, buttons. */
+/** Show `facts`, pairs of a name and a text or an element, with the buttons `actions`. */
 export function showFacts(title, facts, actions = []) {
   const dialog = byId("details");
   byId("details-title").textContent = visible(title);
@@ -39,7 +39,7 @@ export function showFacts(title, facts, actions = []) {
   return opened(dialog, () => {});
 }
 
-/** Open it; what it was closed with, null when it was dismissed. */
+/** Open a dialog; returns the value it was closed with, null when it was dismissed. */
 export function opened(dialog, wire) {
   return new Promise((resolve) => {
     let answer = null;
@@ -54,7 +54,7 @@ export function opened(dialog, wire) {
   });
 }
 
-/** Tell what became of something; `show` leads to it. */
+/** Show the result of an action; `show` opens its details. */
 export function tell(text, { isBad = false, show = null } = {}) {
   const told = byId("told");
   told.classList.toggle("bad", isBad);

@@ -1,11 +1,11 @@
-// Elements. What comes from the API gets into the page through these alone, as text.
+// Creates elements. Data from the API enters the page only through these functions, as text.
 
 export const byId = (id) => document.getElementById(id);
 
-// They reorder what stands around them, so that one name passes for another, or show nothing at all.
+// These are invisible, or reorder the text around them, so that one name looks like another.
 const UNSEEN = /[\p{Cc}\p{Cf}\u2028\u2029]/gu;
 
-/** A text in which everything can be seen: what cannot is written as its number. */
+/** The text with invisible characters written as their code points. */
 export const visible = (text) => text.replace(UNSEEN, (one) => (one === "\n" || one === "\t" ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
 
 const shown = (child) => (typeof child === "string" ? visible(child) : child);
@@ -15,7 +15,7 @@ export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
-/** The same for SVG. */
+/** As `element`, for SVG. */
 export function drawn(name, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
@@ -29,7 +29,7 @@ function filled(made, attributes, children) {
   return made;
 }
 
-/** A row; `labels` stand before the cells where the table is too narrow for a head. */
+/** A table row; `labels` are shown before the cells when the table is too narrow for a head. */
 export function row(labels, ...cells) {
   return element("tr", {}, ...cells.map((cell, place) => {
     const made = cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell ?? "–");
@@ -40,7 +40,7 @@ export function row(labels, ...cells) {
 
 export const cell = (kind, ...children) => element("td", { class: kind }, ...children);
 
-/** A button that does nothing while what it started is under way. */
+/** A button that ignores presses while its action is running. */
 export function button(text, kind, press) {
   return element("button", { type: "button", class: kind || null, click: once(press) }, text);
 }
@@ -58,19 +58,19 @@ export function once(press) {
   };
 }
 
-/** Put `rows` there, unless somebody is about to press something in them. */
+/** Replace the rows of `body`; unless `isForced`, not while the user has focus or the pointer in it. */
 export function refill(body, rows, { isForced = true } = {}) {
   const isInUse = body.contains(document.activeElement) || body.matches(":hover");
   if (isForced || !isInUse) body.replaceChildren(...rows);
 }
 
-/** Show a text in an element that is hidden without one. */
+/** Show a text in an element, or hide the element if there is none. */
 export function say(place, text) {
   place.textContent = visible(text ?? "");
   place.hidden = !text;
 }
 
-/** Run now, then again `ms` after each end, while the page is looked at. What it returns runs it at once. */
+/** Call `run` now, and again `ms` after each end, while the page is visible; returns a function to call it at once. */
 export function repeat(ms, run) {
   let timer = 0;
   let isRunning = false;

@@ -1,4 +1,4 @@
-// Dead letters: why, whose, where to; replayed or put away.
+// Dead letters: list, replay, discard.
 
 import { Failure, call } from "./api.js";
 import { confirmed, showFacts, tell } from "./dialogs.js";
@@ -19,7 +19,7 @@ export function start() {
 
 const open = () => shown.filter((letter) => !letter.became);
 
-/** Unless `isForced`, in silence. */
+/** Refresh the list. Unless `isForced`, a declined token is not asked for again, and errors go to the caller. */
 export async function look({ isForced = false } = {}) {
   const isAll = byId("all-letters").checked;
   try {

@@ -1,4 +1,4 @@
-// What this service process did, from its counters: delivered per second, and lateness.
+// The counters of this service process: deliveries per second, and lateness.
 
 import { text } from "./api.js";
 import { byId } from "./dom.js";
@@ -12,26 +12,26 @@ const LINE = /^(\w+)(?:\{(.*)\})? (\S+)$/;
 const samples = [];
 let plots = null;
 
-/** What the last look found of the shards of this process: name → is open. */
+/** The shards of this process at the last refresh: name → is open. */
 export let shardsHere = new Map();
 
 export function start() {
   plots = [new Plot(byId("rate-plot")), new Plot(byId("late-plot"))];
 }
 
-/** `died` is called when there are more dead letters than at the last look. */
+/** Refresh the counters; calls `died` when there are more dead letters than at the last refresh. */
 export async function look({ died }) {
   const sample = { atMs: Date.now(), ...read(await text("metrics")) };
   shardsHere = sample.shards;
   const before = samples.at(-1);
-  if (before && sample.delivered < before.delivered) samples.length = 0; // another process answers
+  if (before && sample.delivered < before.delivered) samples.length = 0; // another process answered
   if (before && sample.dead > before.dead) died();
   samples.push(sample);
   while (samples[0].atMs < sample.atMs - SHOWN_MS - WINDOW_MS) samples.shift();
   draw();
 }
 
-/** The counters of a text of Prometheus that are shown here; buckets are cumulated counts by bound. */
+/** The counters shown here, parsed from Prometheus text; buckets are cumulative counts by upper bound. */
 export function read(found) {
   const sample = { delivered: 0, dead: 0, buckets: new Map(), shards: new Map() };
   for (const line of found.split("\n")) {
@@ -46,7 +46,7 @@ export function read(found) {
 
 const bound = (labels) => (labels.includes("+Inf") ? Infinity : Number(/le="(.*?)"/.exec(labels)[1]));
 
-/** The lateness in ms below which `share` of the messages between two samples were; null for none. */
+/** The quantile `share` of the lateness between two samples, in ms; null if there were no messages. */
 export function quantile(share, from, to) {
   const total = to.buckets.get(Infinity) - (from.buckets.get(Infinity) ?? 0);
   if (!(total > 0)) return null;

@@ -1,4 +1,4 @@
-// Wires the page: who is asked how often, and what is said when nobody answers.
+// Starts the page: what is refreshed how often, and how errors are shown.
 
 import { Failure, Silence, allowAsking, begin } from "./api.js";
 import { askForToken } from "./dialogs.js";
@@ -35,7 +35,7 @@ function showTroubles() {
   if (byId("trouble-text").textContent !== text) byId("trouble-text").textContent = text;
 }
 
-/** Look again and again; what goes wrong is said above everything, until it goes well. */
+/** Call `look` repeatedly; its error is shown at the top of the page until a call succeeds. */
 function watch(name, ms, look) {
   return repeat(ms, async () => {
     try {

@@ -1,4 +1,4 @@
-// Plots in SVG, with a cursor that the pointer and the arrow keys move, and a line that reads it out.
+// SVG plots with a cursor, moved by pointer and arrow keys, and a line of text for its position.
 
 import { drawn } from "./dom.js";
 
@@ -7,7 +7,8 @@ const BELOW = 22;
 const ABOVE = 8;
 const PAST = 64;
 
-/** `layout(width)` gives `{ marks, places, words, rest }`: of each place its left and right edge and what it says. */
+/** `layout(width)` returns `{ marks, places, words, rest, height }`: `places` are the left and right edges of each
+ * cursor position, `words` their texts, `rest` the text without a cursor. */
 export class Plot {
   #host;
   #readout;
@@ -85,7 +86,7 @@ export class Plot {
   }
 }
 
-/** Bars; the first one apart, for what is past due. `marksX` are `[share of the width, text]`. */
+/** Bars, with a separate first bar for past due. `marksX` are `[share of the width, text]`. */
 export function bars({ past, counts, marksX, words, rest, tell }) {
   return (width) => {
     const height = 200;
@@ -107,7 +108,7 @@ export function bars({ past, counts, marksX, words, rest, tell }) {
   };
 }
 
-/** Lines over time: `series` are `[kind, values]`, null where there is none; `marksX` as for bars. */
+/** Lines over time: `series` are `[kind, values]`, null for a missing value; `marksX` as for bars. */
 export function lines({ series, marksX, words, rest, tell, least }) {
   return (width) => {
     const height = 150;
@@ -145,13 +146,13 @@ function heights(most, height, tell, least) {
   return { y, grid };
 }
 
-/** 1, 2 or 5 times a power of ten, not below `step`. */
+/** 1, 2 or 5 times a power of ten, not below `step` or `least`. */
 function roundStep(step, least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(step, least, 1e-9)));
   return [1, 2, 5, 10].map((times) => times * power).find((round) => round >= Math.max(step, least));
 }
 
-/** Labels below, left out where they would touch. */
+/** Labels below the plot, left out where they would overlap. */
 function labelsX(marks, from, to, height) {
   let free = from;
   return marks.flatMap(([share, text]) => {

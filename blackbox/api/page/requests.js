@@ -1,4 +1,4 @@
-// Requests: searched, listed page by page, looked at, cancelled.
+// Requests: search, list page by page, show, cancel.
 
 import { Failure, call, pathOf } from "./api.js";
 import { confirmed, showFacts, tell } from "./dialogs.js";
@@ -28,13 +28,13 @@ export function start() {
   byId("previous").addEventListener("click", () => turn(view.cursors.slice(0, -1)));
 }
 
-/** List what is due between two instants. */
+/** List the requests due between two instants. */
 export function list(fromMs, toMs) {
   search({ ...view.wanted, id: "", from_ms: fromMs, to_ms: toMs });
   byId("requests-title").scrollIntoView({ block: "start" });
 }
 
-/** List what has `value` in this field of the search. */
+/** List the requests with `value` in this search field. */
 export function searchFor(field, value) {
   search({ [field]: value });
   byId("requests-title").scrollIntoView({ block: "start" });
@@ -57,7 +57,8 @@ function turn(cursors) {
   look({ isForced: true });
 }
 
-/** Ask again for what is shown. Unless `isForced`, in silence, and not for one request alone. */
+/** Refresh the list. Unless `isForced`, a search by id is not repeated, a declined token is not asked for again, and
+ * errors go to the caller. */
 export async function look({ isForced = false } = {}) {
   const asked = view;
   if (!isForced && asked.wanted.id) return;
@@ -127,7 +128,7 @@ function state(request) {
   return element("span", {}, words, why ? element("small", {}, why) : null);
 }
 
-/** What keeps a pending request; undefined before its time has come. */
+/** Why a pending request waits; undefined before its first try. */
 function waitsFor({ reason, detail, attempts, next_try_ms }) {
   if (reason) return `to become a dead letter: ${reason}`;
   const next = next_try_ms === undefined ? undefined : `next try ${away(next_try_ms)}`;
@@ -138,7 +139,7 @@ function nextTry(ms) {
   return ms === undefined ? "as soon as its target takes messages" : instant(ms);
 }
 
-/** Everything that is known of a request. */
+/** Show all details of a request. */
 export async function details(id) {
   let request;
   try {

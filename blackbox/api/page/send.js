@@ -1,4 +1,4 @@
-// The form that asks for a message to be delivered.
+// The form that sends a request.
 
 import { call } from "./api.js";
 import { opened, tell } from "./dialogs.js";
@@ -43,7 +43,7 @@ function isJson(text) {
   }
 }
 
-/** The request's body. JSON goes in as it was typed: parsing would change long numbers. */
+/** The request's body. JSON is inserted as typed: parsing would change long numbers. */
 function written() {
   const { topic, message, countdown, id } = form.elements;
   const fields = [

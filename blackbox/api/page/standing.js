@@ -1,4 +1,4 @@
-// How everything stands: what is pending, late, whose, where to, and when it is due.
+// Statistics: pending and overdue requests, by shard, caller, target and due time.
 
 import { call } from "./api.js";
 import { byId, cell, element, refill, row } from "./dom.js";
@@ -13,12 +13,12 @@ const TICKS_MS = { 60_000: HOUR_MS / 6, 360_000: HOUR_MS, 1_440_000: 4 * HOUR_MS
 let plot = null;
 let edges = [];
 
-/** `list(fromMs, toMs)` lists what is due then. */
+/** `list(fromMs, toMs)` lists the requests due in that window. */
 export function start({ list }) {
   plot = new Plot(byId("due-plot"), (bar) => list(...edges[bar]));
 }
 
-/** `search(field, value)` lists what has that. */
+/** Refresh; `search(field, value)` lists the requests with that value. */
 export async function look({ search }) {
   const stats = await call("GET", `stats?step_ms=${byId("span").value}`, { isQuiet: true });
   figures(stats);
@@ -56,7 +56,7 @@ function profile(stats) {
   }));
 }
 
-/** Round local times between two instants: where, as a share, and what they are called. */
+/** Round local times between two instants, as `[share of the width, text]`. */
 function ticks(from, to, stepMs) {
   const found = [];
   const start = new Date(from);

@@ -1,11 +1,11 @@
-// Where messages go: how much is pending for each topic, and which get nothing for now.
+// Targets: pending requests by topic, and the paused topics.
 
 import { Failure, call } from "./api.js";
 import { confirmed, tell } from "./dialogs.js";
 import { button, byId, cell, element, refill, row } from "./dom.js";
 import { away, count } from "./words.js";
 
-/** `counts` by topic; `search(name)` lists what goes to one. */
+/** Refresh; `counts` is by topic, `search(name)` lists the requests to a topic. */
 export async function look({ counts, search, isForced = false }) {
   const { paused } = await call("GET", "targets/paused", { isQuiet: true });
   const since = new Map(paused.map((one) => [one.topic, one.since_ms]));

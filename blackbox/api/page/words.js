@@ -1,4 +1,4 @@
-// Numbers, times and states in words.
+// Numbers, times and states as text.
 
 const DAY_MS = 86_400_000;
 const numbers = new Intl.NumberFormat("en");
@@ -10,7 +10,7 @@ const whole = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle:
 export const count = (number) => numbers.format(number);
 export const counted = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
-/** Of what happens each second: `0.5`, `12`, `1,204`. */
+/** A rate per second: `0.5`, `12`, `1,204`. */
 export const rate = (number) => (number > 0 && number < 10 ? number.toFixed(1) : count(Math.round(number)));
 
 /** A duration: `850 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`. */
@@ -30,19 +30,19 @@ const joined = (most, its, rest, theirs) => (rest ? `${most} ${its} ${rest} ${th
 export const time = (ms) => clock.format(ms);
 export const instant = (ms) => whole.format(ms);
 
-/** The day too, unless it is today. */
+/** A time of day, with the date unless it is today. */
 export const moment = (ms) => (isToday(ms) ? clock.format(ms) : `${day.format(ms)} ${minutes.format(ms)}`);
 
 const isToday = (ms) => new Date(ms).toDateString() === new Date().toDateString();
 
-/** `in 3 min 20 s`, `12 s ago`, to the second. */
+/** A relative time, to the second: `in 3 min 20 s`, `12 s ago`. */
 export function away(ms, now = Date.now()) {
   const s = Math.round((ms - now) / 1000);
   if (s === 0) return "now";
   return s > 0 ? `in ${took(s * 1000)}` : `${took(-s * 1000)} ago`;
 }
 
-/** From one instant to another, `step` ms or more apart. */
+/** A span between two instants: times of day if shorter than a day, else dates. */
 export function between(from, to) {
   const tell = to - from < DAY_MS ? minutes : day;
   const on = isToday(from) || to - from >= DAY_MS ? "" : `${day.format(from)} `;
