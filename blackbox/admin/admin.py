@@ -144,8 +144,8 @@ class Admin:
     def find(self, text: str) -> Fate | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
 
-        A search by caller id waits up to a second for intake to read the latest requests, and may miss
-        them. It does not wait while Redis is full, because intake is stopped then.
+        If a caller id is not found, waits up to a second for intake to read the latest requests, and may
+        miss them. It does not wait while Redis is full, because intake is stopped then.
         """
         places = self._places(text, LOOKED_FOR_S)
         if not places:

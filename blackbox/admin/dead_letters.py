@@ -62,7 +62,7 @@ def put_away(
 
 
 def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str], bool]) -> Again:
-    """Raises ValueError for a letter that cannot be replayed."""
+    """The record to write again. Raises ValueError for a letter that cannot be replayed."""
     if letter.reason == Reason.TOO_LATE:
         raise ValueError(
             "what it was to replace was delivered, or has ended: replayed, it could go out twice; "

@@ -68,7 +68,7 @@ class Access:
     def check(self, request: Request) -> None:
         """Raise HTTPException 401 or 403 unless the headers allow this request.
 
-        Every path that is not listed as open needs a token, so no route can forget to ask for one.
+        Every path that is not listed as open is protected, so no route can forget the check.
         """
         path = request.scope["path"]
         is_look = request.method in LOOKS

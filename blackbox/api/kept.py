@@ -43,4 +43,5 @@ class Kept(Generic[K, V]):
         try:
             return began_s, self._make(asked)
         except RecoveryRequired as failure:
+            # From its end: waiting for a server that is down may take longer than `kept_s`.
             return time.monotonic(), failure

@@ -20,7 +20,7 @@ POLL_S = 0.002
 
 
 class TooLate(Exception):
-    """The request cannot be rescheduled: it is no longer pending."""
+    """The request cannot be rescheduled: it is not pending."""
 
 
 class Later(NamedTuple):
@@ -109,7 +109,7 @@ class Client(_Caller):
         return self._ids([_ask(self._asker, Later(*message)) for message in messages])
 
     def cancel(self, id: str) -> str:
-        """Cancel the pending request with this id.
+        """Write a cancel of the pending request with this id; it may come too late.
 
         `id` is the id that `send_later` returned, or the caller's own id. With the caller's own id,
         one cancel record goes to every partition of the request topic. Returns the id of the first
@@ -124,8 +124,8 @@ class Client(_Caller):
 
         Returns the new id once Kafka has acknowledged the new request. If the message is delivered
         before a service has read the new request, it is still delivered only once: the new request
-        becomes a dead letter, `too-late`. Raises TooLate when the request is no longer pending,
-        NotSent, and what `get` raises.
+        becomes a dead letter, `too-late`. Raises TooLate when the request is not pending, NotSent, and
+        what `get` raises.
         """
         return self._ids([self._ask_to_move(id, self._looker.moved(id, when, timeout_s))])[0]
 

@@ -51,7 +51,7 @@ MARKS = (
 `…_low`, `…_high` -- the bounds of the positions while the index was read
 `steady` -- whether there were positions, and they did not go back
 `told_from_ms` -- since when all receipts are kept; null: from the first one on
-`…_from` to `…_to` - 1 -- the offsets that were in the journals at the start and not applied
+`requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
 """
 
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
@@ -141,7 +141,10 @@ def lateness() -> Column:
 
 
 def _due_since() -> Column:
-    """The time from which a request is late: its due time, or when it was written if that is later."""
+    """The time from which a request is late: its due time, or when it was written if that is later.
+
+    A record that carries a request on counts by its due time only.
+    """
     asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
     return greatest(col("due_ms"), asked_ms)
 
