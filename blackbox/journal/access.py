@@ -1,4 +1,4 @@
-"""How every Kafka client is built: one set of librdkafka settings, overridden by the operator's."""
+"""Construction of all Kafka clients: one set of librdkafka settings, overridden by the operator's."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ OURS = (
 
 
 class Sight:
-    """Whether a client is connected to a broker, by its statistics; to be its `stats_cb`.
+    """A client's `stats_cb` that tracks whether it is connected to a broker.
 
-    A broker that has only just been let into its cluster again may answer with topics and without
-    brokers. librdkafka then drops every broker it knows, and may never ask those of
-    `bootstrap.servers` again (its issue 5301, reported for 2.13 and open): without an error, it
-    waits for ever. From outside that looks like brokers that are away; another client helps against
-    the one, and does no harm with the other.
+    A broker that has just rejoined its cluster may answer with topics but without brokers.
+    librdkafka then drops every broker it knows, and may never ask those of `bootstrap.servers`
+    again (its issue 5301, reported for 2.13 and open): it waits forever, without an error. From
+    outside this looks like an outage of all brokers. A new client solves the first case and does no
+    harm in the second.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_ms = patience_s * 1000
         self._blind_ms = 0
         self.known = "no broker"
-        """The brokers that the client knew at the last look, and how it stood with them."""
+        """The brokers in the client's last statistics, with their states."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the client has had no connection for longer than it is to be waited for."""
+        """Whether the client has had no connection for longer than `patience_s`."""
         return self._blind_ms > self._patience_ms
 
     def __call__(self, statistics: str) -> None:
@@ -67,16 +67,16 @@ class Sight:
 
 
 class Fetched:
-    """How far a consumer has fetched, by its statistics; to be its `stats_cb`.
+    """A consumer's `stats_cb` that tracks how far it has fetched.
 
-    It passes over the records of aborted transactions in silence, however many there are.
+    A consumer skips the records of aborted transactions silently, however many there are.
     """
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], int] = {}
 
     def next_offset(self, topic: str, partition: int) -> int:
-        """The offset that it fetches next, as of the last statistics; below 0 if there are none."""
+        """The offset that the consumer fetches next, as of its last statistics; negative if unknown."""
         return self._next.get((topic, partition), -1)
 
     def __call__(self, statistics: str) -> None:
@@ -89,25 +89,26 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """Brokers and the operator's own librdkafka settings, which win over ours and never print."""
+    """The brokers and the operator's librdkafka settings, which override ours and are not in the repr."""
 
     bootstrap_servers: str
     group_id: str
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def in_group(self, group_id: str) -> KafkaAccess:
-        """The same brokers for the members of another consumer group."""
+        """A copy for another consumer group."""
         return replace(self, group_id=group_id)
 
     def transactional_id(self, name: str) -> str:
-        """The id of what writes under this name, which no other group has.
+        """The transactional id of this name, unique to the group.
 
-        Neither a group nor a topic has a slash: `a` and `b-TB` are not `a-b` and `TB`.
+        The separator is a slash, which neither groups nor topics contain: `a` with `b-TB` and `a-b`
+        with `TB` give different ids.
         """
         return f"{self.group_id}/{name}"
 
     def check(self) -> None:
-        """Raise ValueError for a setting that librdkafka does not take, or that breaks a promise."""
+        """Raise ValueError for a setting that librdkafka rejects, or that would break a guarantee."""
         for name in OURS:
             if name in self.settings:
                 raise ValueError(
@@ -125,19 +126,19 @@ class KafkaAccess:
         return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
 
     def watched_consumer(self, patience_s: float, **own: Any) -> tuple[Consumer, Sight]:
-        """A consumer that is to live long, and what tells whether it can."""
+        """A long-lived consumer, and the Sight that reports when it has lost its connection."""
         sight = Sight(patience_s)
         watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": sight}
         return self.consumer(**watched | own), sight
 
     def fetching_consumer(self, **own: Any) -> tuple[Consumer, Fetched]:
-        """A consumer, and its progress also while it returns no messages."""
+        """A consumer, and the Fetched that shows its progress even while it returns no messages."""
         fetched = Fetched()
         watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": fetched}
         return self.consumer(**watched | own), fetched
 
     def consumer(self, **own: Any) -> Consumer:
-        """A read_committed consumer that commits nothing by itself and never jumps over a gap."""
+        """A read_committed consumer that does not commit automatically and never skips a gap."""
         defaults = {
             "group.id": self.group_id,
             "isolation.level": "read_committed",
@@ -151,10 +152,10 @@ class KafkaAccess:
     def producer(self, transactional_id: str | None, *, in_flight: int = 1) -> Producer:
         """An idempotent producer; transactional with an id.
 
-        `in_flight` requests are on their way to a broker at once. More than one only for who takes
-        a delivery report without an offset for a failure: librdkafka reports what a broker refused
-        as delivered once it took what came behind (IMPLICITACK), which a broker does that sees the
-        producer for the first time, such as of a new topic or while the leader moves.
+        At most `in_flight` requests to a broker are in flight. More than one requires that the caller
+        treats a delivery report without an offset as a failure: librdkafka reports a refused record
+        as delivered once the broker has accepted a later one (IMPLICITACK). A broker accepts it when
+        it sees the producer for the first time, such as for a new topic or while the leader moves.
         """
         defaults: dict[str, Any] = {
             "enable.idempotence": True,
@@ -176,9 +177,9 @@ class KafkaAccess:
             "bootstrap.servers": self.bootstrap_servers,
             "client.id": "blackbox",
             "socket.timeout.ms": 5_000,
-            # A broker that comes back names no controller, or no leader of a partition, for a
-            # moment. A client that asks it just then does without until it asks again: by default
-            # five minutes later (librdkafka issue 891).
+            # A broker that comes back reports no controller, or no leader of a partition, for a
+            # moment. A client that asks at that moment has none until its next metadata refresh: by
+            # default five minutes later (librdkafka issue 891).
             "topic.metadata.refresh.interval.ms": 5_000,
             "reconnect.backoff.ms": 200,
             "reconnect.backoff.max.ms": 1_000,
@@ -198,7 +199,7 @@ def produce(
     headers: Sequence[tuple[str, bytes | str | None]] | None = None,
     timestamp_ms: int = 0,
 ) -> None:
-    """Queue a record once the client has room for it; by its key unless a partition is given.
+    """Queue a record once the client has room for it, partitioned by key unless `partition` is given.
 
     Raises KafkaException when the client refuses it at once.
     """
@@ -211,10 +212,11 @@ def produce(
 
 
 def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Told:
-    """What an admin client was told. Raises KafkaException, also when it says nothing at all.
+    """The result of an admin request. Raises KafkaException, also on a timeout.
 
-    Not the exception that the future keeps: in its traceback are the frames that hold both the future and the client, a
-    cycle that keeps the client's sockets open until Python's collector comes by.
+    Raises a new exception instead of the future's own. The traceback of that one refers to the frames
+    that hold both the future and the client, a cycle that keeps the client's sockets open until
+    Python's garbage collector runs.
     """
     try:
         error = asked.exception(within_s)
@@ -226,9 +228,9 @@ def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Tol
 
 
 def doubt(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired:
-    """The doubt that a failed Kafka call leaves, saying what was tried.
+    """The RecoveryRequired for a failed Kafka call; `what` says what was tried.
 
-    `needs` is the right that the call takes: `Read on topic TB`.
+    `needs` is the ACL right that the call needs, such as `Read on topic TB`.
     """
     cause = error.args[0] if error.args else None
     if not isinstance(cause, KafkaError):
@@ -240,12 +242,12 @@ def doubt(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired
 
 
 def explained(error: KafkaError, needs: str) -> str:
-    """What Kafka says; when it misses a right, with the one to grant."""
+    """Kafka's error text; if an ACL is missing, with the right to grant."""
     return f"{error.str()}; grant {needs}" if needs and is_not_allowed(error) else error.str()
 
 
 def read_right(error: KafkaError, topic: str, group: str) -> str:
-    """The right that a reader lacks who joins no group, by what Kafka answers it."""
+    """The right that a reader outside the group lacks, according to Kafka's error."""
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return f"Describe on group {group}"
     return f"Read on topic {topic}"

@@ -1,4 +1,4 @@
-"""What promotion writes: records of the cold tier once more, behind all others of their shard."""
+"""The producer of promotion: writes records of the cold tier again, at the end of their partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blackbox.records.request import Headers, Record, Shard
 
 @dataclass(eq=False, repr=False)
 class Carrier:
-    """The producer of a shard's carried records, in transactions under an id of its own.
+    """Produces a shard's promoted records, in transactions under its own transactional id.
 
     Not safe for use from two threads at once.
     """
@@ -28,7 +28,7 @@ class Carrier:
     _end: int = 0
 
     def open(self) -> None:
-        """Fence every earlier one, and settle what it left open; also after a refusal, of this one."""
+        """Fence every earlier producer and settle its open transaction; reopen this one after a refusal."""
         self.close()
         name = self.access.transactional_id(f"{self.shard}/promotion")
         self._open = Transactions(self.access, name, f"{self.shard}: promotion")
@@ -56,7 +56,7 @@ class Carrier:
         return self._open
 
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
-        """Queue this record's key and value under these headers."""
+        """Queue this record's key and value with these headers."""
         topic, partition = self.shard
         report = partial(self._report, record.offset)
         producer = self._transactions.producer
@@ -70,19 +70,20 @@ class Carrier:
     def flush(self) -> tuple[int, dict[int, str]]:
         """Wait until the broker has every record.
 
-        Returns the next offset behind the last one, and why some were refused: abort, and open it anew.
+        Returns the offset after the last record, and by offset why records were refused. After a
+        refusal, abort and open again.
         """
         left = self._transactions.flush()
         needs = f"Write on topic {self.shard.topic}"
         refused = {o: explained(e, needs) for o, e in self._failed.items() if reason_of(e)}
         if self._failed and not refused:
             error = next(iter(self._failed.values()))
-            if error.code() == KafkaError._PURGE_QUEUE:  # the transaction failed, and knows why
+            if error.code() == KafkaError._PURGE_QUEUE:  # commit raises the cause
                 self._transactions.commit(needs)
             raise doubt(KafkaException(error), f"{self.shard}: a record cannot be carried on")
         if left:
             raise JournalLost(f"{self.shard}: {left} carried records unacknowledged")
-        return self._end, refused  # what failed beside them failed because of them
+        return self._end, refused  # the other failures are their consequence
 
     def _report(self, offset: int, error: KafkaError | None, message: Message) -> None:
         if error is not None:

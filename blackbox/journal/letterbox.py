@@ -1,7 +1,7 @@
-"""The dead-letter topic: what lies there, and what became of it.
+"""The dead-letter topic: reads letters, and marks them as replayed or discarded.
 
-A letter stays where it is. That it was replayed or discarded says a mark behind it, in the same
-partition: a record without a value, whose last header names the letter.
+A letter stays where it is. A mark behind it, in the same partition, says that it was replayed or
+discarded: a record without a value, whose last header names the letter.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from blackbox.records.request import Headers, Record, Shard, placed
 
 HEADER = "blackbox-letter"
 TAIL = 10_000
-"""Records at the end of each partition that are looked at."""
+"""How many records at the end of each partition are read."""
 
 LONGEST_STRETCH = 256
-"""Of them that are read in one go where only some are wanted: each may have a megabyte."""
+"""The most records read at once when only some are wanted: each may have a megabyte."""
 
 MOST_SHOWN_BYTES = 10_000
-"""Of a key or a value, for those who look."""
+"""The most bytes of a key or a value that are shown."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ FATES: tuple[Fate, ...] = ("replayed", "discarded")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `became` is None while nobody did anything about it; of `value` it may have the beginning alone."""
+    """A dead letter. `became` is None until it is replayed or discarded; `key` and `value` may be cut short."""
 
     place: str
     at_ms: int
@@ -76,17 +76,17 @@ class Letter:
         )
 
     def glance(self, target: str | None, most_bytes: int) -> Letter:
-        """What is shown of it: of key and value the beginning, and where it was to go."""
+        """The letter as it is shown: key and value cut short, without headers, with its target."""
         key, value = beginning(self.key, most_bytes), beginning(self.value, most_bytes)
         return replace(self, key=key, value=value, headers=[], target=target)
 
     def about(self) -> Letter:
-        """It without what was to be delivered."""
+        """The letter without key, value and headers."""
         return replace(self, key=None, value=None, headers=[])
 
 
 def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
-    """Up to so many bytes of it, and no part of a character."""
+    """At most `most_bytes` of it, not cut within a UTF-8 character."""
     if held is None or len(held) <= most_bytes:
         return held
     end = most_bytes
@@ -100,7 +100,7 @@ def _whole(letter: Letter) -> Letter:
 
 
 class Again(NamedTuple):
-    """A record to be written once more; None: the letter is only put away."""
+    """A record to be written again by a replay; None in its place: the letter is only discarded."""
 
     shard: Shard
     key: bytes | None
@@ -111,7 +111,7 @@ class Again(NamedTuple):
 class Letterbox:
     """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
 
-    Every method raises JournalLost when Kafka does not answer, NotAllowed for a right that lacks.
+    Every method raises JournalLost when Kafka does not answer, NotAllowed when an ACL is missing.
     """
 
     def __init__(self, access: KafkaAccess, topic: str) -> None:
@@ -125,11 +125,11 @@ class Letterbox:
         limit: int | None = None,
         keep: Callable[[Letter], Letter] = _whole,
     ) -> list[T]:
-        """What `take` makes of the letters, the newest first, without those that it makes nothing of.
+        """The results of `take` for the letters, newest first, without None.
 
-        Among the last ten thousand records of each partition; with a `limit` no more are read, from
-        the end, than it takes to find so many. `keep` says as soon as one is read, and what became of
-        it is not known, what of it is held.
+        Reads the last ten thousand records of each partition, from the end; with a `limit`, only
+        until that many are found. `keep` is applied to each letter when it is read, before `became`
+        is known, and returns what is kept of it in memory.
         """
         count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
         found: list[tuple[int, T]] = []
@@ -154,7 +154,7 @@ class Letterbox:
     def _letters(
         self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
     ) -> Iterator[Letter]:
-        """From the end on, in stretches that double: a mark comes behind its letter."""
+        """The letters from the end on, in stretches that double: a mark is behind its letter."""
         ahead = FETCHED_AHEAD if stretch == TAIL else 1
         became: dict[str, Fate] = {}
         with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
@@ -175,10 +175,11 @@ class Letterbox:
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
 
     def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
-        """Mark these letters, and write again what is to be; which of them were open till then.
+        """Mark these letters as replayed or discarded, and write the replayed records.
 
-        In one transaction, under an id of its own: of two who do this at once, one does. Raises a
-        RecoveryRequired when nothing was done, or that is not known: look again.
+        Returns the places that were open until then. Uses one transaction under its own transactional
+        id: of two concurrent calls, only one succeeds. Raises RecoveryRequired when nothing was done,
+        or the outcome is unknown: read the letters again.
         """
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
@@ -197,7 +198,7 @@ class Letterbox:
 
 
 def _mark(record: Record) -> list[tuple[str, Fate]]:
-    """The letter that a mark names, and what became of it; none for a letter."""
+    """The letter that a mark names, and what became of it; empty if the record is a letter."""
     if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
         return []
     fate, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")

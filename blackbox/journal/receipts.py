@@ -1,4 +1,4 @@
-"""Receipts among the records of a receipts topic, to which others may have written as well."""
+"""Parsing of receipts from a receipts topic, to which others may have written as well."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.journal")
 
 OUR_HEADERS = "blackbox-"
-"""Of messages and dead letters; a receipt has none, so one that has is a message that somebody asked for."""
+"""Prefix of headers of messages and dead letters. A receipt has none: a record with one was requested."""
 
 
 def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
-    """The receipts of one partition, with their offsets; what its owners did not write is left out.
+    """The receipts of one partition, with their offsets; records that its owners did not write are skipped.
 
     Raises RecoveryRequired for a receipt of another version.
     """

@@ -1,4 +1,4 @@
-"""Consumed messages as the pure layer knows them."""
+"""Conversion of consumed Kafka messages to the records of the pure layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.records.request import Headers, Record
 
 
 def read_records(messages: Sequence[Message]) -> list[Record]:
-    """The records of consumed messages; what of one cannot be read is named in it."""
+    """The records of consumed messages; `unreadable` says why a record's headers cannot be read."""
     headers, unreadable = read_headers(messages)
     stamps = map(Message.timestamp, messages)
     records = [
@@ -24,7 +24,7 @@ def read_records(messages: Sequence[Message]) -> list[Record]:
 
 
 def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
-    """Under which leader epochs the first and the last of these were written."""
+    """The leader epochs of the first and the last message; UNKNOWN_EPOCH where there is none."""
     if not messages:
         return UNKNOWN_EPOCH, UNKNOWN_EPOCH
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
@@ -35,7 +35,7 @@ def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
 
 
 def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, str]]:
-    """The headers of each message, empty where a name is not UTF-8, and by place why."""
+    """The headers of each message; where a name is not UTF-8, they are empty, with the reason by index."""
     found: list[Headers] = []
     unreadable: dict[int, str] = {}
     waiting = map(Message.headers, messages)
@@ -46,7 +46,7 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
             cause = error.__cause__ or error
             if not isinstance(cause, UnicodeDecodeError):
                 raise
-            # Asked again, the client would return names that crash Python (2.16.1).
+            # A second call of headers() would return names that crash Python (confluent-kafka 2.16.1).
             unreadable[len(found)] = f"a header name is not UTF-8: {cause}"
             found.append([])
     return found, unreadable

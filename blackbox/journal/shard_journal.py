@@ -1,4 +1,4 @@
-"""What both journals of one shard hold, read_committed, for recovery and for look-ups."""
+"""Reads both journals of one shard, read_committed, for recovery and look-ups."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Record, Shard
 
 LOOK_S = 1.0
-"""For one look at all places, where brokers do not answer."""
+"""The least time for one check of all places, when brokers do not answer."""
 
 NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
-"""The last header of a record that may end another request."""
+"""A record whose last header is one of these may end another request."""
 
 
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is as a PartitionReader has it; `may_have_caller_id` as the contract of the topic. Holds one consumer while it is in use, that of `reader`
-    if one is given; not safe for use from two threads at once.
+    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's contract. Holds one
+    consumer while it is in use, that of `reader` if one is given. Not safe for use from two threads
+    at once.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class ShardJournal:
         return self._reader.bounds(self._receipts_topic, self._shard.partition)
 
     def first_request_since(self, at_ms: int) -> int | None:
-        """The offset of the first request record written then (epoch ms) or later, if there is one."""
+        """The offset of the first request record written at `at_ms` (epoch ms) or later, if there is one."""
         return self._reader.first_since(*self._shard, at_ms)
 
     def first_receipt_since(self, at_ms: int) -> int | None:
-        """The offset of the first receipt written then (epoch ms) or later, if there is one."""
+        """The offset of the first receipt written at `at_ms` (epoch ms) or later, if there is one."""
         return self._reader.first_since(self._receipts_topic, self._shard.partition, at_ms)
 
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:
@@ -89,7 +90,7 @@ class ShardJournal:
     def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
         """The request records at the offsets `start` to `end` - 1, as consecutive batches.
 
-        Without those that have `ended` and can end no other request themselves.
+        Without records that have `ended` and cannot end another request.
         """
         position = start
         for messages, reached in self._reader.read(*self._shard, start, end):
@@ -99,15 +100,15 @@ class ShardJournal:
             position = reached
 
     def binding(self, group: str) -> Binding:
-        """The cluster, and the topics as they are now: one that is created again has another id."""
+        """The current cluster, topic ids and group; a topic that is created again gets another id."""
         return self._reader.binding(self._shard.topic, self._receipts_topic, group)
 
     def committed(self, group: str) -> int:
-        """Up to where the group has said that it read requests; 0 when it never did, or Kafka forgot it."""
+        """The request offset that the group has committed; 0 if it never did, or Kafka has expired it."""
         return self._reader.committed(*self._shard, group)
 
     def written_ms(self, offset: int) -> int | None:
-        """When the first record at this offset or behind it was written, epoch ms."""
+        """When the record at this offset was written, epoch ms; None if there is none."""
         bounds = self.request_bounds()
         for batch in self.requests(max(offset, bounds.start), min(offset + 1, bounds.end)):
             for record in batch.records:
@@ -115,13 +116,13 @@ class ShardJournal:
         return None
 
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
-        """Like `requests`, with those of transactions that have not ended, or that were aborted."""
+        """Like `requests`, including records of open and aborted transactions."""
         other = ShardJournal(self._shard, self._access, isolation="read_uncommitted")
         with closing(other):
             yield from other.requests(start, end)
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
-        """The request records at these offsets, without those that Kafka does not have any more."""
+        """The request records at these offsets, without those that Kafka no longer has."""
         wanted = set(offsets)
         if not wanted:
             return {}
@@ -135,13 +136,13 @@ class ShardJournal:
     def record(self, offset: int) -> Record | None:
         """The request record at this offset, if Kafka has it.
 
-        Waits for the end of an open transaction that hides it, as `settled_bounds`.
+        Waits for the end of an open transaction that hides it, as `settled_bounds` does.
         """
         self._reader.stable_bounds(*self._shard, offset)
         return self.records([offset]).get(offset)
 
     def record_at(self, topic: str, partition: int, offset: int) -> Record | None:
-        """A record of any topic, such as a dead letter, if it is still there."""
+        """A record of any topic, such as a dead letter, if it still exists."""
         try:
             bounds = self._reader.bounds(topic, partition)
         except JournalLost as error:
@@ -154,11 +155,12 @@ class ShardJournal:
         return None
 
     def check(self, claims: Iterable[Claim], patience_s: float) -> Checked:
-        """Which messages and dead letters are not where these claims say, and where nobody can look.
+        """Which messages and dead letters are not where these claims say, and which places cannot be read.
 
-        A place that retention or compaction removed since, or whose topic is gone or was created
-        again, counts as filled. A place cannot be read while its partition has no leader, the right to read it is missing,
-        or another producer's open transaction hides it: these are waited for, about `patience_s` in all.
+        A place counts as filled if retention or compaction has removed its record since, or if its
+        topic was deleted or created again. A place cannot be read while its partition has no leader,
+        the right to read it is missing, or another producer's open transaction hides it. Such places
+        are retried for about `patience_s` in all.
         """
         by_place: dict[tuple[str, str], list[Claim]] = {}
         for claim in claims:
@@ -166,7 +168,7 @@ class ShardJournal:
         deadline = time.monotonic() + max(patience_s, LOOK_S)
         missing: list[Claim] = []
         unread = dict.fromkeys(by_place, "there was no time to look yet")
-        # once without waiting: one that cannot be read takes no time from the others
+        # first without waiting, so that an unreadable place takes no time from the others
         for within_s in (0.0, patience_s) if patience_s else (0.0,):
             for place in random.sample(list(unread), len(unread)):
                 if time.monotonic() > deadline:
@@ -183,13 +185,13 @@ class ShardJournal:
         )
 
     def close(self) -> None:
-        """Give the consumer up; the next use makes a new one."""
+        """Close the consumer; the next use creates a new one."""
         self._reader.close()
 
     def _without(self, ended: Ended, messages: list[Message]) -> list[Message]:
-        """Those that have not ended, or may take the place of another request, as far as a glance tells.
+        """The messages that have not ended, or that may end another request.
 
-        Forty million are passed over in a rebuild, so no function of ours is called for each.
+        A rebuild skips forty million messages, so they are checked without being parsed.
         """
         over = map(ended.__contains__, map(Message.offset, messages))
         may_have_id = map(self._may_have_caller_id, map(Message.value, messages))
@@ -226,9 +228,9 @@ class ShardJournal:
     def _compacted_away(
         self, topic: str, partition: int, absent: set[int], bounds: Bounds
     ) -> set[int]:
-        """Where nothing is any more: a newer message of the same key may be all that is left.
+        """The offsets that have no record any more, because a newer one of the same key replaced it.
 
-        An aborted one is still there, for those who read uncommitted.
+        A record of an aborted transaction is still there for a read_uncommitted reader.
         """
         gone = {there for there in absent if there < bounds.end}
         if gone:
@@ -250,7 +252,7 @@ class ShardJournal:
 def _read_at(
     reader: PartitionReader, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
 ) -> Iterator[list[Message]]:
-    """What lies at those of these offsets that are kept, and between some of them."""
+    """The messages at those of these offsets that Kafka still has, and some between them."""
     kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
     for stretch in stretches(kept, READ_RECORDS):
         for messages, _ in reader.read(topic, partition, *stretch):

@@ -1,4 +1,4 @@
-"""Whether target topics can take messages, asked before producing so that one of them spoils no batch."""
+"""Checks before producing whether target topics can take messages, so that one does not fail a whole batch."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
 LIMITS_KNOWN_FOR_S = 60.0
 CROWDED_FOR_S = 600.0
-"""How long a topic gets its records one by one that refused several at once."""
+"""How long a topic that refused several records at once gets its records one by one."""
 STILL_GOOD_S = 10.0
-"""That nothing stands in the way is gone by for so long while it is asked anew."""
+"""How long an expired answer without a refusal or limit is still used while it is refreshed."""
 SILENT_FOR_S = 2.0
 ASKED_S, ASKS = 2.0, 3
-"""A broker that hangs may be the one that is asked; a new client takes another, likely."""
+"""Timeout and number of attempts. The broker that is asked may hang; a new client likely asks another."""
 MOST_KNOWN = 10_000
 CLIENT_MOST_BYTES = 1_000_000
-"""librdkafka's default of `message.max.bytes`: what a client that was not told otherwise sends."""
+"""librdkafka's default of `message.max.bytes`: the most that a client sends unless configured otherwise."""
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 
 class Targets:
-    """The brokers' metadata of target topics, remembered for a few seconds. Safe from any thread."""
+    """The brokers' metadata of target topics, cached for a few seconds. Thread-safe."""
 
     def __init__(self, access: KafkaAccess) -> None:
         self._access = access
@@ -54,20 +54,19 @@ class Targets:
         self._limits = Remembered(self._ask_limits)
 
     def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
-        """Those of the topics that cannot take messages now, with (reason word, detail).
+        """The topics that cannot take messages now, with (reason word, detail).
 
-        What was told a moment ago holds, unless they are to be asked for `anew`.
-        Raises JournalLost when the brokers do not answer.
+        Uses cached answers, unless `anew`. Raises JournalLost when the brokers do not answer.
         """
         if anew:
             self._refusals.ask_anew(topics)
         return self._refusals.of(topics)
 
     def limits(self, topics: Collection[str]) -> dict[str, Limits]:
-        """What those of the topics refuse that are stricter than this client.
+        """The limits of those topics that are stricter than this client.
 
-        Nothing of topics whose configuration the brokers do not tell (DescribeConfigs): what they
-        refuse is found when they do.
+        Without topics whose configuration the brokers do not return (DescribeConfigs): their limits
+        are found when they refuse a record.
         """
         found = self._limits.of(topics)
         now = time.monotonic()
@@ -77,12 +76,12 @@ class Targets:
         return found
 
     def take_no_batch(self, topics: Iterable[str]) -> None:
-        """These took none lately; whose limits are not known, or changed a moment ago."""
+        """Note that these topics refused a batch: their limits are unknown, or have just changed."""
         until_s = time.monotonic() + CROWDED_FOR_S
         self._crowded |= dict.fromkeys(topics, until_s)
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """How the ids of these topics begin, as `unavailable` was told last; without those it did not ask for."""
+        """How the ids of these topics begin, as of the last `unavailable`; without topics not asked for."""
         return {topic: self._ids[topic] for topic in topics if topic in self._ids}
 
     def _open(self) -> None:
@@ -100,7 +99,7 @@ class Targets:
         return []
 
     def _ask_once(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
-        admin = self._admin  # another shard may open a new one, and who is gone answers nobody
+        admin = self._admin  # another shard may replace it, and a client that is gone never answers
         asked = admin.describe_topics(
             TopicCollection(topics),
             include_authorized_operations=True,
@@ -136,10 +135,11 @@ Known = TypeVar("Known")
 
 
 class Remembered(Generic[Known]):
-    """What was told of each topic, as long as that holds, s; None is an answer as well.
+    """A cache of answers about topics, each with its own lifetime, s; None is an answer as well.
 
-    Where nothing stood in the way until a moment ago, that still holds, and a thread of its own asks anew: a broker that
-    does not answer holds up only who was told something else, or nothing for long. Safe from any thread.
+    A None that expired less than `STILL_GOOD_S` ago is still used while a background thread refreshes
+    it. A broker that does not answer thus delays only callers about topics with another answer, or
+    with one that expired earlier. Thread-safe.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Remembered(Generic[Known]):
         self._known: dict[str, tuple[float, Known | None]] = {}
 
     def of(self, topics: Iterable[str]) -> dict[str, Known]:
-        """Raises JournalLost when nobody answers about one that was never told of."""
+        """The answers other than None. Raises JournalLost when no broker answers about an unknown topic."""
         wanted = set(topics)
         if self._unknown(wanted):
             self._ask_and_wait(wanted)
@@ -163,20 +163,23 @@ class Remembered(Generic[Known]):
         return {topic: told for topic, told in found.items() if told is not None}
 
     def last(self, topic: str) -> Known | None:
-        """What was told last, whether it holds or not."""
+        """The last answer, expired or not."""
         return self._known[topic][1] if topic in self._known else None
 
     def ask_anew(self, topics: Iterable[str]) -> None:
-        """Whatever was told. Raises JournalLost when nobody answers; what was told holds then, also for others meanwhile."""
+        """Ask about these topics, whatever is cached; other threads use the cache until then.
+
+        Raises JournalLost when no broker answers; the cache is then unchanged.
+        """
         self._learn(list(set(topics)))
 
     def _ended(self, wanted: set[str]) -> list[str]:
-        """Those for which what was told does not hold any more."""
+        """The topics whose answer is missing or has expired."""
         known, now = self._known, time.monotonic()
         return [topic for topic in wanted if topic not in known or known[topic][0] < now]
 
     def _unknown(self, wanted: set[str]) -> list[str]:
-        """Of these, those that nobody may go by any longer."""
+        """The topics that have no answer that may still be used."""
         known, now = self._known, time.monotonic()
         return [
             topic
@@ -199,7 +202,7 @@ class Remembered(Generic[Known]):
     def _start_refresh(self, wanted: set[str]) -> None:
         try:
             Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
-        except RuntimeError:  # no thread is left: another time
+        except RuntimeError:  # no thread can be started: the next call tries again
             self._refreshing.release()
 
     def _refresh(self, wanted: set[str]) -> None:
@@ -226,7 +229,10 @@ class Remembered(Generic[Known]):
             self._known = kept | told
 
     def _postpone(self, topics: list[str]) -> None:
-        """Nobody answers: who delivers there finds out, and the others need not wait for it."""
+        """Extend the cached answers while no broker answers.
+
+        A delivery to these topics finds that out; others need not wait for it.
+        """
         until_s = time.monotonic() + SILENT_FOR_S
         with self._changing:
             known = self._known
@@ -238,8 +244,8 @@ def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:
         described = outcome(asked)
     except KafkaException as failure:
         return _told(topic, failure)
-    # One that lacks a right would fail its whole transaction, or what follows a crash. Brokers
-    # that do not tell are believed.
+    # A topic without these rights would fail its whole transaction, or the recovery after a crash.
+    # If the brokers do not return rights, they are assumed.
     allowed = described.authorized_operations or NEEDED
     if lacking := [op.name.capitalize() for op in NEEDED if op not in allowed]:
         return _not_allowed(topic, " and ".join(lacking))

@@ -1,4 +1,4 @@
-"""A transactional producer, from the fence it puts up to a commit whose outcome is known."""
+"""A transactional producer, from fencing its predecessors to a commit with a known outcome."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SETTLE_S = 20.0
 
 
 class Transactions:
-    """One producer under one `transactional.id`; unusable after its first doubt.
+    """One producer under one `transactional.id`; unusable after its first RecoveryRequired.
 
-    Without an id it can only flush and be closed. `what` stands in front of what its failures say;
+    Without an id it can only flush and be closed. `what` is the prefix of its error messages;
     `in_flight` is KafkaAccess.producer's. Not safe for use from two threads at once.
     """
 
@@ -34,7 +34,7 @@ class Transactions:
     def open(self) -> None:
         """Fence every earlier producer of this id and settle its open transaction.
 
-        Raises JournalLost when the brokers do not manage it in 5 attempts of 6 s.
+        Raises JournalLost when the brokers do not complete it in 5 attempts of 6 s.
         """
         for attempt in range(1, OPEN_ATTEMPTS + 1):
             try:
@@ -52,23 +52,23 @@ class Transactions:
             raise doubt(error, f"{self._what}: cannot begin a transaction") from None
 
     def send(self, *record: Any, needs: str = "", **more: Any) -> None:
-        """Queue a record, as `produce` has it. Raises RecoveryRequired when the transaction has failed before."""
+        """Queue a record, as `produce` does. Raises RecoveryRequired if the transaction has already failed."""
         try:
             produce(self.producer, *record, **more)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._STATE:
-                self.commit(needs)  # says why
+                self.commit(needs)  # raises the cause
             raise
 
     def flush(self, within_s: float | None = None) -> int:
-        """Wait until every record is with the brokers, 20 s unless told; returns how many are not."""
+        """Wait until the brokers have every record, by default 20 s; returns how many they do not have."""
         try:
             return self.producer.flush(SETTLE_S if within_s is None else within_s)
         except (KafkaException, SystemError) as error:
             raise self._explained(error, "cannot flush") from None
 
     def send_offsets(self, at: TopicPartition, whose: Any, needs: str = "") -> None:
-        """Let the transaction commit this offset of a consumer group as well."""
+        """Add this offset of a consumer group to the transaction."""
 
         def send(left_s: float) -> None:
             try:
@@ -76,14 +76,14 @@ class Transactions:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError._STATE:
                     raise
-                self.producer.commit_transaction(left_s)  # it has failed before, and says why
+                self.producer.commit_transaction(left_s)  # it has failed; this raises the cause
 
         self._patiently(send, needs)
 
     def commit(self, needs: str = "") -> None:
-        """Flushes first. Tries again for about 20 s; then the outcome is unknown: JournalLost.
+        """Flush and commit. Retries for about 20 s; then the outcome is unknown: JournalLost.
 
-        `needs` is the right that what was not flushed before takes.
+        `needs` is the right that records need that were not flushed before.
         """
         self._patiently(self.producer.commit_transaction, needs)
 
@@ -94,9 +94,9 @@ class Transactions:
             raise doubt(error, f"{self._what}: cannot abort") from None
 
     def close(self) -> None:
-        """Drop what is queued; an open transaction stays for the next to open the id to settle."""
+        """Drop queued records; an open transaction is settled by the next producer that opens the id."""
         self.producer.purge()
-        with suppress(KafkaException, SystemError):  # a fenced one says so once more
+        with suppress(KafkaException, SystemError):  # a fenced producer raises again
             self.producer.flush(0)
         del self.producer  # its threads and sockets end with the last reference
 
@@ -112,14 +112,14 @@ class Transactions:
                     raise self._explained(error, "the commit's outcome is unknown", needs) from None
 
     def _explained(self, error: Exception, what: str, needs: str = "") -> RecoveryRequired:
-        # a fatal error that comes while reports are served has the other as its cause, or none
+        # a SystemError, raised while delivery reports are served, has the KafkaException as its cause, or none
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):
             cause = self._fatal() or KafkaException(KafkaError(KafkaError._FATAL))
         return doubt(cause, f"{self._what}: {what}", needs)
 
     def _fatal(self) -> KafkaException | None:
-        """What has ended this producer: it says so to whatever is asked of it."""
+        """The fatal error of this producer, if any: every call raises it."""
         try:
             self.producer.begin_transaction()
         except KafkaException as error:
