@@ -1,1 +1,1 @@
-"""Who calls the verbs: the process engine, the Spark engine, and what both share."""
+"""The engines, which call the verbs: the process engine, the Spark engine, and what both share."""

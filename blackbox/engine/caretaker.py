@@ -1,4 +1,4 @@
-"""What is done for every open shard of a process now and again, beside its owner."""
+"""Periodic work for every open shard of a process, beside its owner."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ logger = logging.getLogger("blackbox.core.low_water")
 
 FIRST_S = 60.0
 FIRST_SHARE = 0.1
-"""After a start it waits so long, or this share of the interval: who is restarted often trims as well."""
+"""The wait after a start, or this share of the interval if shorter: a process restarted often trims too."""
 
 WALKED_SHARE = 0.9
-"""Of the interval, in which all shards are walked over."""
+"""The share of the interval over which the walks over all shards are spread."""
 
 BINDING_S = 1.0
-"""What callers write within this time to a topic that was deleted and created again may go out twice."""
+"""How often topic ids are checked. Requests written this soon to a recreated topic may be delivered twice."""
 
 
 @dataclass(eq=False, repr=False)
 class Caretaker:
     """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
 
-    Spreads the walks over most of `interval_s`, to keep the load low. A process that lives no longer than that still
-    finishes one over each shard.
+    Spreads the walks over most of `interval_s`, to keep the load low. A process that lives no longer
+    than that still finishes one walk over each shard.
     """
 
     access: KafkaAccess
@@ -58,7 +58,7 @@ class Caretaker:
             Thread(target=work, name="caretaker", daemon=True).start()
 
     def stop(self) -> None:
-        """End soon; a walk under way is forgotten."""
+        """End soon; a walk in progress is abandoned."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -66,7 +66,7 @@ class Caretaker:
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
             owners = self.owners()
-            # who is cut off begins with another next time
+            # in random order: a process that is cut off begins with another shard next time
             for owner in random.sample(owners, len(owners)):
                 if self._stopping.is_set():
                     return
@@ -74,7 +74,7 @@ class Caretaker:
             wait_s = max(1.0, began + self.interval_s - time.monotonic())
 
     def _watch_bindings(self) -> None:
-        """In a thread of its own, as a walk takes minutes."""
+        """Check the topic ids, in a thread of its own, as a walk takes minutes."""
         while not self._stopping.wait(BINDING_S):
             try:
                 self._check_bindings()
@@ -82,7 +82,10 @@ class Caretaker:
                 logger.exception("asking for the ids of topics failed; again later")
 
     def _check_bindings(self) -> None:
-        """A topic that is created again may have passed the position of its index before anybody reads it."""
+        """Let each shard recover whose topic was created again.
+
+        The new topic may grow past the index's position before it is read.
+        """
         bound = [(owner, owner.binding) for owner in self.owners()]
         topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
         now = self._ids.of(topics)
@@ -99,7 +102,7 @@ class Caretaker:
                 return
             now_ms = self.clock.earliest_ms()
             with closing(ShardJournal(owner.shard, self.access)) as journal:
-                # another's records are not ours to remove
+                # the records of another topic must not be removed
                 if journal.binding(binding.group) != binding:
                     owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
                     return

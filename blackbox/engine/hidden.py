@@ -1,4 +1,4 @@
-"""Requests behind an open transaction of whoever writes there: nobody can read them before it ends."""
+"""Requests hidden behind a producer's open transaction: they cannot be read before it ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TOLD_AFTER_S = 30.0
 
 
 class Hidden:
-    """What `look` finds of the shards that this process owns, as metrics; the log names what lasts.
+    """Shows hidden records of the shards that this process owns as metrics, and logs those that last.
 
-    A transaction that is open at two looks is not told from two that follow each other, unless what
-    can be read has moved on between them.
+    One transaction that is open at two looks cannot be told from two that follow each other, unless
+    the readable end has moved between the looks.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Hidden:
             return
         topics = self._topics or Topics(self._access.admin())
         written = topics.ends(shards, committed=False)
-        # Later, so that a transaction that ended in between is not told.
+        # Asked second, so that a transaction that ended in between is not reported.
         readable = topics.ends(shards, committed=True)
         self._topics = topics if readable else None  # its client may have lost sight of all brokers
-        ours = set(self._shards())  # some may have gone meanwhile
+        ours = set(self._shards())  # some may have been lost since
         self._note({s: (readable[s], written[s]) for s in ours if s in readable and s in written})
 
     def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:

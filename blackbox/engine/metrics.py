@@ -1,4 +1,4 @@
-"""What the verbs did, as Prometheus metrics. Fed from their return values, never from inside them."""
+"""Prometheus metrics of what the verbs did, fed from their return values, never from inside them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COUNTERS = {
     "oscillator_written": ("Seconds written to the oscillator topic", "topic"),
     "batch_records": ("Spark engine: requests read in batches",),
 }
-"""By name: the text, then the labels."""
+"""By name: the help text, then the labels."""
 
 GAUGES = {
     "pending": ("Requests in the index", "shard"),
@@ -76,9 +76,9 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class Report(NamedTuple):
-    """All that a process counted and shows, in a form that JSON can hold.
+    """All counters and gauges of a process and its histogram of lateness, in a form that JSON can hold.
 
-    `lateness` are the counts of the histogram's buckets, then the sum in seconds.
+    `lateness` holds the counts of the buckets, then the sum in seconds.
     """
 
     counters: Sequence[Sample] = ()
@@ -87,7 +87,7 @@ class Report(NamedTuple):
 
 
 class Lateness(Collector):
-    """How long after its due time a message could be read; a histogram that takes whole batches."""
+    """A histogram of how long after its due time a message could be read; it takes whole batches."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = Lock()
@@ -183,7 +183,7 @@ class Metrics:
             self._counters["refused"].labels(caller, reason).inc(count)
 
     def dispatched(self, shard: Shard, did: Dispatched, at_ms: int) -> None:
-        """`at_ms`: when the tick had ended, so that the messages could be read."""
+        """Count a tick. `at_ms` is when it had ended, and its messages could be read."""
         if did.due_ms:
             self._counters["delivered"].labels(shard.topic).inc(len(did.due_ms))
             self.lateness.observe(did.due_ms, at_ms)
@@ -214,7 +214,7 @@ class Metrics:
         self._gauges["journal_position"].labels(str(shard), "receipts").set(positions.receipts)
 
     def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
-        """The mark, and when what it waits for was written: its age grows until the next mark."""
+        """Show the mark, and the age of its first request, written at `written_ms`, as it grows."""
         age_s = partial(_age_s, written_ms)
         self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(age_s)
         self._gauges["journal_low_water_position"].labels(str(shard), "requests").set(mark.requests)
@@ -241,11 +241,11 @@ class Metrics:
                 self._gauges[name].remove_by_labels({"shard": str(shard)})
 
     def oscillated(self, topic: str, seconds: int) -> None:
-        """So many seconds were written to the oscillator topic."""
+        """Count seconds that were written to the oscillator topic."""
         self._counters["oscillator_written"].labels(topic).inc(seconds)
 
     def oscillator_lag(self, topic: str, lag_s: Callable[[], float] | None) -> None:
-        """How far behind the topic is, asked whenever it is shown; None: others write it."""
+        """Show how far behind the topic is, by calling `lag_s` each time; None: another process writes it."""
         if lag_s is not None:
             self._gauges["oscillator_lag_seconds"].labels(topic).set_function(lag_s)
         else:
@@ -272,7 +272,7 @@ class Metrics:
     def absorb(self, report: Report, before: Report) -> None:
         """Add what another process counted since its report `before`, and show what it shows now.
 
-        What is less than before was counted by a process that began anew, and is added whole.
+        A value that is less than before was counted by a process that has restarted, and is added whole.
         """
         counted = {(name, tuple(labels)): value for name, labels, value in before.counters}
         for name, labels, value in report.counters:

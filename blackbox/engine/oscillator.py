@@ -1,4 +1,4 @@
-"""A record for each second, on a topic of its own: written by whoever owns the first shard."""
+"""A record for each second, on a topic of its own, written by the owner of the first shard."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.engine.oscillator")
 
 BATCH = 10_000
-"""Most seconds of one transaction, when a gap is filled."""
+"""The most seconds in one transaction, when a gap is filled."""
 
 LOOK_S = 0.2
-"""Between two looks at whether the shard has come."""
+"""How often it is checked whether this process owns the first shard."""
 
 AGAIN_S = 1.0
 
@@ -35,8 +35,8 @@ def begun(last: int, now_ms: int) -> range:
 class Oscillator:
     """Writes every second once, from `start` to `stop`, while this process owns the first shard.
 
-    That is partition 0 of the request topic that is first by name. In a thread of its own; does
-    nothing without a topic for it. `shards` are those that this process owns.
+    That is partition 0 of the request topic that is first by name. Runs in a thread of its own; does
+    nothing without an oscillator topic. `shards` are those that this process owns.
     """
 
     settings: Settings
@@ -57,7 +57,7 @@ class Oscillator:
             self._thread.start()
 
     def stop(self) -> None:
-        """Write no more once the transaction in flight has ended."""
+        """Stop writing once the transaction in flight has ended."""
         self._stopping.set()
 
     def join(self) -> None:
@@ -91,9 +91,9 @@ class Oscillator:
             self._stopping.wait(AGAIN_S if self._is_ours() else 0)
 
     def _write_while_ours(self, topic: str) -> None:
-        """1. fence the writer before; 2. read where it ended; 3. go on from there.
+        """1. fence the previous writer; 2. read where it ended; 3. go on from there.
 
-        An empty topic begins with the second in which it was first to be written.
+        An empty topic begins with the second of the first attempt to write it.
         """
         seconds = Seconds(self.access, topic)
         try:

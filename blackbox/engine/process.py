@@ -1,4 +1,4 @@
-"""The process engine: every shard this process owns, in one process, with a clock that polls them."""
+"""The process engine: intake and dispatch of all shards in one process, polled by a scheduler."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class Service:
         )
 
     def start(self) -> None:
-        """Create what is missing of ours, then join the group. Raises RecoveryRequired when Kafka or Redis is away."""
+        """Create blackbox's missing topics, then join the group.
+
+        Raises RecoveryRequired when Kafka or Redis does not answer.
+        """
         settings = self._settings
         self._watch.observe_clock()
         self._topics.ensure()
@@ -117,27 +120,27 @@ class Service:
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Whether the threads of this process go on; what Kafka and Redis do is no reason to restart it."""
+        """Whether the threads of this process run; an outage of Kafka or Redis does not make it dead."""
         return not self._scheduler.running or self._intake.is_alive()
 
     def is_ready(self) -> bool:
-        """Every shard the group gave to this process is open."""
+        """Whether every shard that the group gave to this process is open."""
         return self._membership.has_joined and not self.not_open()
 
     def stuck(self) -> list[Shard]:
-        """The shards where something has been due for a minute and nothing was delivered."""
+        """The shards without progress for about a minute, see `ShardOwner.is_stuck`."""
         return self._owners.stuck()
 
     def not_open(self) -> list[Shard]:
-        """The shards that the group gave to this process and that are not open."""
+        """The shards that the group gave to this process and are not open."""
         return sorted(self._membership.owned() - self._owners.open_shards())
 
     def why_not_open(self) -> dict[Shard, str]:
-        """Of the shards that could not be opened, what was in the way the last time."""
+        """Why the last try failed, for each shard that could not be opened."""
         return self._owners.why_not_open()
 
     def _take_in(self) -> None:
-        """Store what was read; while Redis is busy with it, read and parse what comes next."""
+        """Store the requests that were read; while Redis is busy with them, read and parse the next."""
         ahead: dict[Shard, Parsed] = {}
 
         def read_ahead() -> None:
@@ -193,7 +196,7 @@ class Service:
         self._topics.grow_receipts(self._membership.owned())
 
     def _look(self) -> None:
-        """Once a second: Redis' clock and memory, and the positions for lag monitors."""
+        """Once a second: check Redis' clock and memory, and commit the positions for lag monitors."""
         self._watch.look()
         self._membership.note(
             {

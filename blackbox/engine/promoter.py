@@ -1,4 +1,4 @@
-"""Wiring of promotion: one shard after the other, for whoever runs it."""
+"""Wiring of promotion, which runs for one shard after the other."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ logger = logging.getLogger("blackbox.core.promotion")
 
 LONGEST_PAUSE_S = 3600.0
 FIRST_S = 30.0
-"""After a start, so that what came near meanwhile does not wait for long."""
+"""The wait after a start: short, as requests may already be due for promotion."""
 
 
 def schedule(scheduler: BackgroundScheduler, schedule: Schedule, settings: Settings) -> None:
-    """Promote soon, then four times within the horizon, so that one run may fail; hourly without one."""
+    """Promote soon, then four times within the horizon or the renewal age, so that one run may fail.
+
+    At least hourly; without a horizon, it counts as an hour.
+    """
     within_s = min(settings.hot_horizon_s or LONGEST_PAUSE_S, settings.renew_after_ms / 1000)
     every_s = min(LONGEST_PAUSE_S, within_s / 4)
     soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
@@ -40,7 +43,7 @@ def schedule(scheduler: BackgroundScheduler, schedule: Schedule, settings: Setti
 
 
 class Promoter:
-    """Promotes shards, now and again. Not safe for use from two threads at once."""
+    """Promotes shards. Not safe for use from two threads at once."""
 
     def __init__(self, settings: Settings, access: KafkaAccess) -> None:
         self._settings = settings
@@ -48,12 +51,12 @@ class Promoter:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
         self._untold: set[str] = set()
-        """Topics of which it was said that Kafka does not tell how long it keeps them."""
+        """Topics for which an unknown retention was logged."""
 
     def promote(
         self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
     ) -> Promoted:
-        """One run for one shard, which ends when `confirm` raises RecoveryRequired; raises as `Promotion.run`."""
+        """Run promotion for one shard, until `confirm` raises RecoveryRequired; raises as `Promotion.run`."""
         positions, cold = self._look(shard)
         if positions is None:
             raise RecoveryRequired(
@@ -82,13 +85,14 @@ class Promoter:
     def _look(self, shard: Shard) -> tuple[Positions | None, Bits]:
         try:
             return self._inspector.cold(shard)
-        except IndexLost:  # a connection that was kept may have ended long ago
+        except IndexLost:  # a connection that was kept may have been closed since
             return self._inspector.cold(shard)
 
     def _renew_after_ms(self, topic: str) -> int:
-        """Half of what Kafka keeps at most: time enough for a run that fails.
+        """The age of renewal, ms: at most half of the topic's retention, so that a run may fail.
 
-        Where Kafka does not tell, as if it kept no more than it must: without a run nothing comes near.
+        If Kafka does not report the retention, the shortest that is allowed is assumed: without a run
+        nothing is promoted.
         """
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None:
@@ -115,7 +119,7 @@ class Promoter:
 
 
 class Schedule:
-    """What a service calls now and again for the shards it owns; a failure waits for the next time."""
+    """Promotes the shards that a service owns, when it calls `run`; a failed shard waits for the next run."""
 
     def __init__(
         self,

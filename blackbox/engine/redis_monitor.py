@@ -1,4 +1,4 @@
-"""What an engine watches once a second: Redis' clock and memory, and the callers' rules."""
+"""Checks of Redis' clock and memory, and of the callers' rules, which an engine makes once a second."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger("blackbox.engine.redis_monitor")
 
 RESUME_AT = 0.75
 PATIENT_LOOKS = 10
-"""So many looks between the two shares, and some requests are read all the same.
+"""After so many looks between the two shares, requests are read all the same.
 
-What is due in a week may use 80 % until then. Nothing else would ever be read.
+Requests due in a week may use 80 % until then, and nothing else would be read.
 """
 
 
 @dataclass(eq=False, repr=False)
 class Watch:
-    """Keeps the clock and tells when Redis has no room (`pause`) and has it again (`resume`)."""
+    """Keeps the clock, and calls `pause` when Redis has no room and `resume` when it has room again."""
 
     settings: Settings
     metrics: Metrics
@@ -48,7 +48,7 @@ class Watch:
         self.clock.observe(self._redis.now_ms())
 
     def look(self) -> None:
-        """One look; a Redis that does not answer is only logged."""
+        """Look once; a Redis that does not answer is only logged."""
         if self._rules is not None:
             self._rules.rules()
             self.metrics.rules_valid.set(self._rules.problem is None)
@@ -78,7 +78,10 @@ class Watch:
         logger.warning("%s", why)
 
     def _memory_used(self) -> float:
-        """0 where Redis does not tell: a store that it refuses then pauses intake for a second."""
+        """The used share of maxmemory; 0 where Redis does not tell it.
+
+        A store that Redis refuses then pauses intake for a second.
+        """
         try:
             return self._redis.memory_used()
         except NotTold:

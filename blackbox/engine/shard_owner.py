@@ -1,4 +1,4 @@
-"""Who calls the verbs of one shard in the process engine: a thread that opens, dispatches, recovers."""
+"""The owner of one shard: a thread that opens it, dispatches and recovers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("blackbox.engine.shard_owner")
 SHORT_RUN_S = 5.0
 WRITTEN_WITHIN_S = 60.0
 LONGEST_PAUSE_S = 10.0
-"""Between two openings, when a shard opens well and is in doubt again within seconds."""
+"""The longest pause between two openings, when a shard opens but must recover again within seconds."""
 
 GATHER_S = 0.012
 """Shortest time between two ticks that were not full: tiny transactions cost as much as large ones."""
@@ -42,7 +42,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Everything an owner holds of a shard, from one opening to the next doubt."""
+    """Everything that an owner holds between opening and closing a shard."""
 
     index: ShardIndex
     intake: Intake
@@ -56,7 +56,7 @@ class Session:
 
 @dataclass(eq=False, repr=False)
 class ShardOwner:
-    """Owns one shard from `start` to `stop`, through any number of doubts."""
+    """Owns one shard from `start` to `stop`, through any number of recoveries."""
 
     shard: Shard
     open_session: Callable[[ShardOwner], Session]
@@ -100,7 +100,10 @@ class ShardOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something has been due for long and nothing was delivered."""
+        """Whether there has been no progress for `stuck_after_s`.
+
+        A tick is progress if it delivered, postponed or dead-lettered a request, or found none due.
+        """
         return time.monotonic() - self._progress > self.stuck_after_s
 
     @property
@@ -120,9 +123,10 @@ class ShardOwner:
         return "" if self.is_open else self._problem
 
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:
-        """Walk over all that is pending, for about `walk_s`, and let the owner's thread say what was found.
+        """Find the lowest pending request, in about `walk_s`, and let the owner's thread write the mark.
 
-        None when the shard is not open. Raises RecoveryRequired when it has to be tried again, also when `stopping` is set.
+        None when the shard is not open. Raises RecoveryRequired when it has to be tried again, also when
+        `stopping` is set.
         """
         session = self._session
         if session is None or not self.is_open:
@@ -148,7 +152,7 @@ class ShardOwner:
             raise RecoveryRequired(f"{self.shard}: the mark was not written") from None
 
     def _write_mark(self, session: Session) -> None:
-        """In the owner's thread, which alone may use its producer."""
+        """Write the low-water mark, in the owner's thread: no other may use its producer."""
         if self._walked is None:
             return
         (walked_in, positions, lowest, written), self._walked = self._walked, None
@@ -166,19 +170,19 @@ class ShardOwner:
         self._look.set()
 
     def doubt(self, reason: Exception) -> None:
-        """Stop what is being done with the shard and recover."""
+        """Stop work on the shard, and recover."""
         self._doubt = reason
         self._look.set()
 
     def take(self, batch: Parsed, meanwhile: Callable[[], None] | None = None) -> bool:
-        """Give a batch of request records to intake; False when the shard is not open, or in doubt.
+        """Give a batch of request records to intake; False when the shard is not open, or must recover.
 
-        `meanwhile` may be called while Redis is busy with the batch.
-        Raises IndexFull when Redis has no room; a doubt is left to the owner's own thread.
+        `meanwhile` may be called while Redis is busy with the batch. Raises IndexFull when Redis has no
+        room; RecoveryRequired is left to the owner's own thread.
         """
         session = self._session
         if session is None or not self.is_open or self._doubt is not None:
-            return False  # what was read is read again once the shard is opened anew
+            return False  # the batch is read again once the shard has been reopened
         position = session.index.positions.requests
         if position < batch.start:
             self.opened(self, position)  # something before it was not stored: read from there again
@@ -207,7 +211,7 @@ class ShardOwner:
                     self._look.set()
 
     def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
-        """What recovery calls for the requests that the index does not know yet."""
+        """Apply requests that the index does not know yet, for recovery."""
         assert self._session is not None
         taken = self._session.intake.apply(batch, self.clock.latest_ms(), opening)
         self._account_for(self._session, taken)
@@ -313,7 +317,7 @@ class ShardOwner:
             )  # fmt: skip
 
     def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:
-        """Until the next due time or the next poll, and never less than the gathering time."""
+        """Wait until the next due time or the next poll, and never less than the gathering time."""
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
@@ -338,7 +342,7 @@ class ShardOwner:
         was_open, self.is_open = self.is_open, False
         walked, self._walked = self._walked, None
         if walked is not None:
-            walked[3].cancel()  # who waits for its mark walks again later
+            walked[3].cancel()  # the caretaker that waits for the mark walks again later
         if was_open:
             self.doubted(self)
         if session is not None:

@@ -1,4 +1,4 @@
-"""Every shard that one process owns, whichever engine gave it the shard."""
+"""All shards that one process owns, for either engine."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ STUCK_S = 60.0
 
 @dataclass(eq=False, repr=False)
 class ShardPool:
-    """An Owner for each shard, from `gain` to `lose`.
+    """A ShardOwner for each shard, from `gain` to `lose`.
 
-    `confirm(shard, position)` raises RecoveryRequired unless the shard is still this process'. `opened(shard,
-    position)` and `closed(shard)` tell from where on, and until when, its requests are wanted.
-    `gather_s` is the shortest time between two transactions of a shard that were not full, `lasts_s` how
-    long a shard is owned at most.
+    `confirm(shard, position)` raises RecoveryRequired unless this process still owns the shard.
+    `opened(shard, position)` and `closed(shard)` report from where on, and until when, its requests
+    are to be read. `gather_s` is the shortest time between two transactions of a shard that were not
+    full, `lasts_s` how long a shard is owned at most.
     """
 
     settings: Settings
@@ -107,7 +107,7 @@ class ShardPool:
                 logger.warning("%s: still busy; its next owner will fence it", owner.shard)
 
     def close(self) -> None:
-        """Look after no shard any more; those that are owned go on until they are lost."""
+        """Stop the caretaker; shards that are owned go on until they are lost."""
         self._caretaker.stop()
 
     def why_not_open(self) -> dict[Shard, str]:
@@ -134,14 +134,14 @@ class ShardPool:
             owner.poll()
 
     def stuck(self) -> list[Shard]:
-        """The shards where something has been due for a minute and nothing was delivered."""
+        """The shards without progress for about a minute, see `ShardOwner.is_stuck`."""
         return sorted(owner.shard for owner in self.all() if owner.is_stuck)
 
     def open_shards(self) -> set[Shard]:
         return {owner.shard for owner in self.all() if owner.is_open}
 
     def _counted(self, ended: Mapping[int, Entry]) -> dict[str, list[int]]:
-        """Offsets by the callers whose pending requests are counted, whatever they ended with."""
+        """The offsets of ended requests, of any outcome, by the callers whose pending requests are counted."""
         if self.admission is None or not (rules := self.admission.rules()).counted:
             return {}
         found: dict[str, list[int]] = {name: [] for name in rules.counted}
@@ -187,7 +187,7 @@ class ShardPool:
         def confirm() -> None:
             kept = index.load()
             known = None if kept is None else kept.positions.requests
-            # Not 0 for a lost index: what was read before tells whether receipts are missing.
+            # Not 0 for a lost index: the group's offset tells whether receipts are missing.
             self.confirm(shard, journal.committed(settings.group_id) if known is None else known)
 
         recovery = Recovery(

@@ -1,4 +1,4 @@
-"""Rows of files on their way into a request topic: in transactions that also say how far they are."""
+"""Loads rows of files into a request topic, in transactions that also record the progress."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from blackbox.records.request import Headers
 ASK_S = 0.2
 
 LAYOUT = "1"
-"""How files are cut into pieces. The numbers of another layout mean other rows."""
+"""The version of how files are cut into pieces. In another layout, the same numbers mean other rows."""
 
 LARGEST_BYTES = 1_000_000
 """The client's own default of `message.max.bytes`."""
 
 RECORD_BYTES = 120
 HEADER_BYTES = 12
-"""More than Kafka adds to a record that is a batch of its own, and to each header."""
+"""Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
 
 
 class Mark(NamedTuple):
-    """How many rows of a piece are in the topic, of all that it has."""
+    """How many rows of a piece are in the topic, and how many it has in total."""
 
     rows: int
     total: int
 
 
 def piece_name(access: KafkaAccess, fingerprint: str, number: int) -> str:
-    """The consumer group of one piece of one load; its transactional id is of the same name."""
+    """The consumer group of one piece of one load; in its transactional id, a slash follows the group id."""
     return f"{access.group_id}.load.{fingerprint}.{number}"
 
 
 def largest_record(access: KafkaAccess, topic_max_bytes: int | None) -> int:
-    """The most bytes that client and topic take; see `record_bytes`."""
+    """The size of the largest record that client and topic accept; see `record_bytes`."""
     own = int(access.settings.get("message.max.bytes", LARGEST_BYTES))
     return min(own, topic_max_bytes or own)
 
 
 def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
-    """About what a record takes in a batch of its own, rather more than less."""
+    """The approximate size of a record in a batch of its own, too large rather than too small."""
     names = sum(len(name) + len(held or b"") + HEADER_BYTES for name, held in headers)
     return len(value) + 3 * len(key or "") + names + RECORD_BYTES
 
 
 class Marks:
-    """How far pieces are, as committed. Not safe for use from two threads at once."""
+    """The committed progress of pieces. Not safe for use from two threads at once."""
 
     def __init__(self, access: KafkaAccess, topic: str) -> None:
         self._admin: AdminClient = access.admin()
         self._topic = topic
 
     def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, Mark]:
-        """The marks of those of these pieces that were begun. Raises JournalLost.
+        """The marks of these pieces, without those that were never begun. Raises JournalLost.
 
-        A commit that just succeeded may not be seen yet; with `settled` it is waited for, 20 s at
-        most, as is any transaction under way.
+        A commit that has just succeeded may not be visible yet. With `settled`, waits for it, and for
+        any open transaction, 20 s at most.
         """
         deadline = time.monotonic() + SETTLE_S
         found: dict[str, Mark] = {}
@@ -85,7 +85,7 @@ class Marks:
     def _ask(
         self, names: Sequence[str], found: dict[str, Mark], *, settled: bool, is_last: bool
     ) -> list[str]:
-        """Ask about all at once; returns those to be asked again."""
+        """Ask about all pieces at once; returns those to ask about again."""
         answers = {
             name: self._admin.list_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(name, [TopicPartition(self._topic, 0)])],
@@ -142,12 +142,13 @@ def _mark(name: str, at: TopicPartition) -> Mark | None:
 
 
 class PieceWriter:
-    """Sends the rows of one piece, each exactly once however often it is begun.
+    """Writes the rows of one piece, each exactly once however often the piece is begun.
 
-    1. `open` fences everyone who had this piece, settles what they left open, and only then reads
-       how many rows are in;
+    1. `open` fences earlier writers of this piece, settles their open transaction, and only then
+       reads how many rows are in;
     2. `send` writes the next rows and their number in one transaction.
-    Unusable after its first doubt. Not safe for use from two threads at once.
+
+    Unusable after its first RecoveryRequired. Not safe for use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess, topic: str, name: str, total: int) -> None:
@@ -161,7 +162,7 @@ class PieceWriter:
         self._failed: KafkaError | None = None
 
     def open(self) -> int:
-        """Returns how many rows are in. Raises JournalLost without brokers for 30 s."""
+        """Returns how many rows are in. Raises JournalLost when the brokers do not answer for 30 s."""
         self._transactions.open()
         try:
             [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)
@@ -174,7 +175,7 @@ class PieceWriter:
         return mark.rows if mark is not None else 0
 
     def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
-        """Write the next rows; with them, `rows_in` are in. All or, with RecoveryRequired, perhaps none."""
+        """Write the next rows, after which `rows_in` are in. On RecoveryRequired, all or none were written."""
         at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
         needs = f"Read and Write on topic {self._topic}"
         self._transactions.begin()
@@ -194,7 +195,7 @@ class PieceWriter:
             raise type(reason)(f"{reason} ({why})") from None
 
     def close(self) -> None:
-        """Drop what is queued; an open transaction stays for the next to open the piece to settle."""
+        """Drop queued records; an open transaction is settled by the next writer that opens the piece."""
         self._consumer.close()
         self._transactions.close()
 

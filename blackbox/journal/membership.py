@@ -1,4 +1,4 @@
-"""Which shards this process owns: a member of the consumer group that never fetches."""
+"""The member of the consumer group that tells which shards this process owns; it never fetches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ POLL_S = 0.05
 CONFIRM_S = 5.0
 LEAVE_S = 2.0
 PATIENCE_S = 20.0
-"""The group has given its shards to others by then."""
+"""By then, the group has given this member's shards to others."""
 
 
 class _Question:
-    """A commit under way, by which one shard's owner asks whether it still is."""
+    """A commit in flight, by which a shard's owner asks whether it still owns the shard."""
 
     def __init__(self) -> None:
         self.answered = Event()
@@ -36,14 +36,14 @@ class _Question:
 class Membership:
     """Joins the group for the request topics and reports the shards it gets and loses.
 
-    Only its own thread touches the consumer: the client makes calls from other threads wait, with
-    no fairness, for as long as somebody polls.
+    Only its own thread uses the consumer: while one thread polls, the client blocks calls from other
+    threads, without fairness.
 
-    Under an `instance_id` (group.instance.id) that its predecessor had, it gets that one's shards at once,
-    also when the group has not noticed yet that the other was killed.
+    With the `instance_id` (group.instance.id) of its predecessor, it gets the predecessor's shards at
+    once, even if the group has not yet noticed that the predecessor was killed.
 
-    `gained` and `lost` are called from the membership's own thread; `lost` returns when the
-    shard is given up, and only then does the group give it to another member.
+    `gained` and `lost` are called from the membership's own thread. `lost` returns when the shards are
+    given up; only then does the group give them to another member.
     """
 
     access: KafkaAccess
@@ -84,7 +84,8 @@ class Membership:
     def confirm(self, shard: Shard, offset: int) -> None:
         """Ask the group whether this process still owns the shard, by committing its position.
 
-        A zombie's commit is refused. Raises RecoveryRequired when the shard is not ours, or nobody answers.
+        A zombie's commit is refused. Raises RecoveryRequired when this process does not own the shard,
+        or the group does not answer.
         """
         if shard not in self.owned():
             raise RecoveryRequired(f"{shard}: given to another owner")
@@ -119,7 +120,7 @@ class Membership:
         self._consumer.close()
 
     def _leave(self) -> None:
-        """A consumer with an instance id leaves when it unsubscribes, but not when it is closed."""
+        """Unsubscribe: a consumer with an instance id does not leave the group when it is closed."""
         with suppress(KafkaException):
             self._consumer.unsubscribe()
             deadline = time.monotonic() + LEAVE_S
@@ -131,7 +132,7 @@ class Membership:
             PATIENCE_S,
             **{
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": 6_000,  # the least that brokers allow unless told otherwise
+                "session.timeout.ms": 6_000,  # the minimum that brokers allow by default
                 "heartbeat.interval.ms": 1_000,
                 "queued.min.messages": 1,
                 "on_commit": self._committed,
@@ -152,7 +153,7 @@ class Membership:
         self._join_anew()
 
     def _go_on_without_a_name(self) -> None:
-        """Were it to insist on it, the two would throw each other out for ever."""
+        """Drop the instance id: with it, the two processes would expel each other forever."""
         logger.error(
             "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; going on "
             "without one: give every process its own", self.access.group_id, self.instance_id,
@@ -163,7 +164,7 @@ class Membership:
     def _join_anew(self) -> None:
         self._joined.clear()
         self._consumer.close()
-        # A client that failed for good does not say what it lost.
+        # A client with a fatal error does not report what it lost.
         self._give_up(sorted(self.owned()))
         self._open()
         self._join()
@@ -215,7 +216,7 @@ class Membership:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for at in partitions:
-            at.offset = OFFSET_END  # never fetched here, so no stored position to look for
+            at.offset = OFFSET_END  # nothing is fetched, so no stored position is looked up
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
@@ -234,7 +235,7 @@ class Membership:
             self._owned.difference_update(shards)
             asked = [self._questions.pop(shard, None) for shard in shards]
         for question in asked:
-            if question is not None:  # nobody answers it while this thread waits for its owner
+            if question is not None:  # no commit is answered while this thread waits for the owner
                 question.is_revoked = True
                 question.answered.set()
         self._new = [shard for shard in self._new if shard not in shards]
@@ -254,7 +255,7 @@ class Membership:
 
 
 def is_replaced(error: KafkaError) -> bool:
-    """Whether another member has joined under this one's instance id; its client is of no use any more."""
+    """Whether another member has joined under this one's instance id; the client is then unusable."""
     return error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
 

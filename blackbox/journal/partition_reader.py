@@ -1,4 +1,4 @@
-"""Stretches of single partitions, read_committed, for whoever looks into a journal here and there."""
+"""Reads stretches of single partitions, read_committed by default, for look-ups in a journal."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
 LEAST_S = 0.5
-"""For one answer of a broker, however little time is left."""
+"""The least timeout of one request, however little time is left."""
 
 
 @dataclass(eq=False, repr=False)
 class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is how many records are fetched before they are asked for: many to read on and on, few
-    for a look here and there. Nothing read for `silence_s`, by a client and then by another, is
-    JournalSilent. Holds its clients while it is in use, and reads one stretch at a time; not safe for
-    use from two threads at once.
+    `ahead` is how many records are prefetched: many for sequential reading, few for single look-ups.
+    When a client and then a second one read nothing for `silence_s` each, JournalSilent is raised.
+    Holds its clients while it is in use, and reads one stretch at a time. Not safe for use from two
+    threads at once.
     """
 
     access: KafkaAccess
@@ -53,28 +53,28 @@ class PartitionReader:
     _admin: AdminClient | None = None
 
     def close(self) -> None:
-        """Give the clients up; the next use makes new ones."""
+        """Close the clients; the next use creates new ones."""
         self._admin = None
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
     def bounds(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> Bounds:
-        """How far it can be read now."""
+        """The first offset, and the offset up to which the partition can be read now."""
         at = TopicPartition(topic, partition)
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its offsets"):
             try:
                 found = self._open().get_watermark_offsets(at, timeout=within_s)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
-                    self.has_leader(topic, partition)  # the client has one word for both
+                    self.has_leader(topic, partition)  # raises if only the leader is missing
                 raise
         if found is None:
             raise JournalLost(f"{topic}/{partition}: no offsets within {within_s:.1f} s")
         return Bounds(*found)
 
     def has_leader(self, topic: str, partition: int) -> bool:
-        """False when there is no such partition. Raises JournalLost when it has no leader."""
+        """Whether the partition exists. Raises JournalLost when it has no leader."""
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its leader"):
             found = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
             if found.error is not None and found.error.code() not in _GONE:
@@ -87,7 +87,7 @@ class PartitionReader:
     def stable_bounds(
         self, topic: str, partition: int, place: int, within_s: float = STABLE_S
     ) -> Bounds:
-        """The bounds once no open transaction hides `place`, which may also not exist at all."""
+        """The bounds once no open transaction hides the offset `place`, which need not exist."""
         deadline = time.monotonic() + within_s
         ask_s = min(REQUEST_TIMEOUT_S, max(LEAST_S, within_s))
         while True:
@@ -102,7 +102,7 @@ class PartitionReader:
             time.sleep(STABLE_LOOK_S)
 
     def log_end(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> int:
-        """The next offset to be written, behind all open transactions."""
+        """The high watermark: the next offset to be written, behind all open transactions."""
         at = TopicPartition(topic, partition)
         asked = self._clients_admin().list_offsets(
             {at: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
@@ -111,12 +111,12 @@ class PartitionReader:
         )
         with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
             end = int(outcome(asked[at]).offset)
-        if end < 0:  # the client's word for a broker that did not answer in time
+        if end < 0:  # the broker did not answer in time
             raise JournalLost(f"{topic}/{partition}: its end was not told within {within_s:.1f} s")
         return end
 
     def binding(self, topic: str, receipts: str, group: str) -> Binding:
-        """What an index of this topic belongs to now."""
+        """The cluster, topic ids and group that an index of this topic belongs to now."""
         with self._asking(topic, f"{topic}: cannot ask for its topic id"):
             cluster = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).cluster_id
         return Binding(cluster or "", self.topic_id(topic), self.topic_id(receipts), group)
@@ -147,7 +147,7 @@ class PartitionReader:
     def read(
         self, topic: str, partition: int, start: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
-        """Messages from `start` on, each time with the offset reached, until that is `end`."""
+        """Lists of messages from `start` on, each with the offset reached, until that is `end`."""
         if start >= end:
             return
         consumer, reached = self._open(), start
@@ -166,9 +166,9 @@ class PartitionReader:
     def read_patiently(
         self, topic: str, partition: int, start: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
-        """The same, where gigabytes of aborted records may lie before the next one: a client says nothing of them.
+        """Like `read`, but tolerates gigabytes of aborted records, which a client skips silently.
 
-        With a client of its own, as statistics of one that is not polled would pile up in memory.
+        Uses a client of its own: the statistics of a client that is not polled pile up in memory.
         """
         consumer, fetched = self.access.fetching_consumer(**self._settings())
         with (
@@ -194,7 +194,7 @@ class PartitionReader:
                     )
 
     def _clients_admin(self) -> AdminClient:
-        if self._admin is None:  # an idle one has a length of 0, and counts as false
+        if self._admin is None:  # an idle client has length 0 and is falsy
             self._admin = self.access.admin()
         return self._admin
 
@@ -214,7 +214,7 @@ class PartitionReader:
 
     @contextmanager
     def _asking(self, topic: str, what: str) -> Iterator[None]:
-        """Raises the doubt that a failed call leaves, which says `what` was tried."""
+        """Turn a KafkaException into RecoveryRequired; `what` says what was tried."""
         try:
             yield
         except KafkaException as error:
@@ -223,7 +223,10 @@ class PartitionReader:
 
 
 def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) -> set[Shard]:
-    """Those of which Kafka says anything at all from these offsets on: a record, that there is none, or why not."""
+    """The shards for which Kafka returns anything from these offsets on.
+
+    That is a record, the end of the partition, an error, or progress over aborted records.
+    """
     consumer, fetched = access.fetching_consumer(**{"enable.partition.eof": True})
     waiting = set(starts)
     deadline = time.monotonic() + within_s
@@ -238,9 +241,9 @@ def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) 
 
 
 def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
-    """The messages below `end`, and the offset that they and the ends of the partition reach.
+    """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
-    Raises KafkaException for what was polled in the place of a message.
+    Raises KafkaException for any other error that was polled in place of a message.
     """
     ends = [message for message in polled if message.error() is not None]
     for message in ends:

@@ -1,6 +1,6 @@
 """Exact ranges of offsets: how far partitions can be read, and the records between two offsets.
 
-For whoever plans reads in one process and does them in others.
+For reads that one process plans and others perform.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SILENT_S = 1.0
 ANOTHER_SILENCE_S = 0.5
 PATIENCE_S = 5.0
 LEFT_ALONE_S = 2.0
-"""How long a partition that did not answer, or is refused, is not asked for again."""
+"""How long a partition that did not answer, or was refused, is not asked about again."""
 
 _FINAL = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -63,7 +63,7 @@ _FINAL = (
     KafkaError._AUTHENTICATION,
     KafkaError._INVALID_ARG,
 )
-"""What asking again does not change."""
+"""Errors that a retry does not change."""
 
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
@@ -82,7 +82,7 @@ CHUNK_BYTES = 8 << 20
 
 
 class Chunk(NamedTuple):
-    """The records of a range from `start` to `end` - 1; a range without any has one such chunk."""
+    """The records of a range from `start` to `end` - 1; a range without records has one empty chunk."""
 
     range: Range
     start: int
@@ -93,8 +93,8 @@ class Chunk(NamedTuple):
 class Ends:
     """Where partitions begin and how far they can be read now, for the planner of a stream.
 
-    An outage of less than 30 s is waited for; every method raises JournalLost after that. Not safe
-    for use from two threads at once.
+    Waits for the end of an outage for 30 s; then every method raises JournalLost. Not safe for use
+    from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess) -> None:
@@ -111,7 +111,7 @@ class Ends:
         return self._offsets(list(partitions), OFFSET_BEGINNING, OUTAGE_S)
 
     def last(self, partitions: Iterable[Partition]) -> Offsets:
-        """The offsets up to which every transaction has ended: nothing beyond them can be read yet.
+        """The last stable offsets: nothing beyond them can be read until open transactions have ended.
 
         Raises JournalLost when a topic or partition does not exist.
         """
@@ -120,9 +120,10 @@ class Ends:
     def last_of_each(
         self, partitions: Iterable[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """The same of those that answer, and why the others do not; those are asked again after 2 s.
+        """Like `last` for the partitions that answer, and why the others do not.
 
-        Raises JournalLost when no broker tells who leads them, after 30 s.
+        The others are asked again after 2 s. Raises JournalLost when no broker names their leaders
+        for 30 s.
         """
         now = time.monotonic()
         wanted = list(partitions)
@@ -141,8 +142,8 @@ class Ends:
     def wait_for_news(self, positions: Offsets, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
 
-        The broker does the waiting, so that an idle wait costs next to nothing. A transaction that
-        was aborted is no news. A partition whose news cannot be had is not waited for, for 2 s.
+        The broker does the waiting, so an idle wait costs almost nothing. An aborted transaction does
+        not count. A partition that reports an error is not watched for 2 s.
         """
         now = time.monotonic()
         self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
@@ -158,7 +159,7 @@ class Ends:
         return False
 
     def close(self) -> None:
-        """Give the clients up; the next use makes new ones."""
+        """Close the clients; the next use creates new ones."""
         for consumer in (self._asking, self._watcher):
             if consumer is not None:
                 consumer.close()
@@ -166,13 +167,13 @@ class Ends:
         self._watched = {}
 
     def _ask(self) -> Consumer:
-        # Not the watcher, on whose connection an answer would wait for the fetch under way. And not
-        # an admin client: the first list_offsets of one in ten takes a second.
+        # Not the watcher: on its connection, an answer would wait for the fetch in flight. Not an
+        # admin client: with one in ten, the first list_offsets takes a second.
         self._asking = self._asking or self._access.consumer()
         return self._asking
 
     def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Offsets:
-        """One request to each broker for all partitions; the client takes an end as a time."""
+        """The offsets at `end`, which the client accepts as a time; one request to each broker."""
         asked = [TopicPartition(*at, end) for at in partitions]
         if not asked:
             return {}
@@ -201,7 +202,7 @@ class Ends:
     def _by_leader_of_whoever_answers(
         self, partitions: Sequence[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """The broker that is asked for the leaders may be the one that hangs; a new client takes another, likely."""
+        """Retry `_by_leader`: the broker asked for leaders may hang; a new client likely asks another."""
         deadline = time.monotonic() + OUTAGE_S
         while True:
             try:
@@ -217,7 +218,7 @@ class Ends:
     def _by_leader(
         self, partitions: Sequence[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """One request for those of each broker, as one partition that does not answer fails all of them."""
+        """Ask for each leader's partitions separately: one that does not answer fails the whole request."""
         topics = {topic: self._topic(topic) for topic, _ in partitions}
         led: defaultdict[int, list[Partition]] = defaultdict(list)
         lost: dict[Partition, RecoveryRequired] = {}
@@ -257,8 +258,8 @@ class Ends:
                 **{
                     "fetch.message.max.bytes": 1,
                     "queued.min.messages": 1,
-                    # A partition that moved on is only watched after the fetch under way for the
-                    # others has been answered.
+                    # A partition whose position changed is watched only after the fetch in flight
+                    # for the others has been answered.
                     "fetch.wait.max.ms": 50,
                     "fetch.queue.backoff.ms": 1,
                 },
@@ -274,7 +275,7 @@ class Ends:
 
 
 def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
-    """The broker that has it, or why none has."""
+    """The broker that leads the partition, or why there is none."""
     place = told.partitions.get(partition)
     if told.error is not None:
         why = f": {explained(told.error, f'Read on topic {topic}')}"
@@ -295,9 +296,9 @@ def read_ranges(
 ) -> Iterator[Chunk]:
     """The committed records of each range, one range after the other, each in order.
 
-    Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka gives
-    nothing for twice `silence_s`; if there is `lost`, it is told, and what is left of that range is left out. Then the others
-    are waited for less: many that are silent together take little longer than one.
+    Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka
+    returns nothing for twice `silence_s`. With `lost`, calls it instead, and skips the rest of that
+    range. After a silent range, the others get less time: many silent ones take little longer than one.
     """
     left = list(ranges)
     while left:
@@ -315,7 +316,7 @@ def read_ranges(
 def _read_in_turn(
     consumer: Consumer, left: list[Range], access: KafkaAccess, silence_s: float
 ) -> Iterator[Chunk]:
-    """Those that are left; each is taken off once it is read."""
+    """Read the ranges in `left`; each is removed from it once it is read."""
     _turn_to(consumer, left[0])
     while left:
         wanted = left[0]
@@ -332,7 +333,7 @@ def _read_in_turn(
                 break
             is_last = reached >= wanted.end
             if is_last and len(left) > 1:
-                _turn_to(consumer, left[1])  # it is fetched while this is worked on
+                _turn_to(consumer, left[1])  # fetched while this range is processed
             if messages or is_last:
                 yield from _bounded(Chunk(wanted, start, reached, messages))
                 start = reached
@@ -346,7 +347,7 @@ class _Silent(Exception):
 def _read_patiently(
     reader: PartitionReader, wanted: Range, start: int, reached: int
 ) -> Iterator[Chunk]:
-    """The rest of a range, of which the client has said nothing for a while."""
+    """The rest of a range, after the client has returned nothing for a while."""
     with closing(reader):
         rest = reader.read_patiently(wanted.topic, wanted.partition, reached, wanted.end)
         for messages, there in rest:
@@ -355,7 +356,7 @@ def _read_patiently(
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
-    """The same in chunks of 4,000 records and about 8 MiB at most."""
+    """Split a chunk into chunks of at most 4,000 records and about 8 MiB."""
     if len(chunk.messages) <= CHUNK_RECORDS and sum(map(len, chunk.messages)) <= CHUNK_BYTES:
         yield chunk
         return
@@ -369,7 +370,7 @@ def _bounded(chunk: Chunk) -> Iterator[Chunk]:
 
 
 _idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}
-"""Connected consumers of this process, so that the next read does not pay for connecting."""
+"""Connected consumers of this process, kept so that the next read need not connect."""
 
 
 @contextmanager
@@ -391,7 +392,7 @@ def _connect(access: KafkaAccess) -> Consumer:
     return access.consumer(
         **{
             "enable.partition.eof": True,
-            # At a partition's end a fetch stays under way this long, and the next range waits for it.
+            # At a partition's end a fetch stays in flight this long, and the next range waits for it.
             "fetch.wait.max.ms": 2,
             "fetch.queue.backoff.ms": 5,
             "queued.min.messages": 20_000,

@@ -31,8 +31,8 @@ class Lost(RecoveryRequired):
 class RequestReader:
     """Reads the shards that were started, each from its own position on.
 
-    `start`, `stop`, `pause` and `resume` may be called from any thread; they take effect before
-    the next `read`, so that a batch never comes from a position given up.
+    `start`, `stop`, `pause` and `resume` may be called from any thread. They take effect at the start
+    of the next `read`, so no batch comes from an abandoned position.
     """
 
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
@@ -50,7 +50,7 @@ class RequestReader:
         self._asked.put(lambda: self._start(shard, offset))
 
     def stop(self, shard: Shard) -> None:
-        """Read this shard no more."""
+        """Stop reading this shard."""
         self._asked.put(lambda: self._stop(shard))
 
     def pause(self) -> None:
@@ -61,9 +61,10 @@ class RequestReader:
         self._asked.put(lambda: self._pause(False))
 
     def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
-        """Wait up to 0.5 s for a record, then gather more for `gather_s`; a batch per shard.
+        """Wait up to 0.5 s for a record, then gather more for `gather_s`.
 
-        Without `wait`, only what is here already.
+        Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
+        only records that are already fetched.
         """
         self._obey()
         if self._sight.is_lost:
@@ -78,7 +79,7 @@ class RequestReader:
             return self._batches(messages)
         except BaseException as error:
             for shard, offset in before.items():
-                self.start(shard, offset)  # a record that was taken and not returned is read again
+                self.start(shard, offset)  # records that were taken and not returned are read again
             if isinstance(error, KafkaException):
                 raise doubt(error, "cannot read request topics") from None
             raise

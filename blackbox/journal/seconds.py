@@ -16,16 +16,16 @@ from blackbox.records.request import Shard
 PARTITION = 0
 VALUE = b"1"
 TAIL = 100
-"""Records at the end that are looked at first; ten times as many while none of them is a second."""
+"""How many records at the end are read first; ten times as many each time that none is a second."""
 
 _SECOND = re.compile(rb"[0-9]{1,12}")
 
 
 class Seconds:
-    """Writes seconds in transactions, under an id of its own; unusable after its first doubt.
+    """Writes seconds in transactions under its own id; unusable after its first RecoveryRequired.
 
-    Every method raises RecoveryRequired when Kafka does not answer or another writer opened it. Not safe
-    for use from two threads at once.
+    Every method raises RecoveryRequired when Kafka does not answer or another writer has opened the
+    topic. Not safe for use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess, topic: str) -> None:
@@ -36,7 +36,7 @@ class Seconds:
         self._transactions = Transactions(access, name, f"{topic}: seconds")
 
     def open(self) -> int | None:
-        """Fence every earlier writer, then read the last second written; None in an empty topic."""
+        """Fence every earlier writer, then read the last second written; None if there is none."""
         self._transactions.open()
         with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
             for stretch in journal.request_bounds().from_the_end(TAIL):
@@ -46,7 +46,7 @@ class Seconds:
             return None
 
     def write(self, seconds: Iterable[int]) -> None:
-        """All of them, in this order, or none; each with itself as its timestamp."""
+        """Write all of these seconds, in this order, or none; each record's timestamp is its second."""
         topic = self._shard.topic
         self._transactions.begin()
         try:
@@ -58,5 +58,5 @@ class Seconds:
         self._transactions.commit(self._needs)
 
     def close(self) -> None:
-        """Drop what is queued; an open transaction stays for the next writer to settle."""
+        """Drop queued records; an open transaction is settled by the next writer."""
         self._transactions.close()

@@ -1,4 +1,4 @@
-"""The topics blackbox owns beside the request topics, and what the brokers say of any topic."""
+"""The topics that blackbox owns, and the brokers' descriptions of any topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("blackbox.journal")
 RECEIPTS_SUFFIX = ".receipts"
 FOR_EVER = -1
 GROW_S, LOOK_S = 1, 10
-"""How often it is seen to receipts that a shard of this process lacks, and to those of others."""
+"""How often receipts are looked after, s: while a shard of this process lacks them, and otherwise."""
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
@@ -58,12 +58,12 @@ def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: st
         or name in request_topics
         or name.endswith(
             RECEIPTS_SUFFIX
-        )  # of other deployments as well: who writes there decides what they deliver
+        )  # of other deployments as well: a record there decides what they deliver
     )
 
 
 ID_LENGTH = 8
-"""Of the 22 characters of a topic id: enough to tell a topic from another of its name, and short."""
+"""How many of a topic id's 22 characters are used: short, and enough to tell two topics of a name apart."""
 
 
 def beginning_of(topic_id: object) -> str:
@@ -73,22 +73,22 @@ def beginning_of(topic_id: object) -> str:
 def topic_ids(admin: AdminClient, names: Sequence[str]) -> dict[str, str]:
     """The ids of these topics, which change when one is deleted and created again (KIP-516).
 
-    Raises KafkaException for one that does not exist, or when the brokers do not answer.
+    Raises KafkaException when one does not exist, or when the brokers do not answer.
     """
     asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S)
     return {name: str(outcome(answer).topic_id) for name, answer in asked.items()}
 
 
 class TopicIds:
-    """The ids of topics as they are now, for who looks again and again. Not safe for use from two threads."""
+    """The current ids of topics, for repeated queries. Not safe for use from two threads."""
 
     def __init__(self, access: KafkaAccess) -> None:
         self._access = access
         self._admin: AdminClient | None = None
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Without those that do not exist now; nothing when the brokers do not answer."""
-        if self._admin is None:  # an idle one has a length of 0, and counts as false
+        """The ids by name, without topics that do not exist; empty when the brokers do not answer."""
+        if self._admin is None:  # an idle client has length 0 and is falsy
             self._admin = self._access.admin()
         found: dict[str, str] = {}
         for name in names:
@@ -102,9 +102,9 @@ class TopicIds:
 
 
 class TopicSettings(NamedTuple):
-    """What matters here of a topic's configuration. `retention_ms` -1 means for ever.
+    """The relevant part of a topic's configuration. `retention_ms` -1 means unlimited.
 
-    So it is without the cleanup policy `delete`, whatever retention.ms says.
+    It is -1 without the cleanup policy `delete`, whatever retention.ms says.
     """
 
     retention_ms: int
@@ -115,22 +115,23 @@ class TopicSettings(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A topic that exists. In the place of what the brokers do not tell is why, or no count."""
+    """A topic that exists. `settings` is the reason and `partitions` None where the brokers do not tell."""
 
     partitions: int | None
     settings: TopicSettings | str
 
 
 class Topics:
-    """What the brokers say of topics; raises JournalLost when they do not answer."""
+    """Queries the brokers about topics; raises JournalLost when they do not answer."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
     def partitions(self, names: Sequence[str], *, to: str = "Describe") -> dict[str, int]:
-        """Partition counts of those of these topics that exist.
+        """The partition counts of these topics, without those that do not exist.
 
-        Raises NotAllowed for one that may not be seen; `to` is what the caller wants to do with it.
+        Raises NotAllowed for a topic that may not be described; `to` is what the caller wants to do
+        with it, for the error message.
         """
         found: dict[str, int] = {}
         for name in names:
@@ -149,9 +150,9 @@ class Topics:
     def ends(
         self, places: Iterable[tuple[str, int]], *, committed: bool
     ) -> dict[tuple[str, int], int]:
-        """The next offset of these partitions; `committed`: up to where no transaction is open.
+        """The next offsets of these partitions; with `committed`, the last stable offsets.
 
-        Without those that do not answer.
+        Without those whose broker does not answer.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         wanted = {TopicPartition(*at): OffsetSpec.latest() for at in places}  # type: ignore[no-untyped-call]
@@ -163,12 +164,12 @@ class Topics:
         ends: dict[tuple[str, int], int] = {}
         for at, answer in asked.items():
             with suppress(KafkaException):
-                if (end := int(outcome(answer).offset)) >= 0:  # below, it is no answer
+                if (end := int(outcome(answer).offset)) >= 0:  # negative: no answer
                     ends[at.topic, at.partition] = end
         return ends
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
-        """What the brokers tell of these topics, without those that do not exist."""
+        """The brokers' descriptions of these topics, without those that do not exist."""
         counts: dict[str, int] = {}
         untold: dict[str, Described] = {}
         asked = self._admin.describe_topics(
@@ -184,7 +185,7 @@ class Topics:
         return untold | {name: Described(n, settings[name]) for name, n in counts.items()}
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
-        """How these topics are configured, or why the brokers do not tell."""
+        """The configuration of these topics, or why the brokers do not return it."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         found: dict[str, TopicSettings | str] = {}
@@ -197,17 +198,17 @@ class Topics:
 
 
 KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
-"""Of journals: what has ended is removed by their owner, not by its age."""
+"""Configuration of journals: blackbox removes what has ended, Kafka removes nothing by age."""
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
-"""By the broker's clock, not by the producer's."""
+"""Timestamps by the broker's clock, not by the producer's."""
 
 KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
 
 
 @dataclass(eq=False, repr=False)
 class OwnTopics:
-    """The topics of one deployment: makes what is missing, and grows receipts with their requests."""
+    """The topics of one deployment: creates missing ones, and gives receipts as many partitions as requests."""
 
     access: KafkaAccess
     request_topics: Sequence[str]
@@ -222,10 +223,10 @@ class OwnTopics:
         self._open()
 
     def ensure(self, partitions: int = 4) -> None:
-        """Create what is missing, and grow receipts. Raises JournalLost when that cannot be done.
+        """Create missing topics and receipts partitions. Raises JournalLost when that cannot be done.
 
-        Request topics get LogAppendTime, so that a caller's slow clock makes nothing early; the
-        `compacted` ones are kept for ever.
+        Request topics get LogAppendTime, so that a caller's slow clock makes no message early. Those in
+        `compacted` are created with the cleanup policy `compact`.
         """
         try:
             self._ensure(partitions)
@@ -253,9 +254,10 @@ class OwnTopics:
             self._ensure_receipts(topic, counts.get(topic, partitions))
 
     def grow_receipts(self, owned: Iterable[Shard]) -> None:
-        """Give the receipts as many partitions as their request topics have by now.
+        """Give receipts topics as many partitions as their request topics have now.
 
-        Called every second: asks the brokers at once when one of these shards has none, else every 10 s.
+        Called every second. Asks the brokers at once when a shard in `owned` has no receipts partition,
+        else every 10 s.
         """
         now = time.monotonic()
         is_lacking = any(shard.partition >= self._known.get(shard.topic, 0) for shard in owned)
@@ -306,7 +308,7 @@ class OwnTopics:
 
 
 def _why_untold(error: KafkaException, topic: str) -> str:
-    """What the brokers answer instead. Raises JournalLost when they did not answer."""
+    """The error that the brokers answer. Raises JournalLost when they did not answer."""
     cause: KafkaError = error.args[0]
     if cause.retriable() or cause.code() < 0:
         raise doubt(error, f"cannot ask about the topic {topic}") from None

@@ -1,4 +1,4 @@
-"""Removing from the journals what no rebuild needs any more."""
+"""Removal of journal records that no rebuild needs any more."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ logger = logging.getLogger("blackbox.core.low_water")
 class Trimmer:
     """Removes requests and receipts below a mark, once they are old. Not safe for use from two threads.
 
-    Only from topics that Kafka keeps for ever and does not compact: what others let Kafka remove by
-    time keeps its ways.
+    Only from topics that Kafka keeps without limit and does not compact. Topics from which
+    Kafka removes records by age are left alone.
     """
 
     def __init__(self, access: KafkaAccess, retention_ms: int) -> None:
@@ -37,9 +37,9 @@ class Trimmer:
         self._told: set[str] = set()
 
     def trim(self, shard: Shard, mark: Mark, now_ms: int) -> None:
-        """Requests first: a receipt without its request harms nobody, a request without its receipt is
-        delivered again.
+        """Remove what is below the mark and older than the retention, requests first.
 
+        A receipt without its request is harmless; a request without its receipt is delivered again.
         Raises JournalLost when Kafka does not answer.
         """
         topics = [shard.topic, receipts_topic(shard.topic)]
@@ -58,7 +58,7 @@ class Trimmer:
             reader.close()
 
     def remove_receipts(self, shard: Shard, upto: int) -> None:
-        """Those below the offset `upto`, whatever their age. Raises JournalLost when Kafka does not answer."""
+        """Remove receipts below the offset `upto` of any age. Raises JournalLost when Kafka does not answer."""
         topic = receipts_topic(shard.topic)
         if upto > 0 and is_ours_to_trim(self._topics.settings([topic])[topic]):
             self._remove(topic, shard.partition, upto)
@@ -88,7 +88,7 @@ class Trimmer:
 
 
 def is_ours_to_trim(settings: TopicSettings | str) -> bool:
-    """Whether nothing but blackbox removes records of a topic that is configured like this."""
+    """Whether only blackbox removes records from a topic with these settings."""
     return (
         isinstance(settings, TopicSettings)
         and settings.cleanup_policy == "delete"

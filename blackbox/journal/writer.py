@@ -1,4 +1,4 @@
-"""What leaves a shard: messages and the receipt that says where they went, in one transaction."""
+"""Writes a shard's messages and the receipt that says where they went, in one transaction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REASONS = {
     KafkaError.POLICY_VIOLATION: Reason.REFUSED,
     KafkaError._INCONSISTENT: Reason.REFUSED,
 }
-"""Broker answers that speak of one record or its topic."""
+"""Errors that concern one record or its topic."""
 
 OF_THE_PRODUCER = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -46,14 +46,14 @@ OF_THE_PRODUCER = {
     KafkaError.UNKNOWN_PRODUCER_ID,
     KafkaError.PRODUCER_FENCED,
 }
-"""Broker answers that speak of who writes, and so of the whole batch."""
+"""Broker errors that concern the producer, and so the whole batch."""
 
 
 def reason_of(error: KafkaError) -> Reason | None:
-    """Why this record was not taken; None for a failure that speaks of the batch.
+    """Why this record was refused; None for an error that concerns the batch.
 
-    An answer that is not in the tables is blamed on the record: were it blamed on the batch, one
-    caller's record that the broker will never take would stop the shard.
+    A broker error that is in neither table counts against the record. If it counted against the
+    batch, one caller's record that the broker never accepts would stop the shard.
     """
     code = error.code()
     is_an_answer = code == KafkaError.UNKNOWN or code > KafkaError.NO_ERROR
@@ -63,23 +63,24 @@ def reason_of(error: KafkaError) -> Reason | None:
 
 
 _RECEIPT = -1
-"""In the place of a request's offset, the receipt itself."""
+"""Stands for the receipt itself in place of a request's offset."""
 
 STAMPED_WITHIN_MS = 10
-"""So much earlier than a due time a receipt may be stamped: its messages can be read only after the commit."""
+"""How far a receipt's timestamp may precede a due time: messages are readable only after the commit."""
 
 LOOK_S, SPOILED_LOOK_S = 1.0, 0.05
 IN_FLIGHT = 5
-"""The most that idempotence allows; every delivery report is looked at for its offset."""
+"""The most that idempotence allows; every delivery report is checked for its offset."""
 
 
 class Writer:
-    """The one producer of a shard's owner; unusable after its first doubt.
+    """The one producer of a shard's owner; unusable after its first RecoveryRequired.
 
-    With `exactly_once`, `begin` to `commit` is one Kafka transaction, under a `transactional.id`
-    of the shard's own: opening fences every earlier owner. Without, the messages are awaited,
-    then the receipt. `stamped` gets the broker's timestamp of each receipt (epoch ms; None: it sets none), and the
-    monotonic time at which it was sent (s). Not safe for use from two threads at once.
+    With `exactly_once`, `begin` to `commit` is one Kafka transaction under the shard's own
+    `transactional.id`: opening it fences every earlier owner. Without, the writer waits for the
+    messages, then for the receipt. `stamped` is called with each receipt's broker timestamp (epoch
+    ms; None: the broker sets none) and the monotonic time at which it was sent (s). Not safe for use
+    from two threads at once.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Writer:
         self._is_closed = False
 
     def open(self) -> None:
-        """Fence every earlier owner and settle its open transaction, as `Transactions.open`."""
+        """Fence every earlier owner and settle its open transaction, as `Transactions.open` does."""
         if self._exactly_once:
             self._transactions.open()
 
@@ -117,9 +118,9 @@ class Writer:
             self._transactions.begin()
 
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
-        """Queue a record; once the broker has it, `places` says where it went.
+        """Queue a record; `places` gets its location once the broker has it.
 
-        Returns why the client refuses it at once, if it does; it is then not in the transaction.
+        Returns the reason if the client refuses it at once; it is then not in the transaction.
         """
         offset, topic, key, value, headers, partition = outgoing
         report = partial(self._report, offset, places)
@@ -129,17 +130,18 @@ class Writer:
             cause = error.args[0]
             if self._exactly_once and cause.code() == KafkaError._STATE and not cause.fatal():
                 self._is_cut_short = True
-                return None  # a record before it was refused, as `flush` tells
+                return None  # an earlier record was refused; `flush` reports it
             if cause.fatal() or cause.code() not in REASONS:
                 raise doubt(error, f"{self._shard}: cannot produce") from None
             return REASONS[cause.code()], f"{topic}: {cause.str()}"
         return None
 
     def flush(self, hopeless: Callable[[], dict[int, Refusal]] = dict) -> dict[int, Refusal]:
-        """Wait until every record is with the brokers; returns those that they refused.
+        """Wait until the brokers have every record; returns those that they refused.
 
-        With `exactly_once` a refusal aborts the transaction and raises Refused instead. So does what is
-        `hopeless`: that is asked for every second, as the client itself gives a record up after 15 s only.
+        With `exactly_once` a refusal aborts the transaction and raises Refused instead. So does a
+        non-empty result of `hopeless`, which is called every second, because the client itself gives a
+        record up only after 15 s.
         """
         left = self._flush_unless(hopeless)
         if left and not self._is_spoiled:
@@ -157,7 +159,7 @@ class Writer:
             raise JournalLost(f"{self._shard}: cannot produce: the transaction has failed")
         if others and (not suspects or not self._exactly_once):
             is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
-            if is_purged and self._exactly_once:  # the transaction failed, and knows why
+            if is_purged and self._exactly_once:  # commit raises the cause
                 self._transactions.commit(" or ".join(sorted(set(self._lacks.values()))))
             raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
@@ -167,12 +169,12 @@ class Writer:
 
     @property
     def _is_spoiled(self) -> bool:
-        """Whether the transaction can only be aborted: the client sends nothing more of it, and waits for 15 s."""
+        """Whether the transaction can only be aborted: the client sends no more of it, and waits 15 s."""
         refused = (reason_of(error) is not None for error in self._failed.values())
         return self._exactly_once and any(refused)
 
     def _flush_unless(self, hopeless: Callable[[], dict[int, Refusal]]) -> int:
-        """Returns how many records the brokers do not have yet, and never will when something was refused."""
+        """Returns how many records the brokers lack; if a record was refused, they never get them."""
         deadline = time.monotonic() + SETTLE_S
         asked_s = time.monotonic()
         while left := self._transactions.flush(SPOILED_LOOK_S):
@@ -187,28 +189,29 @@ class Writer:
         return left
 
     def abort(self) -> None:
-        """Take back what was sent since `begin`; without `exactly_once` nothing can be."""
+        """Abort what was sent since `begin`; without `exactly_once` this does nothing."""
         if self._exactly_once:
             self._transactions.abort()
 
     def end(self) -> None:
-        """Commit without a receipt, as none could tell of what was sent; tries as often as `commit`."""
+        """Commit without a receipt, for a shard without a receipts partition; retries as `commit` does."""
         if self._exactly_once:
             self._transactions.commit()
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         """Write the receipt and commit; returns the receipts position, its offset + 1.
 
-        A commit that times out is tried again, for about 20 s; then its outcome is unknown: JournalLost.
-        Raises RecoveryRequired as well when others wrote receipts since the one before. With `exactly_once`, raises TooEarly
-        instead of committing when the broker's clock was not there yet as it took the receipt.
+        A commit that times out is retried for about 20 s; then its outcome is unknown: JournalLost.
+        Raises RecoveryRequired when another writer has written receipts since this owner's last one.
+        With `exactly_once`, aborts and raises TooEarly when the broker stamped the receipt earlier than
+        `not_before_ms`.
         """
         places: Places = {}
         self._produce_receipt(receipt, places)
         needs = f"Write on topic {self._receipts}"
         self._transactions.flush()
         if self._exactly_once:
-            if not places:  # before it is too late to take back what a lost receipt tells of
+            if not places:  # before the commit: without a receipt, the messages must be taken back
                 self._check_places()
             elif (
                 self._stamped_ms is not None
@@ -233,7 +236,7 @@ class Writer:
         return offset + 1
 
     def close(self) -> None:
-        """Drop what is queued; an open transaction stays for the next owner to settle."""
+        """Drop queued records; an open transaction is settled by the next owner."""
         if not self._is_closed:
             self._is_closed = True
             del self._producer
@@ -257,9 +260,10 @@ class Writer:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
 
     def _check_alone(self, offset: int, *, is_first: bool) -> None:
-        """An owner's receipts follow each other, with nothing but the end of a transaction between.
+        """Check that this receipt follows the owner's last one, with only a transaction marker between.
 
-        Those of another group are not fenced. Who recovers reads them, and is refused where it should be.
+        Owners of another group are not fenced. Recovery reads their receipts, and refuses to open the
+        shard if it must.
         """
         before, self._last = self._last, offset
         apart = 2 if self._exactly_once else 1
@@ -281,7 +285,7 @@ class Writer:
     ) -> None:
         if error is not None:
             known = self._failed.get(offset)
-            if known is None or reason_of(known) is None:  # of several records, the one at fault
+            if known is None or reason_of(known) is None:  # of several errors, the one at fault
                 self._failed[offset] = error
             if is_not_allowed(error) or error.code() == KafkaError._PURGE_QUEUE:
                 self._lacks[offset] = f"Write on topic {message.topic()}"
