@@ -1,4 +1,4 @@
-"""Wiring: from settings to a running service with its HTTP server, until it is told to stop."""
+"""Wiring: from settings to a running service with its HTTP server, until it is stopped."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ START_S = 0.5
 """How long a stop waits for a start in flight."""
 
 STOP_S = 3.5
-"""How long a stop waits for what is in flight; what takes longer, the next owner settles."""
+"""How long a stop waits for work in flight; the next owner settles what takes longer."""
 
 
 class Unsound(Exception):
-    """Kafka or Redis is set up so that the promises cannot be held: the service refuses to start."""
+    """Kafka or Redis is configured so that the guarantees cannot hold: the service refuses to start."""
 
     def __init__(self, refused: Sequence[Finding]) -> None:
         super().__init__("\n".join(f"{finding.text}; {finding.remedy}" for finding in refused))
@@ -48,7 +48,7 @@ class Unsound(Exception):
 
 
 class Engine(Health, Protocol):
-    """Who calls the verbs."""
+    """The part of a service that calls the verbs."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -57,7 +57,7 @@ class Engine(Health, Protocol):
 def make_engine(
     settings: Settings, metrics: Metrics, only: Half | None, failed: Callable[[Exception], None]
 ) -> Engine:
-    """The engine that the settings ask for; Spark is imported only for its own."""
+    """The engine that the settings ask for; Spark is imported only for the Spark engine."""
     if settings.engine == "process":
         return Service(settings, metrics)
     from blackbox.engine.spark.driver import SparkEngine
@@ -68,9 +68,10 @@ def make_engine(
 def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     """Run the engine until `stop` is set, then stop it, within about 4 s.
 
-    Returns whether everything has ended; otherwise threads of it still wait for a server, and the
-    process is to be left without them. While Kafka or Redis is away at the start, it is alive, not ready, and keeps trying. Raises
-    Unsound when `check` refuses what it finds, SettingsError when the HTTP address is taken.
+    Returns whether everything has ended; otherwise some threads still wait for a server, and the
+    process must exit without them. If Kafka or Redis does not answer at the start, the service is alive
+    but not ready, and keeps trying. Raises Unsound when `check` refuses what it finds, SettingsError
+    when the HTTP address is taken.
     """
     if Access(settings.hosts, *settings.api_tokens).is_closed:
         logger.warning("HTTP on %s: %s", ", ".join(settings.hosts), CLOSED)
@@ -125,7 +126,7 @@ class _Start:
         return not ending.is_alive()
 
     def fail(self, reason: Exception) -> None:
-        """The engine cannot go on: stop, and let the process end with this reason."""
+        """Stop because the engine cannot go on, and let the process end with this reason."""
         if not self._stop.is_set():
             self.failure = reason
             self._stop.set()

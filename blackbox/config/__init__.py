@@ -1,1 +1,1 @@
-"""Settings, and what is made of them."""
+"""Settings, and the objects that are made from them."""

@@ -1,4 +1,4 @@
-"""The environment of kafka-message-scheduler, read as blackbox's own; `docs/scheduler.md` tells which."""
+"""The environment of kafka-message-scheduler, read as blackbox's own; `docs/scheduler.md` lists it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 TOPICS, GROUP = "schedules", "scheduler-cg"
-"""What that design takes when SCHEDULES_TOPICS and GROUP_ID are not set."""
+"""That design's defaults of SCHEDULES_TOPICS and GROUP_ID."""
 
 
 class Alias(NamedTuple):
-    """What another variable says for a setting."""
+    """The value of a setting that another variable gives."""
 
     variable: str
     value: str
 
 
 def aliases(environment: Mapping[str, str]) -> dict[str, Alias]:
-    """By setting; none unless BOOTSTRAP_SERVERS alone names the brokers, as it is that design's then.
+    """The aliases by setting; none unless BOOTSTRAP_SERVERS alone names the brokers, as in that design.
 
     A BLACKBOX_ variable that is set wins over its alias.
     """

@@ -1,4 +1,4 @@
-"""Whether Kafka and Redis are set up so that the promises hold: what to refuse, what to warn of."""
+"""Checks whether Kafka and Redis are configured so that the guarantees hold: refusals and warnings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Severity = Literal["refuse", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that breaks a promise (`refuse`: do not start) or weakens one (`warn`)."""
+    """Something that breaks a guarantee (`refuse`: do not start) or weakens one (`warn`)."""
 
     severity: Severity
     text: str
     remedy: str
 
     def found(self, **values: object) -> Finding:
-        """The same with these values in the place of what is in braces."""
+        """The same with these values in place of the fields in braces."""
         return Finding(self.severity, self.text.format(**values), self.remedy.format(**values))
 
 
@@ -155,10 +155,10 @@ KAFKA_SILENT = Finding(
 
 
 def findings(settings: Settings) -> list[Finding]:
-    """Everything there is to say of the Kafka and the Redis of these settings, refusals first.
+    """All findings about the Kafka and the Redis of these settings, refusals first.
 
-    Changes nothing. What may not be read becomes a warning. Raises RecoveryRequired when Kafka or Redis
-    does not answer.
+    Changes nothing. Missing rights to read become a warning. Raises RecoveryRequired when Kafka or
+    Redis does not answer.
     """
     access = kafka(settings)
     with closing(RedisServer(settings.redis_url.get_secret_value())) as redis:
@@ -167,7 +167,7 @@ def findings(settings: Settings) -> list[Finding]:
 
 
 def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
-    """Of each server; a node that is silent is a finding, unless all are."""
+    """The findings about each server; a node that does not answer is a finding, unless none answers."""
     redis.now_ms()  # raises when none answers
     for name, server in redis.each().items():
         try:
@@ -211,7 +211,7 @@ def about_clocks(skew_ms: int) -> Iterator[Finding]:
 
 
 def about_redis(told: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings in what INFO tells; a field that a server does not have is a warning."""
+    """The findings in Redis' INFO; a missing field is a warning."""
     for field in ("redis_version", "maxmemory_policy", "maxmemory", "aof_enabled"):
         if field not in told:
             yield REDIS_SILENT.found(why=f"Redis' INFO has no {field}", what=field)
@@ -279,13 +279,13 @@ def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterato
 def about_journals(
     topic: str, told: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
-    """Findings in the settings of a request topic and its receipts, as far as they are told.
+    """The findings in the settings of a request topic and its receipts, as far as the brokers tell them.
 
-    One of schedules may be compacted, as a later one of the same key ends the one before; and its
-    due times are no countdowns.
+    A topic of schedules may be compacted, as a later schedule ends an earlier one of the same key; and
+    its due times are not countdowns.
     """
     requests, receipts = told.get(topic), told.get(receipts_topic(topic))
-    # Schedules may be due at any time, so that no retention is long enough for sure.
+    # Schedules may be due at any time, so no retention is certainly long enough.
     too_short = replace(SHORT_REQUESTS, severity="warn") if is_schedule else SHORT_REQUESTS
     if requests is not None:
         yield from _about_journal(

@@ -53,7 +53,7 @@ def _request_topics(text: str) -> str:
 
 
 def parse_request_topics(text: str) -> dict[str, str]:
-    """`TB:countdown,other:countdown` -> topic by format. Raises ValueError when it reads otherwise."""
+    """`TB:countdown,other:countdown` -> format by topic. Raises ValueError for any other text."""
     topics: dict[str, str] = {}
     for part in text.split(","):
         topic, colon, contract = part.strip().partition(":")
@@ -104,7 +104,7 @@ def _delivery(promise: str, info: ValidationInfo) -> str:
 
 
 def expired_topic(request_topic: str) -> str:
-    """Where timers are answered unless the operator names a topic."""
+    """The topic where timers are answered, unless the operator names one."""
     return f"{request_topic}.expired"
 
 
@@ -120,7 +120,7 @@ def _spark_master(master: str) -> str:
 
 
 def _without_blanks(value: object) -> object:
-    """Files of secrets end with a newline as a rule, which no header can have."""
+    """Strip blanks: files of secrets usually end with a newline, which a header cannot contain."""
     return value.strip() if isinstance(value, str) else value
 
 
@@ -135,7 +135,7 @@ Token = Annotated[SecretStr | None, BeforeValidator(_without_blanks), AfterValid
 
 
 class Settings(BaseSettings):
-    """Everything an operator can set. Secrets do not print."""
+    """All settings of the operator. Secrets are not printed."""
 
     model_config = SettingsConfigDict(env_prefix="BLACKBOX_", extra="ignore", frozen=True)
 
@@ -251,18 +251,18 @@ class Settings(BaseSettings):
 
     @property
     def schedule_topics(self) -> list[str]:
-        """The request topics of the format `scheduler`, which are compacted as a rule."""
+        """The request topics of the format `scheduler`, which are usually compacted."""
         return [topic for topic, contract in self.topics.items() if contract == "scheduler"]
 
     @property
     def hosts(self) -> list[str]:
-        """Addresses that it listens on."""
+        """The addresses that the HTTP server listens on."""
         also = [] if self.metrics_addr is None else [self.metrics_addr.rpartition(":")[0]]
         return [self.http_host, *(host or "0.0.0.0" for host in also)]
 
     @property
     def api_tokens(self) -> tuple[str | None, str | None]:
-        """Of those who change things over HTTP, and of those who look."""
+        """The token for changes over HTTP, and the token for reading."""
         operate, read = self.api_token, self.api_read_token
         return (
             None if operate is None else operate.get_secret_value(),
@@ -270,12 +270,12 @@ class Settings(BaseSettings):
         )
 
     def timer_output(self, topic: str) -> str:
-        """Where the answers to a request topic of the format `timer` go."""
+        """The topic for the answers to a request topic of the format `timer`."""
         return self.timer_output_topic or expired_topic(topic)
 
     @property
     def output_topics(self) -> list[str]:
-        """Topics that no request names, and that messages go to all the same."""
+        """The topics to which messages go although no request names them."""
         timers = (topic for topic, contract in self.topics.items() if contract == "timer")
         history = {self.history_topic} if self.schedule_topics else set()
         return sorted({self.timer_output(topic) for topic in timers} | history)
@@ -293,18 +293,18 @@ class Settings(BaseSettings):
 
     @property
     def horizon_ms(self) -> int | None:
-        """How far ahead requests enter the index; None: however far."""
+        """How far ahead requests enter the index; None: without limit."""
         return self.hot_horizon_s * 1000 or None
 
     def horizon_ms_of(self, topic: str) -> int | None:
-        """The same for one request topic: a compacted one does not keep a cold tier."""
+        """The horizon of one request topic; None for topics of schedules, which have no cold tier."""
         return None if topic in self.schedule_topics else self.horizon_ms
 
     def kept_ms_of(self, topic: str) -> int:
-        """How long Kafka must keep a request topic at least, if it removes records by their age.
+        """How long Kafka must keep a request topic at least, if it removes records by age.
 
-        Twice the horizon: what is due later is written again before. Without one, as long as anything
-        can be pending.
+        Twice the horizon, as requests due later are written again before that. Without a horizon, as long
+        as a request can be pending.
         """
         horizon_ms = self.horizon_ms_of(topic)
         return (

@@ -1,4 +1,4 @@
-"""From settings to clients: the one place that knows both."""
+"""Makes clients from settings: the one place that knows both."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from blackbox.rules.rules import RulesError
 
 SHARDS_KNOWN_FOR_S = 60.0
 SHARDS_ASKED_AGAIN_S = 10.0
-"""After brokers that did not answer, which took five seconds."""
+"""The same after brokers did not answer, which took five seconds."""
 
 
 def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAccess:
     """The brokers, with the operator's librdkafka settings and `more` on top of them.
 
-    Raises SettingsError for a setting that librdkafka does not know or take.
+    Raises SettingsError for a setting that librdkafka does not know or accept, or that is not the operator's.
     """
     asked = settings.kafka_settings() | dict(more or {})
     access = KafkaAccess(settings.kafka_bootstrap_servers, settings.group_id, asked)
@@ -47,12 +47,12 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
 
 
 def shared(settings: Settings) -> Shared:
-    """What all shards share in Redis, over connections of its own."""
+    """The state that all shards share in Redis, over connections of its own."""
     return Shared(pool(settings.redis_url.get_secret_value()))
 
 
 def rules(settings: Settings) -> RulesFile | None:
-    """What callers are allowed; None: everything. Raises SettingsError for a file that cannot be used."""
+    """The callers' rules; None: all is allowed. Raises SettingsError for a file that cannot be used."""
     if settings.callers_file is None:
         return None
     try:
@@ -63,12 +63,12 @@ def rules(settings: Settings) -> RulesFile | None:
 
 @cache
 def _file(path: Path) -> RulesFile:
-    """One for all of a process, so that they go by the same rules at each moment."""
+    """One RulesFile for the whole process, so that the same rules hold everywhere at each moment."""
     return RulesFile(path)
 
 
 def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
-    """Who is let in; None: everybody. Raises as `rules`."""
+    """Admission by the callers' rules; None: all are admitted. Raises as `rules` does."""
     file = rules(settings)
     if file is None:
         return None
@@ -76,7 +76,7 @@ def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
 
 
 class _Shards:
-    """All shards there are, as the brokers told within the last minute, or when they last did."""
+    """All shards, as the brokers reported within the last minute, or when they last answered."""
 
     def __init__(self, access: KafkaAccess, topics: Sequence[str]) -> None:
         self._topics = topics
@@ -96,13 +96,13 @@ class _Shards:
 
 
 def pace(settings: Settings) -> Pace | None:
-    """How fast targets are fed; None: as fast as can be. Raises as `rules`."""
+    """The rate-limits of targets; None: there are none. Raises as `rules` does."""
     file = rules(settings)
     return None if file is None else Pace(file, shared(settings))
 
 
 def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
-    """Raises Shortened if Kafka has another record now where this one was read, JournalLost if it does not say."""
+    """Raise Shortened if Kafka has another record where `tail` was read, JournalLost if it does not answer."""
     with closing(ShardJournal(shard, access, ahead=1)) as journal:
         if is_another(journal, tail):
             raise replaced(shard, tail)
@@ -121,7 +121,7 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
 
 
 def formats(settings: Settings) -> dict[str, Format]:
-    """How the records of each request topic read."""
+    """The format of the records of each request topic."""
     return {
         topic: make_format(
             contract,

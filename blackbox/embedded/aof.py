@@ -15,7 +15,7 @@ CHECK_DEADLINE_S = 300.0
 
 
 def repair_append_only_files(redis_server: str, folder: Path) -> None:
-    """Check, and where needed cut, what Redis would load from `folder`; nothing there is fine.
+    """Check, and where needed cut, the files that Redis would load from `folder`, if any.
 
     Redis 7 keeps several files and a manifest that names them; Redis 6.2 keeps a single one.
     """

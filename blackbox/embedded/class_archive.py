@@ -1,4 +1,4 @@
-"""`python -m blackbox.embedded.class_archive`: an archive of Kafka's classes, beside its jars, for quicker starts here."""
+"""`python -m blackbox.embedded.class_archive`: archives Kafka's classes, beside its jars, for faster starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAVES_WITHIN_S = 120.0
 
 
 def make() -> None:
-    """Run a broker, and keep the classes of it. Takes about 10 s and 50 MB."""
+    """Run a broker, and archive the classes that it loads. Takes about 10 s and 50 MB."""
     java = find_java()
     with making(kafka_jars(java, print), java) as flags, TemporaryDirectory() as folder:
         kafka = EmbeddedKafka(Path(folder, "kafka"), java_flags=flags)

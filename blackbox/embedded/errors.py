@@ -1,4 +1,4 @@
-"""What the embedded stack raises."""
+"""Errors of the embedded stack."""
 
 from __future__ import annotations
 

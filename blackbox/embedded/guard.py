@@ -33,7 +33,7 @@ def wait_for_end_of_owner(owner_pid: int) -> None:
 
 
 def die_with_this_guard() -> Callable[[], None] | None:
-    """What a child runs before exec so that a killed guard takes its server along (Linux)."""
+    """A function that a child runs before exec, so that the server is killed with its guard (Linux)."""
     if sys.platform != "linux":
         return None
     try:

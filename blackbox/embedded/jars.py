@@ -1,4 +1,4 @@
-"""Kafka's jars: fetched once, with the Ivy that PySpark brings along, into the user's cache."""
+"""Kafka's jars: fetched once, with the Ivy that PySpark contains, into the user's cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IVY_MODULE = f"""<ivy-module version="2.0">
 
 
 def kafka_jars(java: str, progress: Callable[[str], None], cache: Path | None = None) -> Path:
-    """The folder with Kafka's jars, fetched first if it is not there (about 43 MB, a minute)."""
+    """The folder with Kafka's jars; fetches them if it does not exist (about 43 MB, a minute)."""
     cache = cache or platformdirs.user_cache_path("blackbox")
     jars = cache / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}"
     if jars.is_dir():

@@ -1,4 +1,4 @@
-"""Where Java is."""
+"""Location and version of Java."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def _locate() -> str:
 
 
 def java_version(java: str) -> int:
-    """The feature version (8, 11, 17, …) of this executable; 0 if it does not tell."""
+    """The feature version (8, 11, 17, …) of this executable; 0 if it is unknown."""
     match = re.search(r'version "(?:1\.)?(\d+)', said_of_itself(java, "-version"))
     return int(match.group(1)) if match else 0

@@ -49,7 +49,7 @@ SETTINGS = {
     "group.min.session.timeout.ms": "1000",
     # The default of 128 MB is allocated at the start.
     "log.cleaner.dedupe.buffer.size": str(32 * 1024 * 1024),
-    # A broker that was killed is let in again only when its old session has ended (default 9 s).
+    # A broker that was killed can rejoin only when its old session has ended (default 9 s).
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
@@ -66,11 +66,10 @@ LOGGING = """<Configuration status="ERROR">
 class EmbeddedKafka(EmbeddedServer):
     """One Kafka broker and controller.
 
-    `settings` are lines of server.properties; brokers of one cluster are given the same
-    `cluster_id`. `users` (name -> password) can log in with SCRAM-SHA-512 where `settings` ask for
-    that; `client` are settings of librdkafka by which the start can ask whether the broker answers.
-    `java_flags` are the JVM's, instead of those that let it start from an archive of classes.
-    Its log has warnings and worse.
+    `settings` are lines of server.properties; brokers of one cluster get the same `cluster_id`.
+    `users` (name -> password) can log in with SCRAM-SHA-512 where `settings` ask for that; `client`
+    are librdkafka settings with which `start` checks that the broker answers. `java_flags` replace the
+    JVM flags that use an archive of classes. The log contains warnings and errors.
     """
 
     NAME = "Kafka"
@@ -98,7 +97,7 @@ class EmbeddedKafka(EmbeddedServer):
         self._client = dict(client or {})
         self._java_flags = tuple(java_flags)
         self._java: list[str] = []
-        """The command that runs a class of Kafka's."""
+        """The command that runs a class of Kafka, without the class."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -142,7 +141,7 @@ class EmbeddedKafka(EmbeddedServer):
         (self.folder / "log4j2.xml").write_text(LOGGING)
 
     def _format(self) -> str:
-        """Format the data folder unless that was once completed; the cluster id."""
+        """Format the data folder, unless that was completed before; returns the cluster id."""
         marker = self.folder / "cluster-id"
         if marker.exists() and marker.read_text():
             return marker.read_text()
@@ -166,12 +165,12 @@ class EmbeddedKafka(EmbeddedServer):
 
 
 def new_cluster_id() -> str:
-    """A random cluster id as Kafka writes them: never starts with a dash."""
+    """A random cluster id in Kafka's form; never starts with a dash."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def answers(port: int, cluster_id: str, client: Mapping[str, str]) -> bool:
-    """Whether the broker of this very cluster answers on `port`."""
+    """Whether a broker of this cluster answers on `port`."""
     if not is_listening(port):
         return False
     admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0, **client})

@@ -15,7 +15,7 @@ ATTEMPTS = 100
 
 
 def free_port() -> int:
-    """A port that nobody listens on now; somebody may take it before it is used."""
+    """A port that is free now; another process may take it before it is used."""
     for port in random.SystemRandom().sample(PORT_RANGE, ATTEMPTS):
         if is_free(port):
             return port

@@ -30,7 +30,7 @@ class ServerDiedError(EmbeddedError):
 
 
 class GuardedProcess:
-    """One child process in a session of its own, behind a guard that kills it when we are gone.
+    """One child process in a session of its own, behind a guard that kills it when this process ends.
 
     Ctrl-C in the terminal does not reach it. `disposable` is removed if this process dies first;
     `lock` is a file descriptor that the guard keeps open for as long as the server may be alive.
@@ -145,7 +145,7 @@ class GuardedProcess:
 
 
 def said_of_itself(*command: str) -> str:
-    """What a program says of its version; nothing if it cannot be asked."""
+    """The output of a command that prints a version; empty if it cannot be run."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

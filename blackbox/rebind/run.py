@@ -1,4 +1,4 @@
-"""One run of `blackbox rebind` over the indexes of a request topic: what was decided is carried out."""
+"""One run of `blackbox rebind` over the indexes of a request topic, which carries the decisions out."""
 
 from __future__ import annotations
 
@@ -47,19 +47,21 @@ from blackbox.records.request import Cancel, Shard, offset_in
 
 LARGEST_BYTES = "1000000000"
 LONGEST_MS = "900000"
-"""The longest transaction that a broker allows, unless told otherwise."""
+"""The longest transaction that a broker allows by default."""
 
 TRY_FOR_S = 60
 TAIL = 100
-"""Requests looked at first for the last one."""
+"""How many requests are read first to find the last one."""
 
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
     stop=stop_after_attempt(3),
     reraise=True,
 )
-"""Receipts cannot be read to their end while the transaction of a killed owner of another group is open: for its
-timeout of 20 s, and until the broker looks for such ones, every 10 s. A read gives up after 15 s.
+"""Retries reads of receipts, which an open transaction of a killed owner of another group hides.
+
+It stays open for its timeout of 20 s, and until the broker looks for expired ones, every 10 s. A read
+gives up after 15 s.
 """
 
 again = Retrying(
@@ -69,30 +71,30 @@ again = Retrying(
     stop=stop_after_delay(TRY_FOR_S),
     reraise=True,
 )
-"""A shard is decided anew when another run of this, or a service that tried to open it just then, was there first."""
+"""Decides a shard again when another run, or a service that tried to open it, was there first."""
 
 Pending = Literal["deliver", "drop"]
 
 
 def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
-    """Let the indexes of a request topic belong to what is there now; those that do already stay.
+    """Bind the indexes of a request topic to the current topics, cluster and group; keep those that fit.
 
-    What is pending under other topics of the same name, or behind the end of one that became shorter,
-    is written again as new requests (`deliver`) or forgotten (`drop`). What a group or a new receipts
-    topic changes loses nothing. An index that is older than an opening of the topic that is there now is emptied:
-    Redis went back to before that, and what is pending is in the journals. What such an index has of an earlier topic
-    may have been written again then, and becomes dead letters.
+    Requests that are pending from an earlier topic of the same name, or from behind the end of a log that
+    became shorter, are written again as new requests (`deliver`) or forgotten (`drop`). A change of the
+    group or of the receipts topic loses nothing. An index that is older than an opening of the current
+    topic is emptied: Redis went back to before that, and the journals have what is pending. Requests that
+    such an index has from an earlier topic may have been written again then, and become dead letters.
 
     For each shard whose index does not fit:
 
     1. take it over, so that no earlier owner delivers any more, and decide what is to be done;
-    2. in one transaction write again what is gone from the topic, but what receipts say has ended, and what callers
-       have replaced or cancelled since, with a barrier that names the index;
-    3. then empty the index, so that who opens it rebuilds it from the journals, or bind it to what is there.
+    2. in one transaction write again what is gone from the topic, with a barrier that names the index;
+       leave out what has ended by the receipts, and what callers have replaced or cancelled since;
+    3. empty the index, so that the next owner rebuilds it from the journals, or bind it to what exists.
 
-    Who is interrupted before the commit has changed nothing; who comes after it finds the barrier, and goes on with
-    the last step. With at-least-once delivery what was written before is written again.
-    Raises RecoveryRequired when Kafka or Redis does not answer: run it again.
+    A run that is interrupted before the commit has changed nothing. A run after it finds the barrier, and
+    continues with the last step. With at-least-once delivery, what was written before the interruption is
+    written again. Raises RecoveryRequired when Kafka or Redis does not answer: run it again.
     """
     with ExitStack() as ending:
         return _Run(settings, topic, pending, ending).shards()
@@ -113,7 +115,7 @@ class _Run:
             raise JournalLost(f"there is no topic {receipts}; start a service, which creates it")
         self._count, self._receipts_count = found[topic], found[receipts]
         self._access = access
-        # What a caller's client could compress was taken from it, however large it is without.
+        # Kafka accepted records that callers' clients had compressed, however large they are uncompressed.
         largest = {"message.max.bytes": LARGEST_BYTES, "transaction.timeout.ms": LONGEST_MS}
         self._large = replace(access, settings=largest | dict(access.settings))
         self._topic = topic
@@ -133,9 +135,9 @@ class _Run:
         self._known_newer: dict[int, Newer] = {}
 
     def shards(self) -> list[Rebound]:
-        """Each partition that there is, and each that has an index from when there were more, the last one first.
+        """Rebind each partition that exists, then each former one that has an index, the last one first.
 
-        So a run that is interrupted leaves no gap behind which the next one would find none.
+        So a run that is interrupted leaves no gap at which the next one would stop looking.
         """
         indexes: list[ShardIndex] = []
         former: list[int] = []
@@ -162,7 +164,7 @@ class _Run:
         return again(self._rebind, index)
 
     def _end_open_transaction(self, index: ShardIndex) -> None:
-        """That of a run that was killed would hide what is written, for 15 minutes."""
+        """End the open transaction of a killed run, which would hide what is written for 15 minutes."""
         kept, there = index.load(), index.shard.partition < self._count
         journal = self._journal(index.shard.partition)
         if kept is None or (
@@ -204,14 +206,17 @@ class _Run:
                 self._take_off(index, decision.first)
             tail = self._tail(index.shard, decision.positions.requests)
             index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)
-        # Of a topic that was begun, these tell of other requests under the ids of those that are there. Without a
-        # mark behind them, what was delivered would be unknown.
+        # These receipts are of an earlier topic: they name other requests under the ids of current ones. A mark
+        # is behind them; without it, outcomes would be unknown once they are removed.
         if old_receipts:
             self._trimmer.remove_receipts(index.shard, old_receipts)
         return done
 
     def _check_topic(self, shard: Shard) -> None:
-        """If it is another one again by now, what was written went with it, and only the index has it."""
+        """Raise RecoveryRequired if the topic was created again in between.
+
+        What was written is then gone with it, and only the index has it.
+        """
         if self._journal(shard.partition).binding(self._ours.group).topic_id != self._ours.topic_id:
             raise RecoveryRequired(
                 f"{shard}: its topic was deleted and created again meanwhile; run blackbox rebind "
@@ -219,7 +224,7 @@ class _Run:
             )
 
     def _tail(self, shard: Shard, first: int) -> Tail | None:
-        """The last record that is left below an offset, to be known again if the log loses its end once more."""
+        """The last record below the offset `first`, which shows later whether the log lost its end again."""
         if shard.partition >= self._count:
             return None
         journal = self._journal(shard.partition)
@@ -232,7 +237,7 @@ class _Run:
     def _write_again(
         self, index: ShardIndex, decision: Decision, gone: Gone, writer: Writer, done: Rebound
     ) -> int:
-        """Returns up to where receipts are of an earlier topic."""
+        """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
         told = self._take_over(shard, decision, gone, writer)
         asks = self._pending == "deliver"
@@ -258,7 +263,7 @@ class _Run:
         return 0 if decision.begins is None else end
 
     def _over(self, index: ShardIndex, told: Outcomes) -> list[int]:
-        """What is in doubt, and was delivered or ended meanwhile. Raises RecoveryRequired where that cannot be read."""
+        """Requests in doubt that were delivered or ended. Raises RecoveryRequired if that cannot be read."""
         shard = index.shard
         known = {o: claim for o, claim in index.doubtful.items() if o not in told.undelivered}
         doubtful = {**known, **told.doubtful}
@@ -274,9 +279,9 @@ class _Run:
         return [*(claim.offset for claim in claims if claim.offset not in absent), *unwanted]
 
     def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Outcomes:
-        """What receipts say of the requests that are gone; none speaks of them behind a cut.
+        """The outcomes of the requests that are gone, by receipts; those behind a cut do not name them.
 
-        A barrier of its own comes first, as the last receipt may name messages that are not there.
+        Writes a barrier first, as the last receipt may name messages that do not exist.
         """
         outcomes = Outcomes()
         if decision.barrier is None or (gone.since is None and not decision.is_emptied):
@@ -305,7 +310,7 @@ class _Run:
                 )
 
     def _say(self, shard: Shard, decision: Decision, writer: Writer) -> int:
-        """The barrier alone, as a new owner writes it; returns what `_write_again` does."""
+        """Write the barrier alone, as a new owner does; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)
         end = journal.receipt_bounds().end
@@ -316,10 +321,8 @@ class _Run:
         return 0 if decision.begins is None else end
 
     def _take_off(self, index: ShardIndex, first: int) -> None:
-        """What is gone leaves an index that is kept."""
-        while there := self._from(
-            index, first
-        ):  # another run may do the same, and move ranks meanwhile
+        """Remove the requests that are gone from an index that is kept."""
+        while there := self._from(index, first):  # another run may do the same, and move ranks
             settle(index, there, index.positions.receipts)
 
     def _from(self, index: ShardIndex, first: int) -> list[int]:
@@ -331,9 +334,9 @@ class _Run:
         return there
 
     def _newer_since(self, shard: Shard, gone: Gone) -> Newer:
-        """What callers have written since, as far as that was there when the run began.
+        """What callers have written since, up to the beginning of the run.
 
-        Those requests and cancels come later than what is asked for again, and would be ended by it.
+        These requests and cancels are later than what is written again, which would otherwise end them.
         """
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         found = [self._newer(place, gone.first) for place in places]
@@ -364,15 +367,15 @@ class _Run:
 
 
 def _marked(decision: Decision, end: int) -> Receipt | None:
-    """The barrier, with a mark behind the receipts that end here where a topic is begun."""
+    """The barrier; if it begins a topic, with a mark behind the receipts, which end at `end`."""
     if decision.barrier is None or decision.begins is None:
         return decision.barrier
     return replace(decision.barrier, mark=Mark(decision.begins, end))
 
 
 def keep_partitions(former: Collection[int], count: int) -> bool:
-    """Whether what is asked for again goes to its partition, of those that had an index of another topic.
+    """Whether requests are written again to their own partition; `former` had an index of another topic.
 
-    Among another number of partitions than that had, the keys of new requests name other ones than before.
+    If that topic had another number of partitions, the keys of new requests now name other partitions.
     """
     return not former or max(former) + 1 == count

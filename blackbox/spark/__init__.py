@@ -1,4 +1,4 @@
-"""What the engine and the jobs on Spark share: a session, both journals as tables, tasks."""
+"""Shared by the engine and the jobs on Spark: a session, both journals as tables, tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 PACKAGES = ("pyspark", "pandas", "pyarrow", "matplotlib", "jinja2")
-"""What the extra `spark` brings."""
+"""The packages of the extra `spark`."""
 
 
 def missing_packages(needed: Sequence[str] = PACKAGES) -> list[str]:
-    """Those that this installation does not have."""
+    """The needed packages that are not installed."""
     return [name for name in needed if find_spec(name) is None]

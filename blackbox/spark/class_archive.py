@@ -1,4 +1,4 @@
-"""`python -m blackbox.spark.class_archive`: an archive of Spark's classes, beside PySpark, for quicker starts here."""
+"""`python -m blackbox.spark.class_archive`: archives Spark's classes, beside PySpark, for faster starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = Path(pyspark.__file__).parent
 
 
 def make() -> None:
-    """Run what every start runs, and keep the classes of it. Takes about 15 s and 150 MB."""
+    """Run what every start runs, and archive the classes that it loads. Takes about 15 s and 150 MB."""
     with making(FOLDER, find_java()) as flags:
         session = start_session("local[2]", {JAVA_OPTIONS: " ".join((*JAVA_FLAGS, *flags))})
         numbered(session, 2).mapInArrow(lambda rows: rows, "id long").count()

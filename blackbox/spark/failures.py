@@ -1,4 +1,4 @@
-"""How jobs on Spark fail: what it says, without its pages of Java, and what a ledger lacks."""
+"""Failures of jobs on Spark: their causes without Java stack traces, and errors of the ledger."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class LedgerError(Exception):
 
 
 def in_one_line(failure: BaseException) -> str:
-    """The line that names the cause, after the kind of failure."""
+    """The type of the failure, then the line that names the cause."""
     return f"{type(failure).__name__}: {cause_in(str(failure))}"[:500]
 
 
 def cause_in(text: str) -> str:
-    """A doubt, the last `Caused by` or Python error, else the first line."""
+    """The last line with a blackbox error, else the last `Caused by` or Python error, else the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [
         line

@@ -29,8 +29,9 @@ REQUESTS = (
 )
 """`kind` is request, cancel or invalid; an invalid one is due when it was written.
 
-A record that promotion wrote `carries` the one at this offset, and is the request of `origin`. A
-cancel by id, or a replacement, has the offset of the request in `carries` and no `origin`.
+For a record that promotion wrote, `carries` is the offset of the record it was written from, and
+`origin` that of the original request. For a cancel by id, or a replacement, `carries` is the offset
+of the request, and there is no `origin`.
 """
 
 RECORDS = f"{REQUESTS}, key binary, value binary, headers array<struct<key:string,value:binary>>"
@@ -39,16 +40,16 @@ OUTCOMES = (
     "topic string, partition int, receipt long, at_ms long, outcome string, offset long, "
     "to_topic string, to_partition int, to_offset long"
 )
-"""`offset` of the request in `topic`/`partition`, told by the receipt at the offset `receipt`.
+"""`offset` is that of the request in `topic`/`partition`, `receipt` that of the receipt that names it.
 
-`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or cut: from this
-offset on this and earlier receipts speak of other requests than those that are there now.
+`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or
+cut: from this offset on, this and earlier receipts name other requests than the current ones.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Reads the ranges of a request topic whose numbers are its rows; `whole` keeps the records."""
+    """Reads the ranges of request topics whose numbers it gets as rows; `whole` adds the records."""
 
     settings: Settings
     access: KafkaAccess
@@ -74,9 +75,10 @@ class RequestRows:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRows:
-    """Reads the ranges of receipts whose numbers are its rows.
+    """Reads the ranges of receipts whose numbers it gets as rows.
 
-    Raises ValueError, naming the place, for a record that is no receipt.
+    Skips records that are not receipts. Raises RecoveryRequired, naming the place, for a receipt of
+    another version.
     """
 
     access: KafkaAccess
@@ -90,12 +92,12 @@ class OutcomeRows:
 def chunks(
     access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Chunk]:
-    """What the ranges hold whose numbers a task was given."""
+    """The records of the ranges whose numbers a task was given."""
     return read_ranges(access, [ranges[number] for number in numbers(batches)])
 
 
 def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:
-    """None for a record that asks for nothing."""
+    """The row of a record; None for a record that asks for nothing."""
     asked: Request | Cancel | Invalid | None
     about: tuple[Any, ...]
     carries: tuple[int | None, int | None] = (None, None)

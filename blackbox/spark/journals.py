@@ -1,4 +1,4 @@
-"""Both journals as tables, for the batch jobs: what was asked, and what became of it."""
+"""Both journals as tables, for the batch jobs: requests and their outcomes."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class Span(NamedTuple):
 
 
 Reach = Mapping[Journal, Span]
-"""From where to where journals can be read at one moment."""
+"""The offsets of each journal that can be read at one moment."""
 
 
 def of_table(there: Reach, table: str) -> dict[Shard, Span]:
-    """The same, of only one of the two journals of each shard."""
+    """The spans of one of the two journals, by shard."""
     return {journal.shard: span for journal, span in there.items() if journal.table == table}
 
 
 class Kept(Protocol):
-    """What of both journals is kept elsewhere, and further back: a ledger."""
+    """A ledger: records of both journals that are kept elsewhere, and further back."""
 
     @property
     def reach(self) -> Reach: ...
@@ -78,10 +78,10 @@ class Kept(Protocol):
 
 
 class Journals:
-    """Both journals up to one moment: from the ledger what it has, the rest from Kafka.
+    """Both journals up to one moment: what the ledger has from there, the rest from Kafka.
 
-    `reach` says what they hold together. `gaps` are offsets within it that neither has: nothing is
-    known about them. Raises LedgerError for a ledger that is not of these journals.
+    `reach` is what they have together. `gaps` are offsets within it that neither has: nothing is known
+    about them. Raises LedgerError for a ledger that is not of these journals.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class Journals:
         return self._kept.requests().select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
-        """One row for each outcome that receipts tell; `settled` leaves the void ones out."""
+        """One row for each outcome that receipts name; `settled` leaves the void ones out."""
         fresh = read_outcomes(self._session, self._access, of_table(self._fresh, "outcomes"))
         return fresh if self._kept is None else self._kept.outcomes().unionByName(fresh)
 
 
 def reach(settings: Settings, access: KafkaAccess) -> Reach:
-    """How far the journals go now, receipts first: a request is older than its receipt.
+    """The current span of each journal; receipts are asked first, as a request is older than its receipt.
 
-    A shard whose receipts do not exist yet has none. Raises JournalLost when Kafka does not answer.
+    A journal that does not exist yet has an empty span. Raises JournalLost when Kafka does not answer.
     """
     topics = list(settings.topics)
     counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
@@ -173,7 +173,7 @@ def read_outcomes(
 
 
 def settled(outcomes: DataFrame) -> DataFrame:
-    """Outcomes that came true, of requests that are there: none that a later receipt declared void, or of a lost end."""
+    """The outcomes that no later receipt declared void, without those of a lost end of the log."""
     void = (
         outcomes.where(col("outcome") == lit("void"))
         .groupBy(PLACE)
@@ -200,7 +200,7 @@ def settled(outcomes: DataFrame) -> DataFrame:
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:
-    """The same ranges, cut into pieces; without empty ones."""
+    """The ranges, cut into pieces of at most PIECE offsets; without empty ones."""
     return [
         whole._replace(start=start, end=min(start + PIECE, whole.end))
         for whole in ranges

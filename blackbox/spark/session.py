@@ -37,13 +37,13 @@ DEFAULTS = {
     "spark.log.level": "FATAL",
 }
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# Records do not pass through the JVM: what it has to be is quick to start, and small.
+# Records do not pass through the JVM: it only has to start fast, and be small.
 JAVA_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ON_THIS_MACHINE = {
     JAVA_OPTIONS: " ".join((*JAVA_FLAGS, *using(Path(pyspark.__file__).parent))),
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # Spark makes a secret for itself: else every user of this machine reaches its block manager.
+    # Spark generates a secret; without one, every user of this machine reaches its block manager.
     "spark.authenticate": "true",
     "spark.pyspark.python": sys.executable,
     "spark.python.daemon.module": "blackbox.engine.spark.daemon",
@@ -51,10 +51,10 @@ ON_THIS_MACHINE = {
 
 
 def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark, which takes 3 to 6 s; `settings` are the operator's and win over ours.
+    """Start Spark, which takes 3 to 6 s; `settings` are the operator's and override ours.
 
-    On a cluster this package is sent to the executors; what it depends on must be in their
-    Python (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
+    On a cluster this package is sent to the executors; its dependencies must be in their Python
+    (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
     """
     own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else {"spark.pyspark.python": "python3"})
     chosen: dict[str, Any] = own | dict(settings or {})
@@ -69,7 +69,7 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
 
 
 def numbered(session: SparkSession, count: int) -> DataFrame:
-    """The numbers 0, 1, …, each of which stands for one task."""
+    """The numbers 0, 1, …, one for each task."""
     return session.range(0, count, 1, max(1, count))
 
 
@@ -78,9 +78,9 @@ def is_local(master: str) -> bool:
 
 
 def with_slots(master: str) -> str:
-    """A local master with room for tasks that linger: half of its slots are theirs.
+    """A local master with enough slots for long-running tasks, which take half of them.
 
-    `local[*]` gets two slots a core, four at least; a failed task of a batch is tried again.
+    `local[*]` gets two slots per core, at least four; a failed task of a batch is retried.
     """
     asked = re.fullmatch(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?", master)
     if asked is None:

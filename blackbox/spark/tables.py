@@ -1,4 +1,4 @@
-"""What tasks are given, numbers that stand for their work, and what they return: rows, or reports."""
+"""Input and output of tasks: they get numbers that stand for their work, and return rows or reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from blackbox.support import interpreter
 
 REPORT = "report binary"
-"""A task's word to its driver: an object, pickled as Spark does it with tasks and with rows."""
+"""A task's report to its driver: an object, pickled as Spark pickles tasks and rows."""
 
 _TYPES = {
     "string": pa.string(),
@@ -29,7 +29,7 @@ tune_once = cache(interpreter.tune)
 
 
 def numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    """Begin a task: what it is to do, as the numbers that it was given."""
+    """Begin a task: tune the interpreter once, and return the numbers that the task was given."""
     tune_once()
     return (number for some in batches for number in some.column("id").to_pylist())
 
@@ -48,10 +48,10 @@ def as_batches(
 
 
 def as_reports(found: Iterable[object]) -> Iterator[pa.RecordBatch]:
-    """Rows for the driver, who reads them with `reports`."""
+    """Rows for the driver, which reads them with `reports`."""
     return as_batches(([(pickle.dumps(one),)] for one in found), REPORT)
 
 
 def reports(rows: Iterable[Any]) -> list[Any]:
-    """What tasks reported in these rows."""
+    """The objects that tasks reported in these rows."""
     return [pickle.loads(row.report) for row in rows]

@@ -1,1 +1,1 @@
-"""Logs, and how Python itself is set up."""
+"""Logs, settings of the interpreter, and archives of Java classes."""

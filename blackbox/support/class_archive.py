@@ -1,4 +1,4 @@
-"""Archives of Java classes as a JVM holds them in memory: with its own, one starts in about half the time."""
+"""Archives of Java classes as a JVM holds them in memory, with which it starts in about half the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "classes.jsa"
 
 
 def using(folder: Path) -> tuple[str, ...]:
-    """Flags of a JVM that uses the archive in this folder, if there is one; one of other jars it ignores."""
+    """JVM flags that use the archive in this folder, if any; the JVM ignores an archive of other jars."""
     archive = folder / NAME
     if not archive.is_file():
         return ()
@@ -21,13 +21,14 @@ def using(folder: Path) -> tuple[str, ...]:
 
 @contextmanager
 def making(folder: Path, java: str) -> Iterator[tuple[str, ...]]:
-    """Flags of a JVM that leaves an archive at its end, which is in the folder once the context is left.
+    """JVM flags that write an archive at exit; it is in the folder once the context is left.
 
-    CalledProcessError: that JVM was killed over it, or the disk is full; the folder is as before.
+    Raises CalledProcessError if the JVM was killed while writing, or the disk is full; the folder is
+    then unchanged.
     """
     with TemporaryDirectory(dir=folder, prefix="classes-") as scratch:
         made = Path(scratch, NAME)
         yield (f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-        # A JVM that starts from half of one crashes.
+        # A JVM that starts from a truncated archive crashes.
         subprocess.run([java, *using(Path(scratch)), "-version"], check=True, capture_output=True)
         made.rename(folder / NAME)

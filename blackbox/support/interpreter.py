@@ -1,4 +1,4 @@
-"""How Python itself is set up in a process that moves many small values between threads."""
+"""Interpreter settings for a process that moves many small values between threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 YOUNG_OBJECTS = 100_000
-"""A batch makes tens of thousands of tuples that all end with it; the default, 700, looks at each twice."""
+"""A batch makes tens of thousands of tuples that end with it; with the default, 700, each is scanned twice."""
 
 SWITCH_S = 0.0005
 """A thread whose socket was answered waits this long for the interpreter, not the usual 5 ms."""
@@ -17,11 +17,11 @@ GIVEN_BACK_EVERY_S = 10.0
 
 M_ARENA_MAX = -8
 ARENAS = 2
-"""With one for nearly every thread, as is usual, each keeps its own gaps: 96 MB grew to 106 over 30 rebalances."""
+"""By default nearly every thread has an arena with gaps of its own: 96 MB grew to 106 over 30 rebalances."""
 
 
 def tune() -> None:
-    """Trade a little memory for about a tenth of the time of every verb; before threads are started."""
+    """Trade a little memory for about a tenth of the time of every verb. Call it before threads start."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 50)
@@ -31,11 +31,11 @@ def tune() -> None:
 
 
 def give_memory_back() -> None:
-    """Let the system have what a backlog took: freed, glibc keeps it wherever something small lies above."""
+    """Return a backlog's memory to the system: glibc keeps freed memory that is below any allocation."""
     if trim := _of_libc("malloc_trim"):
         trim(0)
 
 
 def _of_libc(name: str) -> Callable[..., int] | None:
-    """None where libc is not glibc."""
+    """A function of libc; None where libc is not glibc."""
     return getattr(ctypes.CDLL(None), name, None)

@@ -1,4 +1,4 @@
-"""What commands log, to stderr."""
+"""Logging of commands, to stderr."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 REPEAT_S = 60.0
 
 QUIET = {"log_level": "0"}
-"""For Kafka clients of commands: they would write to stderr by themselves."""
+"""Settings for Kafka clients of commands, which would otherwise write to stderr themselves."""
 
 
 def printable(text: str) -> str:
-    """The same on one line, without what a terminal would obey."""
+    """The text on one line, with characters escaped that are not printable."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
@@ -31,15 +31,15 @@ class IsoFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Indented, so that no line of it can pass for a happening of its own."""
+        """Indent all lines, so that none can be mistaken for a log line of its own."""
         lines = super().formatException(ei).splitlines()
         return "\n".join(f"    {printable(line)}" for line in lines)
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a text of the Kafka client pass once a minute, whichever of the clients says it.
+    """Passes each text of the Kafka client once a minute, whichever client logs it.
 
-    While a broker is away, each of dozens of clients says so several times a second.
+    During a broker's outage, each of dozens of clients logs it several times a second.
     """
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class OncePerMinute(logging.Filter):
 
 
 def to_stderr() -> None:
-    """One line per happening; of the libraries only warnings."""
+    """Log one line per event; of the libraries only warnings."""
     handler = logging.StreamHandler()
     handler.addFilter(OncePerMinute())
     handler.setFormatter(IsoFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("blackbox").setLevel(logging.INFO)
-    # A look that is due while the one before still waits for a server is left out: as it should.
+    # A job that is due while its last run still waits for a server is skipped, as intended.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
 def silent() -> None:
-    """Nothing: the command says in its own words what matters."""
+    """Log nothing: the command itself prints what matters."""
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)

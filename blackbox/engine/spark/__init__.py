@@ -1,1 +1,1 @@
-"""The Spark engine: intake is a streaming query, dispatch are tasks that linger."""
+"""The Spark engine: intake is a streaming query, dispatch is done by long-running tasks."""

@@ -1,4 +1,4 @@
-"""How much of which partition is read in one batch, which all partitions wait for the end of."""
+"""How much of each partition is read in one batch; all partitions wait for the end of a batch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from blackbox.journal.ranges import Offsets
 
 LONG_S = 5.0
-"""Of a batch while as much waits in each partition: the fixed cost of one is small beside that."""
+"""Target duration of a batch when about as much waits in each partition: its fixed cost is small then."""
 SHORT_S = 1.0
-"""While little waits in some and much in others: the former would wait for the latter."""
+"""The same when little waits in some and much in others: the former would wait for the latter."""
 EVEN = 4
-"""Times as much in one partition as in another is still as much."""
+"""The ratio up to which two partitions count as having about as much."""
 
 FIRST_PER_S = 2_000
-"""Offsets, before any batch has told better; of records of 100 kB a machine takes in about as many."""
+"""Offsets per second, until a batch was measured; about what a machine takes in of records of 100 kB."""
 LEAST_PER_S = 50
 GROWTH = 4
 
 
 class BatchSize:
-    """So many offsets as take some seconds by what the last batches took, whatever the records' size."""
+    """Plans batches that take some seconds, by what the last ones took, whatever the records' size."""
 
     def __init__(self) -> None:
         self._per_s: float = FIRST_PER_S
@@ -30,7 +30,7 @@ class BatchSize:
         self._began_s = 0.0
 
     def plan(self, start: Offsets, end: Offsets, most: int) -> Offsets:
-        """Ends at most `most` offsets away, to be worked on at once."""
+        """The ends of the next batch, at most `most` offsets in all; it is to be worked on at once."""
         waiting = [count for at in end if (count := end[at] - start[at]) > 0]
         is_even = max(waiting, default=0) <= EVEN * min(waiting, default=0)
         self._limit = min(most, int(self._per_s * (LONG_S if is_even else SHORT_S)))
@@ -40,7 +40,7 @@ class BatchSize:
         return ends
 
     def is_done(self) -> None:
-        """What was planned last has been worked on."""
+        """Note that the batch planned last has been worked on."""
         took_s = max(0.001, time.monotonic() - self._began_s)
         is_full = self._planned >= self._limit
         if self._planned and (is_full or took_s > LONG_S):
@@ -50,9 +50,9 @@ class BatchSize:
 
 
 def shared(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Ends at most so many offsets away in all: where little waits, all of it; elsewhere equal shares.
+    """Ends of at most `most` offsets in all: where little waits, all of it; elsewhere equal shares.
 
-    One offset at least of each partition that has any.
+    At least one offset of each partition that has any.
     """
     counts = {at: end[at] - start[at] for at in end}
     share = _share(sorted(counts.values()), most)
@@ -60,7 +60,7 @@ def shared(start: Offsets, end: Offsets, most: int) -> Offsets:
 
 
 def _share(counts: Sequence[int], most: int) -> int:
-    """What those get at most that have more, of ascending counts."""
+    """The most that each partition gets; `counts` are in ascending order."""
     left = most
     for place, count in enumerate(counts):
         share = left // (len(counts) - place)

@@ -1,4 +1,4 @@
-"""Where Spark notes how far one query is, which nobody reads again: a query begins where Redis says."""
+"""Spark's checkpoint of one query. It is never read again: a query begins at the positions in Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "blackbox-checkpoint-"
 
 
 class Checkpoint:
-    """A folder that goes away with its query, or, if its driver was killed, when the next query of any driver begins."""
+    """A folder that is removed with its query or, if its driver was killed, at the next query of any driver."""
 
     def __init__(self) -> None:
         _sweep()
@@ -25,7 +25,7 @@ class Checkpoint:
 
 
 def _new() -> tuple[Path, int]:
-    """Whoever sweeps may come between the folder and its lock."""
+    """Create and lock a folder; again if a sweep of another driver came between the two."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
@@ -40,14 +40,14 @@ def _new() -> tuple[Path, int]:
 def _sweep() -> None:
     """Remove the folders whose drivers are gone, and their locks with them."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # a driver lives that has it, or another user does
+        with suppress(OSError):  # its driver lives, or it is another user's
             lock = _locked(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
 
 
 def _locked(folder: Path) -> int:
-    """Raises OSError while somebody else has it."""
+    """Open and lock the folder. Raises OSError while another process has it locked."""
     opened = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""The parent of Spark's Python workers on this machine: what they need is loaded once, before they fork.
+"""The parent of Spark's Python workers on this machine: it loads their modules once, before they fork.
 
-A worker is then ready in milliseconds, also after one was killed, and shares this memory.
+A worker is then ready in milliseconds, even after one was killed, and shares this memory.
 """
 
 from __future__ import annotations

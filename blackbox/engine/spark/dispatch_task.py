@@ -1,4 +1,4 @@
-"""One Spark task of dispatch: it lingers, and owns a group of shards, until its window ends."""
+"""A long-running Spark task of dispatch, which owns a group of shards until its window ends."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ logger = logging.getLogger("blackbox.spark.dispatch")
 
 LOOK_S = 0.1
 GATHER_S = 0.03
-"""Intake has the processor too: fewer, larger transactions leave it more."""
+"""Intake shares the processor: fewer, larger transactions leave it more."""
 
 REPORT_S = 1.0
 FRESH_S = 3.0
 """How old the last lease may be for a shard to be opened: a driver repeats it every second."""
 
 ABANDONED_S = 15.0
-"""Without a lease for so long, the driver is gone."""
+"""Without a lease for this long, the driver counts as gone."""
 
 
 def lease_of(run: str) -> str:
-    """The kind of note by which a driver says which shards are whose."""
+    """The kind of note by which a driver assigns shards to groups."""
     return f"lease.{run}"
 
 
 def report_of(run: str) -> str:
-    """The kind of note by which tasks say how their shards are."""
+    """The kind of note by which tasks report the state of their shards."""
     return f"report.{run}"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a task is told: as which group, for how long at most, which shards at first.
+    """The parameters of a task: its group, its first shards, and how long it runs at most.
 
-    A successor is there to take them over after about half of that time.
+    After about half of that time a successor takes the shards over.
 
-    `number` grows with every window of a driver: a task that hears of a later one for its group
-    was given up for lost, and ends. Spark's own second attempt at a task ends at once, without
-    a report: the driver gives it a number of its own.
+    `number` grows with every window of a driver. A task that receives a later number for its group
+    has been replaced, and ends. Spark's own second attempt at a task ends at once, without a report:
+    the driver launches another window, with a number of its own.
     """
 
     run: str
@@ -79,7 +79,7 @@ class Window:
 
 
 class _Stay:
-    """A window as it passes."""
+    """A window while it runs in its task."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -106,7 +106,7 @@ class _Stay:
         self._reported: set[Shard] | None = None
 
     def linger(self) -> dict[str, Any]:
-        """Until the window ends; returns the last report."""
+        """Own the shards until the window ends; returns the last report."""
         began = time.monotonic()
         looked = reported = float("-inf")
         poll_s = self._window.settings.poll_interval_ms / 1000

@@ -1,4 +1,4 @@
-"""The driver's side of dispatch: tasks that linger, one for each group of shards, and their successors."""
+"""The driver's side of dispatch: a long-running task for each group of shards, and its successors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOK_S = 0.05
 
 
 class WindowLost(Exception):
-    """A window ended before its time."""
+    """A window ended early."""
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class _Passing:
 
 
 class DispatchWindows:
-    """Keeps every shard that was assigned in the window of some task, until `stop`.
+    """Keeps every assigned shard in the window of some task, until `stop`.
 
-    Tasks follow the lease that `renew` repeats: they take and give up shards while they linger. A
-    window that has lasted 10 minutes gets a successor, which takes its shards over once its task is
-    there: so load finds its way to new executors, and nothing waits for Spark.
+    Tasks follow the lease that `renew` repeats: they take and give up shards while they run. A window
+    that has lasted 10 minutes gets a successor, which takes its shards over once its task is running.
+    So load moves to new executors, and no shard waits for Spark.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class DispatchWindows:
         self._ears = Thread(target=self._listen, name="reports", daemon=True)
 
     def start(self, groups: int) -> None:
-        """Let so many tasks begin to linger; they take shards when some are assigned."""
+        """Launch `groups` tasks; they take shards when some are assigned."""
         self._ears.start()
         self.assign((), groups)
 
     def assign(self, shards: Iterable[Shard], groups: int) -> bool:
-        """Spread these shards over so many groups; the tasks hear of it at once, False if not."""
+        """Spread these shards over `groups` groups, and notify the tasks; False if that is not possible."""
         with self._lock:
             self._shards, self._count = frozenset(shards), groups
             for group in range(groups):
@@ -118,9 +118,9 @@ class DispatchWindows:
         return self.renew()
 
     def renew(self) -> bool:
-        """Tell the tasks that their driver lives, and what is theirs; to be repeated every second.
+        """Send the tasks their lease: the driver lives, and these are their shards. Call it every second.
 
-        False when they cannot be told.
+        False when it cannot be sent.
         """
         with self._lock:
             lease = {
@@ -153,13 +153,13 @@ class DispatchWindows:
         return {shard for window in self._fresh() for shard in window.is_open}
 
     def why_not_open(self) -> dict[Shard, str]:
-        """Of the shards that could not be opened, what tasks said was in the way."""
+        """The reason that tasks report for each shard that could not be opened."""
         return {
             shard: why for window in self._fresh() for shard, why in window.why_not_open.items()
         }
 
     def stuck(self) -> set[Shard]:
-        """The shards whose task says so, or has not been heard of for a minute."""
+        """The shards whose task reports them as stuck, or has not reported for a minute."""
         long_ago_s = time.monotonic() - STUCK_S
         with self._lock:
             silent = {
@@ -172,7 +172,7 @@ class DispatchWindows:
         return silent | {shard for window in self._fresh() for shard in window.stuck}
 
     def stop(self, timeout_s: float) -> None:
-        """Let every task finish its ticks and end; cancel those that take longer, or cannot hear."""
+        """Let every task finish its ticks and end; cancel those that take longer, or cannot be notified."""
         self._stopping.set()
         can_hear = self.assign((), 0)
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
@@ -199,7 +199,7 @@ class DispatchWindows:
             return [window for window in self._passing.values() if window.heard_s >= oldest_s]
 
     def _keep(self, group: int) -> None:
-        """See to it that one window of the group is passing, and its successor there in time."""
+        """Keep one window of the group running, and launch its successor in time."""
         present: _Passing | None = None
         following: _Passing | None = None
         pause_s = FIRST_PAUSE_S
@@ -316,7 +316,7 @@ class DispatchWindows:
             self._measure(window)
 
     def _measure(self, window: _Passing) -> None:
-        """How long nobody had the group's shards, once it is known of both windows."""
+        """Record how long no task owned the group's shards, once both windows have reported it."""
         number, given_up_ms = self._given_up.get(window.group, (window.number, 0))
         if window.opened_ms is not None and number < window.number:
             del self._given_up[window.group]

@@ -1,4 +1,4 @@
-"""The Spark engine: one driver that lets Spark call the verbs, for the shards the group gave it."""
+"""The Spark engine: one driver, which runs the verbs on Spark for the shards that the group gave it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class EngineFailed(Exception):
 class SparkEngine:
     """Takes in and dispatches, on Spark, the shards that the consumer group gives to this driver.
 
-    With `only`, one half; the other half is then another application. `failed` is called when the
-    engine cannot go on.
+    With `only`, it does one half, and another application does the other. `failed` is called when
+    the engine cannot go on.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class SparkEngine:
         )
 
     def start(self) -> None:
-        """Create what is missing of ours, start Spark, join the group. Raises RecoveryRequired when Kafka or
-        Redis is away."""
+        """Create blackbox's missing topics, start Spark, join the group.
+
+        Raises RecoveryRequired when Kafka or Redis does not answer.
+        """
         settings = self._settings
         self._watch.observe_clock()
         self._topics.ensure()
@@ -149,20 +151,20 @@ class SparkEngine:
             logger.warning("the batch of intake takes too long; given up, it is read again")
         self._membership.close()
         if self._session is not None:
-            with suppress(Py4JError, OSError):  # its JVM may be what ended
+            with suppress(Py4JError, OSError):  # its JVM may have ended
                 self._session.stop()
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """A driver that cannot go on ends by itself: see `_look`."""
+        """Always true: a driver that cannot go on ends by itself, see `_look`."""
         return True
 
     def is_ready(self) -> bool:
-        """Every shard the group gave to this driver is open, and its requests are being read."""
+        """Whether every shard that the group gave to this driver is open, and its requests are being read."""
         return self._membership.has_joined and not self.not_open()
 
     def stuck(self) -> list[Shard]:
-        """The shards where something has been due for a minute and nothing was delivered."""
+        """The shards without progress, or without a report, for about a minute; see `DispatchWindows.stuck`."""
         return sorted(self._windows.stuck()) if self._windows is not None else []
 
     def not_open(self) -> list[Shard]:
@@ -176,7 +178,7 @@ class SparkEngine:
         return sorted(missing)
 
     def why_not_open(self) -> dict[Shard, str]:
-        """Of the shards that could not be opened, or are not read, what was in the way the last time."""
+        """The last reason for each shard that could not be opened, or is not read."""
         unread = self._stream.why_not_read() if self._stream is not None else {}
         return unread | (self._windows.why_not_open() if self._windows is not None else {})
 
@@ -199,14 +201,14 @@ class SparkEngine:
             self._stream.assign(self._shards)
 
     def _groups(self) -> int:
-        """Tasks that linger: half of Spark's slots, so that the other half is for intake."""
+        """The number of dispatch tasks: half of Spark's slots, the others are for intake; without it, all."""
         return self._slots if self._only == "dispatch" else self._slots // 2
 
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
 
     def _look(self) -> None:
-        """Once a second: Spark, Redis' clock and memory, the positions for lag monitors."""
+        """Once a second: check Spark, Redis' clock and memory, and commit the positions for lag monitors."""
         try:
             slots = self._count_slots()
         except EngineFailed as reason:
@@ -226,7 +228,7 @@ class SparkEngine:
             positions = {
                 shard: self._inspector.positions(shard) for shard in self._membership.owned()
             }
-        except RecoveryRequired:  # whoever opens or reads the shard says so
+        except RecoveryRequired:  # the task that opens or reads the shard reports it
             return
         self._membership.note(
             {shard: found.requests for shard, found in positions.items() if found is not None}

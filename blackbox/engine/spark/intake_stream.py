@@ -29,15 +29,15 @@ from blackbox.spark.tables import REPORT, reports
 logger = logging.getLogger("blackbox.spark.intake")
 
 BATCH_RECORDS = 500_000
-"""Most records in a batch; how many there are is for `BatchSize` to say."""
+"""The most records in a batch; `BatchSize` decides how many there are."""
 
 LOOK_S = 0.1
 SETTLE_S = 0.3
 ASKED_AT_ONCE = 8
 MISSING_S = 1.0
-"""How often it is asked for the shards that are not read while others are."""
+"""How often the shards that are not read are tried while others are read."""
 TRIED_RECORDS = 4000
-"""As many are read of a shard that was left behind, to see whether it can be read."""
+"""How many records of a shard that was left behind are read, to see whether it can be read."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
@@ -45,12 +45,12 @@ LONGEST_PAUSE_S = 10.0
 
 
 class IntakeStream:
-    """Reads the shards that were assigned, each from its position in Redis on, until `stop`.
+    """Reads the assigned shards, each from its position in Redis on, until `stop`.
 
-    A shard that has no index yet, or whose index is being rebuilt, is read once that is done: dispatch
-    does it when it opens the shard. One that Kafka does not give is left behind, and the others go on; it
-    is tried again every second. One that Kafka is silent about is left out of the query (`LeftOut`). While
-    `has_room` is not set no batch is started, and requests wait in Kafka.
+    A shard that has no index yet, or whose index is being rebuilt, is read once dispatch has opened it.
+    A shard that cannot be read from Kafka is left behind, and the others go on; it is tried again every
+    second. A shard for which Kafka does not answer is left out of the query (`LeftOut`). While `has_room`
+    is not set no batch is started, and requests wait in Kafka.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class IntakeStream:
         return self._in_query - self.why_not_read().keys()
 
     def why_not_read(self) -> dict[Shard, str]:
-        """Of the shards that are to be read, what is in the way."""
+        """The reason for each shard that is to be read and cannot be."""
         return self._silent | self._behind | self._left_out.why()
 
     def stop(self, timeout_s: float) -> bool:
@@ -160,7 +160,7 @@ class IntakeStream:
             self._end(query)
 
     def _must_go_back(self) -> bool:
-        """Whether a shard that was left behind can be read again, and more of it than was tried."""
+        """Whether a shard that was left behind can be read again, and has more records than were tried."""
         positions = {shard: self._start_of(shard) for shard in self._in_query}
         starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
@@ -195,7 +195,7 @@ class IntakeStream:
             logger.info("%s can be read again", shard)
 
     def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
-        """From where on to read each shard whose index answers."""
+        """The start offset of each shard that can be read now."""
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
             found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
         starts = self._given({shard: at for shard, at in found.items() if isinstance(at, int)})
@@ -207,17 +207,17 @@ class IntakeStream:
         return starts
 
     def _may_be_read(self, missing: Iterable[Shard]) -> bool:
-        """Whether one can be that could not when the query was started."""
+        """Whether one of these shards, which could not be read when the query started, now can be."""
         found = {shard: self._start_of(shard) for shard in missing}
         return bool(self._given({s: at for s, at in found.items() if isinstance(at, int)}))
 
     def _given(self, starts: dict[Shard, int]) -> dict[Shard, int]:
-        """Those that Kafka is not silent about."""
+        """The shards that are not left out because Kafka does not answer."""
         self._left_out.look(starts)
         return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
 
     def _start_of(self, shard: Shard) -> int | RecoveryRequired | None:
-        """None while requests cannot be stored."""
+        """The position of a shard; None while its requests cannot be stored."""
         try:
             positions = self._inspector.positions(shard)
             is_ready = positions is not None and self._inspector.is_ready(shard)
@@ -255,7 +255,7 @@ class IntakeStream:
         )
 
     def _run_batch(self, batch: DataFrame, number: int) -> None:
-        """Run a batch until every shard has all of it; the same batch again changes nothing."""
+        """Run a batch until every shard has all of it or is left behind; a repeated batch changes nothing."""
         for attempt in range(TRIES):
             while not self._has_room.wait(LOOK_S):
                 if self._is_ending:
@@ -270,7 +270,7 @@ class IntakeStream:
                 self._metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
                 if not self._in_query:
-                    # A query's first batch may be an empty one, but everything is warm now.
+                    # A query's first batch may be empty, but everything is warmed up now.
                     self._in_query = self._assigned
                     logger.info("reading %d shards", len(self._in_query))
                 return

@@ -1,4 +1,4 @@
-"""One Spark task of intake: ranges that the Kafka source planned enter the indexes of their shards."""
+"""One Spark task of intake: stores the ranges that the Kafka source planned in their shards' indexes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ logger = logging.getLogger("blackbox.spark.intake")
 
 CLOCK_S = 1.0
 MOST_MISSING = 4000
-"""Offsets that a batch makes up for, with all others waiting; of more, the next query makes batches."""
+"""The most missing offsets that a batch reads again while the others wait; more are for the next query."""
 
 SILENCE_S = 2.5
-"""Half of what a batch, and with it the other shards, waits for one that Kafka gives nothing of."""
+"""Half of the time that a batch, and so all other shards, wait for a shard of which Kafka returns nothing."""
 
 
 class _Unread(NamedTuple):
-    """Of the range from `start` on, Kafka did not give everything."""
+    """A range, from `start` on, that Kafka did not return in full."""
 
     shard: Shard
     start: int
@@ -61,9 +61,10 @@ class _Unread(NamedTuple):
 class Stored(NamedTuple):
     """What a task did for one shard; `problem` says why not all of its records are in the index.
 
-    `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room;
-    `is_behind`: Kafka does not give them, or the index is not begun or belongs to something else, which is
-    no other shard's concern; `is_silent`: it was waited for in vain, which the other shards of the batch did too.
+    `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room.
+    `is_behind`: Kafka does not return the records, or the index does not exist yet or belongs to something
+    else; this does not concern other shards. `is_silent`: Kafka did not answer, and the other shards of
+    the batch had to wait for that as well.
     """
 
     shard: Shard
@@ -77,7 +78,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IntakeTask:
-    """What a task is told. `run` names the application, so that workers keep nothing of another."""
+    """The parameters of a task. `run` names the application, so that workers keep nothing of another."""
 
     run: str
     settings: Settings
@@ -110,10 +111,10 @@ class _Intakes:
         self._held: dict[Shard, tuple[ShardIndex, Intake]] = {}
 
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
-        """Store what the rows hold; while Redis is busy with one batch, read and parse the next.
+        """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next.
 
-        A shard that cannot take a batch is left as it is: whoever reads on from its position, the
-        next batch or recovery, finds what is missing in Kafka.
+        A shard that cannot take a batch is left as it is: the next batch, or recovery, reads on from its
+        position, and finds what is missing in Kafka.
         """
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
@@ -123,7 +124,7 @@ class _Intakes:
             if not ahead:
                 try:
                     ahead.extend(islice(coming, 1))
-                except Exception as failure:  # not one of Redis, which is busy meanwhile
+                except Exception as failure:  # it must not fail the store in progress
                     ahead.append(failure)
 
         read_ahead()
@@ -180,7 +181,7 @@ class _Intakes:
             except IndexLost:
                 if not was_held:
                     raise
-                self._drop(shard)  # a connection that was kept may have ended long ago
+                self._drop(shard)  # a connection that was kept may have been closed since
                 taken, position = self._store_in_order(shard, parsed, meanwhile)
             self._announce(shard, taken)
             return so_far._replace(taken=_sum(so_far.taken, taken), position=position)
@@ -191,7 +192,7 @@ class _Intakes:
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
     ) -> tuple[Taken, int]:
-        """What was taken, with what was missing before it, and the position reached."""
+        """Store a batch, after what is missing before it; returns what was taken and the position reached."""
         index, intake = self._hold(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
@@ -201,7 +202,7 @@ class _Intakes:
         return taken, index.positions.requests
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
-        """Redis went back, or a batch before this one was not stored: read again what is missing."""
+        """Read again what is missing before `start`: Redis went back, or an earlier batch was not stored."""
         taken = Taken(0, 0, 0, 0, None)
         kept = index.load()
         if kept is None:
@@ -219,7 +220,7 @@ class _Intakes:
         return taken
 
     def _announce(self, shard: Shard, taken: Taken) -> None:
-        """Tell dispatch what is due before its next look anyway."""
+        """Notify dispatch of a request that may be due before its next poll."""
         first_ms = taken.first_due_ms
         if first_ms is not None and first_ms <= self._clock.latest_ms() + self._soon_ms:
             with suppress(IndexLost):
@@ -248,7 +249,7 @@ class _Intakes:
         return held
 
     def _topic_id(self, topic: str) -> str | None:
-        """As it was within the last second; None while the brokers do not answer."""
+        """The topic's id, as of the last second; None while the brokers do not answer."""
         if time.monotonic() - self._identified_s > CLOCK_S:
             self._known_ids = self._ids.of(list(self._formats))
             self._identified_s = time.monotonic()

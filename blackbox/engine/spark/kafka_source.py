@@ -1,7 +1,7 @@
-"""Where request topics are read next, as a stream for Spark.
+"""The ranges of request topics to be read next, as a stream for Spark.
 
-A row is a range of offsets and no record: the task that gets it reads the range itself
-(`blackbox.journal.ranges`). Records then do not pass through Spark, which costs more than all that
+A row is a range of offsets, not a record: the task that gets it reads the range itself
+(`blackbox.journal.ranges`). So records do not pass through Spark, which costs more than all that
 intake does with them.
 """
 
@@ -32,7 +32,7 @@ RANGES = StructType(
         StructField("end", LongType()),
     ]
 )
-"""What is to be read, `start` to `end` - 1 of a partition."""
+"""A range to be read: the offsets `start` to `end` - 1 of a partition."""
 
 NEWS_S = 0.5
 
@@ -40,8 +40,8 @@ NEWS_S = 0.5
 def kafka_source(access: KafkaAccess) -> type[DataSource]:
     """The format `blackbox-kafka` for these brokers, to be registered with a Spark session.
 
-    The access travels inside the class, so that no secret is ever among the options, which Spark
-    shows in plans and on its page.
+    The access is an attribute of the class, so that no secret is among the options, which Spark shows
+    in plans and in its web UI.
     """
     return type("BlackboxKafka", (KafkaSource,), {"access": access})
 
@@ -73,7 +73,7 @@ class Ranges(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader):
-    """Plans the micro-batches of a stream. Offsets are spelled `{"TB": {"0": 23}}`, as Spark does."""
+    """Plans the micro-batches of a stream. Offsets are written `{"TB": {"0": 23}}`, as Spark does."""
 
     def __init__(
         self, access: KafkaAccess, starts: Offsets, most_offsets: int, most_tasks: int
@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader):
         return spelled(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        # The first batch of a query, which says from where it reads and makes everything warm.
+        # A query's first batch, which sets where reading starts, and warms everything up.
         also_empty = start == end
         begins = unspelled(start)
         ranges = [
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader):
 
     def _next(self, start: Offsets, most: int | None) -> Offsets:
         self._size.is_done()
-        # Made late: the reader itself is pickled for the tasks, and clients cannot be.
+        # Created late: the reader itself is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self._access)
         reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader):
         return reachable if most is None else self._size.plan(start, reachable, most)
 
     def _reachable(self, ends: Ends, start: Offsets) -> Offsets:
-        """Partitions that cannot be read stay where they are; IntakeStream tells of them."""
+        """How far to read. Partitions that cannot be read stay where they are; IntakeStream reports them."""
         self._latest, _ = reachable(ends, start)
         return start | self._latest
 
@@ -155,8 +155,10 @@ def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]
 
 
 def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
-    """Whole ranges packed into at most so many tasks of similar size: the largest task, and in each the smallest
-    range, first."""
+    """Pack whole ranges into at most `most_tasks` tasks of similar size.
+
+    The largest task comes first, and in each task the smallest range.
+    """
     count = min(most_tasks, len(ranges))
     tasks: list[list[Range]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -169,7 +171,7 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
 
 
 def spelled(positions: Offsets) -> dict[str, Any]:
-    """Offsets as Spark's Kafka source spells them; equal positions are spelled alike."""
+    """Offsets in the notation of Spark's Kafka source; equal offsets give equal results."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         found.setdefault(topic, {})[str(partition)] = offset

@@ -1,4 +1,4 @@
-"""Shards that Kafka gives nothing of: a batch that waits for them is a batch that everybody waits for."""
+"""Shards of which Kafka returns nothing: a batch would wait for them, and all other shards with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.spark.intake")
 
 TRY_S = 2.5
-"""Longer than a consumer takes to say how far it has fetched, if there are only aborted records."""
+"""Longer than a consumer takes to report how far it has fetched, if there are only aborted records."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
@@ -28,10 +28,10 @@ class _Left(NamedTuple):
 
 
 class LeftOut:
-    """Who is not read until a look of its own finds that Kafka gives its records again.
+    """The shards that are not read until a separate check finds that Kafka returns their records again.
 
-    One that comes back and is silent again is looked at after twice the time, up to 60 s. Safe for use from two
-    threads at once.
+    A shard that comes back and is silent again is checked after twice the time, up to 60 s. Safe for
+    use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess) -> None:
@@ -40,11 +40,11 @@ class LeftOut:
         self._lock = Lock()
 
     def why(self) -> dict[Shard, str]:
-        """Those that are not to be read, and what was in the way."""
+        """The shards that are left out, and why."""
         return {shard: left.why for shard, left in list(self._left.items()) if left.is_out}
 
     def leave(self, shard: Shard, why: str) -> None:
-        """Until a look finds that it can be read."""
+        """Leave this shard out until a check finds that it can be read."""
         now = time.monotonic()
         with self._lock:
             before = self._left.get(shard)
@@ -61,7 +61,7 @@ class LeftOut:
             self._left = {shard: self._left[shard] for shard in shards if shard in self._left}
 
     def look(self, starts: Mapping[Shard, int]) -> None:
-        """Try those whose time has come, each at the offset where it is to be read on."""
+        """Check the shards whose pause is over, each at the offset where it is to be read on."""
         now = time.monotonic()
         due = {
             shard: starts[shard]
