@@ -279,7 +279,7 @@ def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterato
 def about_journals(
     topic: str, told: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
-    """The findings in the settings of a request topic and its receipts, as far as the brokers tell them.
+    """The findings in the settings of a request topic and its receipts, as far as they are known.
 
     A topic of schedules may be compacted, as a later schedule ends an earlier one of the same key; and
     its due times are not countdowns.

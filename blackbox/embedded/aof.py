@@ -1,7 +1,7 @@
 """Cut a torn tail off Redis' append-only file before Redis reads it.
 
-Redis can load a file whose tail was lost inside a MULTI as if a later transaction had never been:
-no longer a prefix of what was written. `redis-check-aof --fix` cuts it before that MULTI.
+Redis can load a file whose tail was lost inside a MULTI as if a later transaction had never happened:
+the result is not a prefix of what was written. `redis-check-aof --fix` cuts it before that MULTI.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def wait_for_end_of_owner(owner_pid: int) -> None:
-    # A child forked by the owner keeps the pipe open, so the parent pid is looked at as well.
+    # A child forked by the owner keeps the pipe open, so the parent pid is checked as well.
     while os.getppid() == owner_pid:
         readable, _, _ = select.select([0], [], [], OWNER_CHECK_S)
         if readable and not os.read(0, 1):

@@ -156,7 +156,7 @@ def said_of_itself(*command: str) -> str:
 def lock_folder(folder: Path, deadline_s: float = LOCK_DEADLINE_S) -> int:
     """A file descriptor that locks `folder` against other processes until all its copies close.
 
-    Waits up to `deadline_s`, since the guard of a killed owner needs a moment to let go.
+    Waits up to `deadline_s`, since the guard of a killed owner needs a moment to release it.
     """
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     give_up_at_s = time.monotonic() + deadline_s

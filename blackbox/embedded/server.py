@@ -1,4 +1,4 @@
-"""What the embedded servers have in common: a folder, a port that stays, a guarded process."""
+"""Base of the embedded servers: a folder, a port that stays the same, a guarded process."""
 
 from __future__ import annotations
 

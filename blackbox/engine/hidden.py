@@ -20,7 +20,7 @@ TOLD_AFTER_S = 30.0
 class Hidden:
     """Shows hidden records of the shards that this process owns as metrics, and logs those that last.
 
-    One transaction that is open at two looks cannot be told from two that follow each other, unless
+    One transaction that is open at two looks looks like two that follow each other, unless
     the readable end has moved between the looks.
     """
 

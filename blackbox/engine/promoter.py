@@ -144,7 +144,7 @@ class Schedule:
                 logger.exception("%s: promotion failed unexpectedly", shard)
 
     def stop(self) -> None:
-        """End the run in flight within a batch."""
+        """End the run in flight after its current batch at the latest."""
         self._stopping.set()
 
     def _promote(self, shard: Shard) -> None:

@@ -78,7 +78,7 @@ class Watch:
         logger.warning("%s", why)
 
     def _memory_used(self) -> float:
-        """The used share of maxmemory; 0 where Redis does not tell it.
+        """The used share of maxmemory; 0 where Redis does not report it.
 
         A store that Redis refuses then pauses intake for a second.
         """

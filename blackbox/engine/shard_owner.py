@@ -119,7 +119,7 @@ class ShardOwner:
 
     @property
     def why_not_open(self) -> str:
-        """Why the last try to open it failed; empty while it is open, or opens for the first time."""
+        """Why the last attempt to open it failed; empty while it is open, or opens for the first time."""
         return "" if self.is_open else self._problem
 
     def find_low_water(self, walk_s: float, stopping: Event) -> Mark | None:

@@ -1,1 +1,1 @@
-"""The Kafka side of a shard: what was asked, and what became of it."""
+"""The Kafka side of a shard: requests and their outcomes."""

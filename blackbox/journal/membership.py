@@ -1,4 +1,4 @@
-"""The member of the consumer group that tells which shards this process owns; it never fetches."""
+"""The consumer-group member by which this process is assigned its shards; it never fetches."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: st
 
 
 ID_LENGTH = 8
-"""How many of a topic id's 22 characters are used: short, and enough to tell two topics of a name apart."""
+"""How many of a topic id's 22 characters are used: short, and enough to distinguish two topics of a name."""
 
 
 def beginning_of(topic_id: object) -> str:
@@ -115,7 +115,7 @@ class TopicSettings(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A topic that exists. `settings` is the reason and `partitions` None where the brokers do not tell."""
+    """A topic that exists. What the brokers do not return is None in `partitions`, and the reason in `settings`."""
 
     partitions: int | None
     settings: TopicSettings | str

@@ -101,7 +101,7 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
 
 
 class _Run:
-    """One run, and what it has open."""
+    """One run, with the clients and indexes that it has open."""
 
     def __init__(self, settings: Settings, topic: str, pending: Pending, ending: ExitStack) -> None:
         access = kafka(settings)
