@@ -115,7 +115,7 @@ class TopicSettings(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A topic that exists. What the brokers do not return is None in `partitions`, and the reason in `settings`."""
+    """A topic that exists. `partitions` is None, and `settings` the reason, if they are not known."""
 
     partitions: int | None
     settings: TopicSettings | str
