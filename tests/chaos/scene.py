@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.inspector import Inspector
-from blackbox.journal.topics import receipts_topic
+from blackbox.journal.topics import receipts_topic, topic_ids
 from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt, decode, settled
 from blackbox.records.request import Shard
@@ -264,6 +264,7 @@ class Scene:
 
     def create_requests_again(self) -> None:
         """The request topic; what is asked for from now on is in the new one."""
+        before = self._request_topic_id()
         self.delete(self.world.requests)
         self._incarnation += 1
 
@@ -274,10 +275,19 @@ class Scene:
             return False
 
         until("the topic is there again", is_made, every_s=LOOK_S)
+        # A broker that has not heard of it yet acknowledges what is written to the old one.
+        until("the broker has the new one", lambda: self._request_topic_id() not in (None, before))
         until(
             "it can be written to",
             lambda: self.world.writable_partitions() == self.world.partitions,
         )
+
+    def _request_topic_id(self) -> str | None:
+        """As the broker knows it; None if it knows no such topic."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        with suppress(KafkaException):
+            return topic_ids(admin, [self.world.requests])[self.world.requests]
+        return None
 
     def rebind(self, *, killed_after_s: float | None = None) -> None:
         """As the person on call does it, who may be interrupted and does it again."""

@@ -1133,7 +1133,7 @@ BUGS = (
             Change(
                 "journal/membership.py",
                 "            self._must_leave = True\n",
-                "",
+                "            self._must_leave = False\n",
             ),
         ),
         (),
