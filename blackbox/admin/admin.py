@@ -369,7 +369,9 @@ class Admin:
             is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
             return letter if is_wanted else None
 
-        box = Letterbox(self._registry().access, self._settings.dead_letter_topic)
+        box = Letterbox(
+            self._registry().access, self._settings.dead_letter_topic, self._settings.topics
+        )
         return box.newest(
             wanted, limit, keep=lambda one: one.glance(self._target_of(one), most_bytes)
         )
@@ -390,7 +392,7 @@ class Admin:
                 self._registry().access,
                 self._settings.dead_letter_topic,
                 places,
-                is_request_topic=self._settings.topics.__contains__,
+                request_topics=self._settings.topics,
                 again=again,
             )
 

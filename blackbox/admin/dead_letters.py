@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ def put_away(
     topic: str,
     places: Sequence[str],
     *,
-    is_request_topic: Callable[[str], bool],
+    request_topics: Container[str],
     again: bool,
 ) -> PutAway:
     """Discard these letters, or write their requests `again`; each letter once, also in concurrent runs.
@@ -34,7 +34,7 @@ def put_away(
     A replay writes the request's original record to its original partition: a countdown starts
     again, and a past instant is due at once.
     """
-    box = Letterbox(access, topic)
+    box = Letterbox(access, topic, request_topics)
     asked = frozenset(places)
     found = box.newest(
         lambda letter: letter if letter.place in asked else None,
@@ -46,14 +46,16 @@ def put_away(
     for place in dict.fromkeys(places):
         letter = known.get(place)
         if letter is None:
-            left[place] = f"no such letter among the last of {topic}"
+            left[place] = (
+                f"no such letter of the configured request topics among the last of {topic}"
+            )
         elif letter.became is not None:
             left[place] = f"already {letter.became}"
         elif not again:
             wanted[place] = None
         else:
             try:
-                wanted[place] = _again(access, letter, is_request_topic)
+                wanted[place] = _again(access, letter)
             except ValueError as why:
                 left[place] = str(why)
     done = box.put_away(wanted) if wanted else []
@@ -61,7 +63,7 @@ def put_away(
     return PutAway(done, left)
 
 
-def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str], bool]) -> Again:
+def _again(access: KafkaAccess, letter: Letter) -> Again:
     """The record to write again. Raises ValueError for a letter that cannot be replayed."""
     if letter.reason == Reason.TOO_LATE:
         raise ValueError(
@@ -69,8 +71,7 @@ def _again(access: KafkaAccess, letter: Letter, is_request_topic: Callable[[str]
             "ask for it anew if that is meant"
         )
     place = placed(letter.source)
-    if place is None or not is_request_topic(place[0].topic):
-        raise ValueError(f"its source {letter.source!r} is in none of the request topics")
+    assert place is not None
     shard, offset = place
     is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
     if letter.value is not None or not is_shortened:

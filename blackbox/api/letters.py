@@ -39,8 +39,9 @@ def routes(admin: Admin, access: Access) -> APIRouter:
     ) -> Letters:
         """List dead letters, the newest first; `is_open=false` also lists replayed and discarded ones.
 
-        Reads the last 10,000 records of each partition. Keys and values only for callers that may make
-        changes, cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
+        Reads the last 10,000 records of each partition, for letters of the configured request topics: other
+        deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
+        cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
         """
         most_bytes = min(MOST_SHOWN_BYTES, MOST_TOLD_BYTES // (2 * limit))
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)

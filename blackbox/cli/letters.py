@@ -33,7 +33,7 @@ def letters(
 ) -> None:
     """List open dead letters, newest first; replay some, or discard some.
 
-    Reads the last 10,000 records of each partition. Exits with 1 when a named letter was left unchanged.
+    Reads the last 10,000 records of each partition, for letters of the configured request topics. Exits with 1 when a named letter was left unchanged.
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")

@@ -6,7 +6,7 @@ discarded: a record without a value, whose last header names the letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -111,12 +111,14 @@ class Again(NamedTuple):
 class Letterbox:
     """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
 
+    Only letters about requests of these request topics: other deployments may share the topic.
     Every method raises JournalLost when Kafka does not answer, NotAllowed when an ACL is missing.
     """
 
-    def __init__(self, access: KafkaAccess, topic: str) -> None:
+    def __init__(self, access: KafkaAccess, topic: str, request_topics: Container[str]) -> None:
         self._access = access
         self._topic = topic
+        self._request_topics = request_topics
         self._admin = access.admin()
 
     def newest(
@@ -167,12 +169,18 @@ class Letterbox:
                     for record in batch.records:
                         if mark := _mark(record):
                             became.update(mark)
-                        else:
-                            letters.append(keep(Letter.of(record, shard.source(record.offset))))
+                            continue
+                        letter = Letter.of(record, shard.source(record.offset))
+                        if self._is_ours(letter):
+                            letters.append(keep(letter))
                 while letters:
                     letter = letters.pop()
                     yield replace(letter, became=became.get(letter.place))
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
+
+    def _is_ours(self, letter: Letter) -> bool:
+        source = placed(letter.source)
+        return source is not None and source[0].topic in self._request_topics
 
     def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
         """Mark these letters as replayed or discarded, and write the replayed records.

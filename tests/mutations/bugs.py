@@ -1152,4 +1152,17 @@ BUGS = (
         (),
         ("tests/service/test_takeover.py",),
     ),
+    Bug(
+        "letters-of-others",
+        "dead letters of other deployments in the same topic are shown and put away",
+        (
+            Change(
+                "journal/letterbox.py",
+                "                        if self._is_ours(letter):\n",
+                "                        if letter.source:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_letterbox.py",),
+    ),
 )

@@ -1,4 +1,4 @@
-"""How much of the dead-letter topic is read, on a real broker."""
+"""What is read of the dead-letter topic, and how much, on a real broker."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from blackbox.journal.letterbox import (
     beginning,
 )
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.records.outgoing import LETTER_HEADERS
 from tests.world import World
 
 pytestmark = pytest.mark.service
@@ -27,18 +28,25 @@ pytestmark = pytest.mark.service
 LETTERS = 1000
 
 
+def headers(topic: str, offset: int) -> list[tuple[str, str | bytes | None]]:
+    about = ("not-json", "no request", f"{topic}/0@{offset}")
+    return list(zip(LETTER_HEADERS, about, strict=True))
+
+
 @pytest.fixture
 def box(world: World) -> Letterbox:
     """A thousand letters; the newest hundred and every tenth of the others were discarded."""
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
     for number in range(LETTERS):
-        producer.produce(world.dead_letters, b"%d" % number)
+        about = headers(world.requests, number)
+        producer.produce(world.dead_letters, b"%d" % number, headers=about)
     for number in range(LETTERS):
         if number >= LETTERS - 100 or number % 10 == 0:
             mark = f"discarded {world.dead_letters}/0@{number}"
             producer.produce(world.dead_letters, None, headers=[(HEADER, mark.encode())])
     assert producer.flush(60) == 0
-    return Letterbox(KafkaAccess(world.kafka.bootstrap_servers, world.name), world.dead_letters)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    return Letterbox(access, world.dead_letters, [world.requests])
 
 
 OPEN = [number for number in reversed(range(LETTERS - 100)) if number % 10]
@@ -51,7 +59,8 @@ SIZE = 500_000
 def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for number in range(LARGE):
-        producer.produce(world.dead_letters, "ä".encode() * (SIZE // 2), key=b"%d" % number)
+        value, about = "ä".encode() * (SIZE // 2), headers(world.requests, number)
+        producer.produce(world.dead_letters, value, key=b"%d" % number, headers=about)
         producer.poll(0)
     assert producer.flush(60) == 0
     with closing(Admin(world.settings())) as admin:
@@ -99,3 +108,23 @@ def test_no_more_is_read_than_it_takes(box: Letterbox, monkeypatch: pytest.Monke
     without_the_second = read[:-1]
     assert sum(without_the_second) < LETTERS
     assert max(without_the_second) <= LONGEST_STRETCH
+
+
+def test_letters_of_another_deployment_are_not_shown_and_not_put_away(world: World) -> None:
+    other = f"{world.name}.other"
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    for topic in (world.requests, other):
+        producer.produce(world.dead_letters, b"no request", headers=headers(topic, 0))
+    assert producer.flush(60) == 0
+    [own, foreign] = [f"{world.dead_letters}/0@{offset}" for offset in range(2)]
+    with closing(Admin(world.settings())) as admin:
+        assert [letter.place for letter in admin.letters(is_open=False)] == [own]
+        for again in (True, False):
+            done = admin.put_away([foreign], again=again)
+            assert (done.done, list(done.left)) == ([], [foreign])
+            assert done.left[foreign].startswith("no such letter")
+        assert admin.put_away([own, foreign], again=False).done == [own]
+    world.requests = other
+    with closing(Admin(world.settings())) as admin:
+        [letter] = admin.letters()
+        assert (letter.place, letter.became) == (foreign, None)
