@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +11,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 NAME = "classes.jsa"
+STATE = "classes.jsa.state"
+"""Beside the archive: its size and modification time as it was made."""
+
+SCRATCH = "classes-"
 
 
 def using(folder: Path) -> tuple[str, ...]:
-    """JVM flags that use the archive in this folder, if any; the JVM ignores an archive of other jars."""
+    """JVM flags that use the archive in this folder, if it is as it was made; the JVM ignores one of other jars."""
     archive = folder / NAME
-    if not archive.is_file():
+    try:
+        # A JVM that starts from a damaged one crashes. A checksum of 160 MB would take half a second at each start.
+        is_as_made = (folder / STATE).read_bytes() == _state(archive)
+    except OSError:
         return ()
-    return (f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+    return _flags(archive) if is_as_made else ()
 
 
 @contextmanager
@@ -24,11 +33,27 @@ def making(folder: Path, java: str) -> Iterator[tuple[str, ...]]:
     """JVM flags that write an archive at exit; it is in the folder once the context is left.
 
     Raises CalledProcessError if the JVM was killed while writing, or the disk is full; the folder is
-    then unchanged.
+    then unchanged. If two are made at once in the same folder, the first one fails.
     """
-    with TemporaryDirectory(dir=folder, prefix="classes-") as scratch:
+    for left in folder.glob(f"{SCRATCH}*"):  # by a maker that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
         made = Path(scratch, NAME)
         yield (f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-        # A JVM that starts from a truncated archive crashes.
-        subprocess.run([java, *using(Path(scratch)), "-version"], check=True, capture_output=True)
+        # A JVM that starts from a truncated archive crashes. Its log then goes with the scratch folder.
+        crash = (f"-XX:ErrorFile={scratch}/crash.log", "-XX:-CreateCoredumpOnCrash")
+        subprocess.run([java, *_flags(made), *crash, "-version"], check=True, capture_output=True)
+        with made.open("rb") as archive:
+            os.fsync(archive.fileno())  # else a power loss after the rename leaves a part of it
         made.rename(folder / NAME)
+        # Until this is written, the archive is not used.
+        (folder / STATE).write_bytes(_state(folder / NAME))
+
+
+def _flags(archive: Path) -> tuple[str, ...]:
+    return (f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+
+
+def _state(archive: Path) -> bytes:
+    about = archive.stat()
+    return b"%d %d\n" % (about.st_size, about.st_mtime)  # tar and images keep whole seconds
