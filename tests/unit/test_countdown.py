@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,6 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -203,6 +205,82 @@ def test_a_message_of_two_megabytes_is_accepted() -> None:
     message = "x" * 2_000_000
 
     assert accepted(with_fields(f'"message": "{message}"')).message == message.encode()
+
+
+def filled(unit: str) -> str:
+    """0.3 MB of this piece of JSON, repeated."""
+    return ",".join([unit] * (300_000 // (len(unit) + 1)))
+
+
+NAMES = ",".join(f'"{number:x}":1' for number in range(30_000))
+STRINGS = NAMES.replace(":1", ':"1"')
+HARD_TO_READ = {
+    "a countdown that is no number": '"countdown": NaN, "message": [' + filled("1") + "]",
+    "a number beyond all limits": '"message": [' + filled("1") + ", 1e999]",
+    "half a surrogate pair": '"message": [' + filled("1") + r', "\ud800"]',
+    "numbers that orjson writes differently": '"message": [' + filled("1e0") + "]",
+    "long numbers": '"message": [' + filled("123456789012345678901234567890") + "]",
+    "objects with such a number": '"message": [' + filled('{"":1e0}') + "]",
+    "names beside such a number": '"message": {' + NAMES + ', "x": 1e0}',
+    "a name that is written twice": '"message": {' + NAMES + ', "a": 1}',
+    "a field that is written twice": filled('"message":1'),
+    "escaped strings": '"message": [' + filled(r'"\u0041"') + ", 1e0]",
+    "headers": '"message": 1e0, "headers": {' + STRINGS + "}",
+}
+
+
+@pytest.mark.parametrize("fields", HARD_TO_READ.values(), ids=HARD_TO_READ)
+def test_no_python_code_runs_for_each_element_of_a_long_value(
+    fields: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = with_fields(fields).encode()
+    lengths, calls = [0], []
+    read = json.loads
+
+    def reading(text: str | bytes, **hooks: Any) -> Any:
+        lengths.append(len(text))
+        return read(text, **hooks)
+
+    monkeypatch.setattr(json, "loads", reading)
+    profiled = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        parse(value)
+    finally:
+        sys.setprofile(profiled)
+
+    assert max(lengths) <= 10 << 10, "by Python's parser, which calls Python code for each number"
+    assert len(calls) < 1000
+
+
+def test_a_long_value_that_is_no_json_is_refused_with_the_place_of_the_error() -> None:
+    invalid = refused(with_fields(f'"countdown": NaN, "message": [{filled("1")}]'))
+
+    assert invalid.reason is Reason.NOT_JSON
+    assert "line 1 column" in invalid.detail
+
+
+def test_a_key_written_twice_in_a_long_value_is_refused() -> None:
+    invalid = refused(with_fields(f'"message": {{{NAMES}, "a": 1.0}}'))
+
+    assert invalid.reason is Reason.DUPLICATE_KEY
+    assert "a key is written twice" in invalid.detail
+
+
+def test_a_key_written_twice_above_deep_nesting_is_refused() -> None:
+    deep = "[" * 1000 + "]" * 1000
+
+    assert refused(f'{{"message": {deep}, "message": 1}}').reason is Reason.DUPLICATE_KEY
+
+
+def test_a_request_has_a_thousand_headers_at_most() -> None:
+    def headers(count: int) -> str:
+        return with_fields(f'"headers": {json.dumps({f"h{i}": "1" for i in range(count)})}')
+
+    assert len(accepted(headers(1000)).headers) == 1000
+    invalid = refused(headers(1001))
+    assert invalid.reason is Reason.BAD_HEADERS
+    assert "headers has 1001 names; give 1000 at most" in invalid.detail
 
 
 def test_an_array_nested_200_deep_is_delivered() -> None:
@@ -432,6 +510,43 @@ def test_a_message_is_delivered_exactly_or_refused(message: str) -> None:
             assert message == "null"
         else:
             assert exactly(parsed.message) == expected
+
+
+@given(
+    message_texts,
+    st.lists(
+        st.sampled_from(
+            [
+                r'"key": "\\\"\\\\"',
+                r'"key": "a\u0022, \u005c"',
+                '"key": "{message:"',
+                r'"headers": {"a\"\\": "1,2", "b": "\u00e9"}',
+                '"id": "r-17"',
+                '"expires_after": 1.50',
+                '"expires_after": null',
+            ]
+        ),
+        max_size=3,
+        unique_by=lambda field: field[:4],
+    ),
+    st.integers(0, 4),
+)
+def test_a_message_is_delivered_exactly_whatever_fields_surround_it(
+    message: str, others: list[str], place: int
+) -> None:
+    held = f'[{message}, 1.0e0, "\\" \\\\", 12.10]'
+    fields = [*others, '"topic": "orders"', '"countdown": 9.00']
+    fields.insert(place, f'"message" : {held}')
+    parsed = parse("{" + " , ".join(fields) + "}")
+
+    if isinstance(parsed, Invalid):
+        assert parsed.reason in {Reason.DUPLICATE_KEY, Reason.BAD_MESSAGE}, parsed.detail
+    else:
+        assert isinstance(parsed, Request)
+        assert parsed.message is not None
+        assert exactly(parsed.message) == exactly(held)
+        assert parsed.message.endswith(rb',1.0e0,"\" \\",12.10]')
+        assert orjson.dumps(orjson.loads(parsed.message)) == orjson.dumps(orjson.loads(held))
 
 
 @given(st.sampled_from([*map(json.dumps, VALID), r'"\u0074opic"', r'"at"']), json_values)
