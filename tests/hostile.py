@@ -157,7 +157,9 @@ class HostileTimers(Hostile):
                 older.Timer(header=header, action=action, correlation_id=name, expire_at=at_s)
             )
         kind = draw.choice(["", "xray.events.TimerCreate", "xray.events.TimerCancel"])
-        asked = current.Request(correlation_id=name, type=kind, context={"a": "b"})
+        asked = current.Request(
+            correlation_id=name, type=kind, context=[{"key": "a", "value": "b"}]
+        )
         return serialised(current.TimerCreate(request=asked, expire_at=at_s))
 
     _named = _odd = _plain

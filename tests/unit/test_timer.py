@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from google.protobuf.message import Message
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import blackbox
 from blackbox.formats import make_format
+from blackbox.formats.proto import future_pb2 as future
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
@@ -26,7 +28,11 @@ CONTRACT = make_format(
     timer_output_topic="timer.expired",
 )
 HEADER = older.Header.FromString(b"\x0a\x04shop\x10\x07")
-ASKED = current.Request(context={"a": "1", "b": "2"}, correlation_id="t-1", type="any")
+CONTEXT = [
+    current.Request.ContextEntry(key="b", value="2"),
+    current.Request.ContextEntry(key="a", value="1"),
+]
+ASKED = current.Request(context=CONTEXT, correlation_id="t-1", type="any")
 
 
 def parse(message: Message | bytes | None) -> Request | Cancel | Invalid:
@@ -67,6 +73,24 @@ def test_a_current_timer_is_answered_with_the_whole_request() -> None:
     answer = current.TimerExpired.FromString(asked.message or b"")
     assert answer.response.request == ASKED
     assert answer.response.type == "xray.events.TimerExpired"
+
+
+@pytest.mark.parametrize("module", [future, older, current])
+def test_no_contract_has_a_map_for_80_000_entries_of_which_a_record_takes_a_third_of_a_second(
+    module: ModuleType,
+) -> None:
+    messages = list(module.DESCRIPTOR.message_types_by_name.values())
+    for message in messages:
+        messages += message.nested_types
+
+    assert [message.full_name for message in messages if message.GetOptions().map_entry] == []
+
+
+def test_a_context_that_is_no_utf8_is_refused() -> None:
+    refused = parse(b"\x0a\x0a\x12\x03\x0a\x01\xff\x1a\x03t-1\x30\x01")
+
+    assert isinstance(refused, Invalid)
+    assert refused.reason is Reason.NOT_PROTOBUF
 
 
 def test_what_we_do_not_know_of_a_request_is_given_back_as_well() -> None:

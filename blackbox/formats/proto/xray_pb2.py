@@ -24,25 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!blackbox/formats/proto/xray.proto\x12\rblackbox.xray\"\x95\x01\n\x07Request\x12\x34\n\x07\x63ontext\x18\x02 \x03(\x0b\x32#.blackbox.xray.Request.ContextEntry\x12\x16\n\x0e\x63orrelation_id\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x1a.\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x08Response\x12\'\n\x07request\x18\x02 \x01(\x0b\x32\x16.blackbox.xray.Request\x12\x0c\n\x04type\x18\x04 \x01(\t\"I\n\x0bTimerCreate\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.blackbox.xray.Request\x12\x11\n\texpire_at\x18\x06 \x01(\x04\"6\n\x0bTimerCancel\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.blackbox.xray.Request\"9\n\x0cTimerExpired\x12)\n\x08response\x18\x01 \x01(\x0b\x32\x17.blackbox.xray.Responseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!blackbox/formats/proto/xray.proto\x12\rblackbox.xray\"\x91\x01\n\x07Request\x12\x34\n\x07\x63ontext\x18\x02 \x03(\x0b\x32#.blackbox.xray.Request.ContextEntry\x12\x16\n\x0e\x63orrelation_id\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x1a*\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"A\n\x08Response\x12\'\n\x07request\x18\x02 \x01(\x0b\x32\x16.blackbox.xray.Request\x12\x0c\n\x04type\x18\x04 \x01(\t\"I\n\x0bTimerCreate\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.blackbox.xray.Request\x12\x11\n\texpire_at\x18\x06 \x01(\x04\"6\n\x0bTimerCancel\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.blackbox.xray.Request\"9\n\x0cTimerExpired\x12)\n\x08response\x18\x01 \x01(\x0b\x32\x17.blackbox.xray.Responseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blackbox.formats.proto.xray_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUEST_CONTEXTENTRY']._loaded_options = None
-  _globals['_REQUEST_CONTEXTENTRY']._serialized_options = b'8\001'
   _globals['_REQUEST']._serialized_start=53
-  _globals['_REQUEST']._serialized_end=202
+  _globals['_REQUEST']._serialized_end=198
   _globals['_REQUEST_CONTEXTENTRY']._serialized_start=156
-  _globals['_REQUEST_CONTEXTENTRY']._serialized_end=202
-  _globals['_RESPONSE']._serialized_start=204
-  _globals['_RESPONSE']._serialized_end=269
-  _globals['_TIMERCREATE']._serialized_start=271
-  _globals['_TIMERCREATE']._serialized_end=344
-  _globals['_TIMERCANCEL']._serialized_start=346
-  _globals['_TIMERCANCEL']._serialized_end=400
-  _globals['_TIMEREXPIRED']._serialized_start=402
-  _globals['_TIMEREXPIRED']._serialized_end=459
+  _globals['_REQUEST_CONTEXTENTRY']._serialized_end=198
+  _globals['_RESPONSE']._serialized_start=200
+  _globals['_RESPONSE']._serialized_end=265
+  _globals['_TIMERCREATE']._serialized_start=267
+  _globals['_TIMERCREATE']._serialized_end=340
+  _globals['_TIMERCANCEL']._serialized_start=342
+  _globals['_TIMERCANCEL']._serialized_end=396
+  _globals['_TIMEREXPIRED']._serialized_start=398
+  _globals['_TIMEREXPIRED']._serialized_end=455
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -18,10 +18,10 @@ class Request(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
-    context: _containers.ScalarMap[str, str]
+    context: _containers.RepeatedCompositeFieldContainer[Request.ContextEntry]
     correlation_id: str
     type: str
-    def __init__(self, context: _Optional[_Mapping[str, str]] = ..., correlation_id: _Optional[str] = ..., type: _Optional[str] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Iterable[_Union[Request.ContextEntry, _Mapping]]] = ..., correlation_id: _Optional[str] = ..., type: _Optional[str] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("request", "type")
