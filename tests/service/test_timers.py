@@ -33,7 +33,7 @@ def contract(
             message.field.add(
                 name=field,
                 number=number,
-                position=Field.LABEL_OPTIONAL,
+                label=Field.LABEL_OPTIONAL,
                 type=scalar or Field.TYPE_MESSAGE,
                 type_name=None if scalar else f".{package}.{kind}",
             )
