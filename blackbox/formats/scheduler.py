@@ -11,6 +11,8 @@ from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"
 TARGET_KEY = "scheduler-target-key"
+MAX_ID_BYTES = 1024
+"""As many as a key in S3 may have. The index holds an id twice, and as JSON, which can take six times as much."""
 _SECOND = re.compile(rb"[+-]?[0-9]{1,19}")
 _MOST = (1 << 63) - 1
 
@@ -89,6 +91,9 @@ def _target(headers: Headers) -> str:
 
 
 def _schedule_id(key: bytes | None) -> str:
+    if key is not None and len(key) > MAX_ID_BYTES:
+        detail = f"the key has {len(key)} bytes; the id of a schedule has {MAX_ID_BYTES} at most"
+        raise RefusedError(Reason.BAD_ID, f"{detail}, so give a shorter one, such as a hash of it")
     try:
         text = (key or b"").decode()
     except UnicodeDecodeError:

@@ -121,6 +121,26 @@ def test_what_is_no_schedule_is_refused_with_what_is_wrong(
     assert said in found.detail
 
 
+def test_an_id_has_1024_bytes_at_most() -> None:
+    longest = "ä" * 512
+    found = parse([EPOCH, TOPIC], key=longest.encode())
+    assert isinstance(found, Request)
+    assert found.caller_id == longest
+    assert parse([], key=longest.encode(), value=None) == Cancel(longest)
+
+    for value in (b"m", None):
+        refused = parse([EPOCH, TOPIC], key=longest.encode() + b"x", value=value)
+        assert isinstance(refused, Invalid)
+        assert refused.reason is Reason.BAD_ID
+        assert "the key has 1025 bytes; the id of a schedule has 1024 at most" in refused.detail
+        assert "such as a hash" in refused.detail
+
+
+def test_the_tombstone_of_a_schedule_with_a_longer_id_asks_for_nothing() -> None:
+    own: Headers = [("blackbox-source", b"schedules/0@5")]
+    assert parse(own, key=b"x" * 1025, value=None) is None
+
+
 def test_a_cancel_of_nothing_that_can_be_an_id_is_refused() -> None:
     assert isinstance(parse([], key=b" ", value=None), Invalid)
 
