@@ -1165,4 +1165,58 @@ BUGS = (
         (),
         ("tests/service/test_letterbox.py",),
     ),
+    Bug(
+        "errors-explained-at-any-size",
+        "Python's parser reads a record of 1 MB to name the field that is wrong, and all callers wait",
+        (
+            Change(
+                "formats/countdown.py",
+                "    if len(value) > MAX_EXPLAINED_BYTES:\n",
+                "    if len(value) == -1:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_countdown.py",),
+    ),
+    Bug(
+        "numbers-read-by-python",
+        "Python's parser reads each number of a record that orjson would alter, and all callers wait",
+        (
+            Change(
+                "formats/countdown.py",
+                '    return asked | {"message": orjson.Fragment(_exact_message(asked, parts))}\n',
+                "    number = orjson.Fragment\n"
+                "    exact = json.loads(value, parse_int=number, parse_float=number)\n"
+                '    return asked | {"message": exact["message"]}\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_countdown.py",),
+    ),
+    Bug(
+        "headers-without-limit",
+        "a request may have 70,000 headers, each checked by Python code",
+        (
+            Change(
+                "formats/countdown.py",
+                "    if len(headers) > MAX_HEADERS:\n",
+                "    if len(headers) == -1:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_countdown.py",),
+    ),
+    Bug(
+        "schedule-ids-without-limit",
+        "the id of a schedule may have 1 MB, and takes several times as much in Redis",
+        (
+            Change(
+                "formats/scheduler.py",
+                "    if key is not None and len(key) > MAX_ID_BYTES:\n",
+                "    if key is not None and len(key) == -1:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_scheduler.py",),
+    ),
 )
