@@ -412,9 +412,9 @@ class Dispatch:
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
     def _look_ahead(self, batch: Sorted) -> None:
-        follow_ups = self.triage.follow_ups
-        if follow_ups is not None and follow_ups.has_some((batch.ready | batch.dead).values()):
-            follow_ups.look_ahead(self._known)
+        follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
+        if follow_ups is not None and follow_ups.has_some(ended.values()):
+            follow_ups.look_ahead(self._known, ended)
 
     def _check_follow_ups(self, ended: Mapping[int, Entry], written: Places) -> None:
         if self.triage.follow_ups is not None and written:

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from blackbox.core.plan import Batch, Bounds
@@ -32,6 +35,13 @@ logger = logging.getLogger("blackbox.core.follow_ups")
 
 MOST_INSIDE = 4000
 """Records of others to be read inside a transaction: this many take well under a second of its time."""
+
+MOST_REMEMBERED = 4_000_000
+"""Names in a backlog that are kept from one batch to the next, 16 bytes each: 64 MB a shard.
+
+Behind them the backlog is read again for each batch, for the names of that batch alone. This takes time, but no
+batch is postponed for it: what recurs may be all that Redis is full of, and intake then waits for it to leave.
+"""
 
 
 class Journal(Protocol):
@@ -53,8 +63,13 @@ class FollowUps:
     contract: Format
     journal: Journal
     history_topic: str | None = None
-    _newest: dict[int | str, int] = field(default_factory=dict)
-    _seen: int = 0
+    # Of names, in the order of the records that name them: an id may have 200 characters.
+    _hashes: array[int] = field(default_factory=lambda: array("q"))
+    _offsets: array[int] = field(default_factory=lambda: array("q"))
+    _remembered: int = 0
+    _wanted: frozenset[int] = frozenset()
+    _beyond: dict[int, int] = field(default_factory=dict)
+    _read: int = 0
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
         """Whether any of these requests has follow-ups."""
@@ -92,16 +107,17 @@ class FollowUps:
             for message in deliveries(self.shard, delivered):
                 yield message._replace(topic=self.history_topic)
 
-    def look_ahead(self, position: int) -> None:
+    def look_ahead(self, position: int, ended: Mapping[int, Entry]) -> None:
         """Read a long backlog above `position` before a transaction begins, which the read could outlast.
 
         Repeats as long as each pass leaves at most half as much as the one before. Raises
         RecoveryRequired when Kafka does not answer.
         """
+        self._want(ended)
         before = math.inf
         while True:
             end = self.journal.request_bounds().end
-            left = end - max(position, self._seen)
+            left = end - max(position, self._remembered, self._read)
             if left <= MOST_INSIDE or left > before / 2:
                 return
             self._look(position, end, set())
@@ -116,29 +132,54 @@ class FollowUps:
         RecoveryRequired when Kafka does not answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
+        self._want(ended)
         self._look(position, max(at, default=position - 1) + 1, at)
+        newest = self._newest()
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
-            # A request that was carried on is cancelled by its first id.
-            names = (offset, entry.origin, entry.caller_id)
-            newer = max(self._newest.get(name, -1) for name in names if name is not None)
+            newer = max(newest.get(name, -1) for name in _hashed_names(offset, entry))
             if newer >= position and newer > offset:
                 where = self.shard.source(newer)
                 detail = f"{where} asks for it anew or cancels it, and is to be read first"
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 
+    def _want(self, ended: Mapping[int, Entry]) -> None:
+        """Of what lies behind what is remembered, only these are looked for."""
+        names = (_hashed_names(offset, entry) for offset, entry in ended.items())
+        wanted = frozenset(chain.from_iterable(names))
+        if not wanted <= self._wanted:
+            self._wanted, self._beyond, self._read = wanted, {}, self._remembered
+
+    def _newest(self) -> dict[int, int]:
+        """The last records that name what is wanted, by name."""
+        named = self._wanted.intersection(self._hashes)
+        pairs = zip(self._hashes, self._offsets, strict=True) if named else ()
+        return {name: offset for name, offset in pairs if name in named} | self._beyond
+
     def _look(self, position: int, end: int, own: Set[int]) -> None:
-        if position >= self._seen:
-            self._newest.clear()
-        start = max(position, self._seen)
-        self._seen = max(self._seen, end)
+        passed = bisect_left(self._offsets, position)
+        del self._hashes[:passed], self._offsets[:passed]
+        self._remembered = max(self._remembered, position)
+        start = max(self._remembered, self._read)
         if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
-            return  # no other writer in between
-        for batch in self.journal.requests(start, end):
+            batches: Iterable[Batch] = [Batch(start, max(start, end), ())]  # no other writer in between
+        else:
+            batches = self.journal.requests(start, end)
+        for batch in batches:
+            is_next = batch.start == self._remembered
+            has_room = is_next and len(self._hashes) < MOST_REMEMBERED
             for record in batch.records:
-                for name in () if record.offset in own else self._meant(record):
-                    self._newest[name] = record.offset
+                for meant in () if record.offset in own else self._meant(record):
+                    name = hash(meant)
+                    if has_room:
+                        self._hashes.append(name)
+                        self._offsets.append(record.offset)
+                    elif name in self._wanted:
+                        self._beyond[name] = record.offset
+            self._read = batch.end
+            if has_room:
+                self._remembered = batch.end
 
     def _meant(self, record: Record) -> Iterator[int | str]:
         """The requests that a record may replace or cancel: by offset, or by caller id."""
@@ -159,6 +200,13 @@ class FollowUps:
             yield record.key.decode(errors="replace")
         elif not isinstance(asked, Invalid) and asked.caller_id is not None:
             yield asked.caller_id
+
+
+def _hashed_names(offset: int, entry: Entry) -> Sequence[int]:
+    """The hashes of what others may call this request. Two names with one hash only put a request off for a while."""
+    # One that was carried on is cancelled by its first id.
+    names = (offset, entry.origin, entry.caller_id)
+    return [hash(name) for name in names if name is not None]
 
 
 def _key(entry: Entry) -> bytes:

@@ -682,6 +682,32 @@ BUGS = (
         (),
     ),
     Bug(
+        "backlog-remembered-whole",
+        "the memory of the service grows with the backlog in Kafka",
+        (
+            Change(
+                "core/follow_ups.py",
+                "has_room = is_next and len(self._hashes) < MOST_REMEMBERED",
+                "has_room = is_next",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "not-looked-for-beyond",
+        "what recurs goes on although a record in a very long backlog cancels it",
+        (
+            Change(
+                "core/follow_ups.py",
+                "elif name in self._wanted:",
+                "elif False:",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
         "neighbours-refused",
         "what was in a batch with a record that Kafka does not take becomes a dead letter, too",
         (

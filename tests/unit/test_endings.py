@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import orjson
 import pytest
 
+from blackbox.core import follow_ups as follow_ups_module
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import make_format
@@ -173,3 +175,63 @@ def test_what_lies_above_the_position_is_read_once() -> None:
 def test_kafka_is_not_asked_when_nothing_lies_in_between() -> None:
     assert overtaken(Log(), position=5, tombstones=AT_5) == []
     assert overtaken(Log(), position=5, tombstones={}) == []
+
+
+class Backlog:
+    """Cancels of schedules with an id of their own each, from offset 0 on; `reads` are the stretches that were read."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.reads: list[tuple[int, int]] = []
+
+    def request_bounds(self) -> Bounds:
+        return Bounds(0, self._length)
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]:
+        self.reads.append((start, end))
+        for first in range(start, end, 500):
+            last = min(first + 500, end)
+            yield Batch(first, last, [schedule_cancel(o) for o in range(first, last)])
+
+
+def schedule_cancel(offset: int) -> Record:
+    return Record(offset, 1000, f"{offset:0200}".encode(), None, [])
+
+
+def looked_for(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
+    """Which schedules with the ids of these records are overtaken. They were written before the backlog."""
+    ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
+    some.look_ahead(position, ended)
+    found = some.overtaken(position, ended, {"schedules/2": [(-1, length)]})
+    return sorted(offset + length for offset in found)
+
+
+def test_a_backlog_of_long_ids_takes_little_memory() -> None:
+    length = 30_000
+    some = FollowUps(SHARD, CONTRACT, Backlog(length), "history")
+    tracemalloc.start()
+    try:
+        assert looked_for(some, length, 0, length - 1, length) == [0, length - 1]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 40 * length
+
+
+def test_what_a_long_backlog_names_is_found_also_where_not_all_of_it_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow_ups_module, "MOST_REMEMBERED", 2000)
+    length = 10_000
+    backlog = Backlog(length)
+    some = FollowUps(SHARD, CONTRACT, backlog, "history")
+
+    assert looked_for(some, length, 700, 8000, length) == [700, 8000]
+    assert looked_for(some, length, 8000, length) == [8000]
+    assert looked_for(some, length, 700, 8001) == [700, 8001]
+    assert backlog.reads == [(0, 10_000), (2000, 10_000)]
+
+    # Intake goes on: what it has read makes room for more.
+    assert looked_for(some, length, 700, 2500, position=1000) == [2500]
+    assert looked_for(some, length, 1000, 9999, position=1000) == [1000, 9999]
+    assert backlog.reads[2:] == [(2000, 10_000), (3000, 10_000)]
