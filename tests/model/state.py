@@ -64,7 +64,7 @@ class Index(NamedTuple):
     """A shard in Redis: the two positions, and what they define. `holder` has the caller id.
 
     letters -- those of the entries that are replacements by id that came too late
-    leaving -- what is being delivered
+    in_flight -- what is being delivered
     token   -- who opened it last: an owner's walk ends with what it has in memory, so a name will do
     rebuild -- whose rebuild is not finished
     early   -- replacements not read yet whose predecessor is removed already
@@ -261,7 +261,7 @@ def described(index: Index | None) -> str:
     held = "" if index.holder == NOBODY else f" name={index.holder}"
     more = "".join(
         f" {name}={members(found)}"
-        for name in ("skip", "cold", "letters", "leaving", "ignored", "early")
+        for name in ("skip", "cold", "letters", "in_flight", "ignored", "early")
         if (found := getattr(index, name))
     )
     begun = f" from {index.known_from}, told {index.told}" if index.told else ""
