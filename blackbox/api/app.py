@@ -54,7 +54,10 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
     @app.api_route("/metrics", methods=READS, include_in_schema=False)
     async def scrape(accept: Annotated[str, Header()] = "") -> Response:
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except TypeError:  # a version in this header that is no number
+            encode, content_type = choose_encoder("")
         return Response(encode(metrics.registry), headers={"Content-Type": content_type})
 
     return app

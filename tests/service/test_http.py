@@ -138,6 +138,15 @@ def test_metrics_are_openmetrics_for_who_asks(client: httpx.Client) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_metrics_are_prometheus_text_for_who_asks_for_a_version_that_is_none(
+    client: httpx.Client, kind: str
+) -> None:
+    answer = client.get("/metrics", headers={"Accept": f"{kind};version=x"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
 @pytest.mark.parametrize("path", ["/", "/docs", "/redoc", "/openapi.json", "/livez/"])
 def test_there_is_nothing_else(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 404
