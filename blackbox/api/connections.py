@@ -7,6 +7,7 @@ import logging
 import math
 import resource
 import time
+from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import h11
@@ -35,6 +36,9 @@ UNREAD_S = 30.0
 TAKEN_S = 120.0
 """Time within which it must read the whole; reading byte by byte, it could hold the connection forever."""
 
+MOST_UNREAD_BYTES = 64 << 20
+"""Of all answers together that their clients have not read. Each may have megabytes."""
+
 TOLD_EVERY_S = 60.0
 
 Phase = Literal["head", "body", "answer", "taking", "leftover", "idle"]
@@ -59,21 +63,34 @@ def accepted_at_once() -> int:
 
 
 class Seldom:
-    """Lets one log line through per `TOLD_EVERY_S`: clients must not be able to fill the log."""
+    """Lets one log line through per `TOLD_EVERY_S`: clients must not be able to fill the log.
 
-    def __init__(self) -> None:
+    As the filter of a logger it limits the lines of some `levels`, and adds to a line how many were dropped before it.
+    """
+
+    def __init__(self, levels: range = range(logging.CRITICAL + 1)) -> None:
+        self._levels = levels
         self._next_s = -math.inf
+        self._left_out = 0
 
     def may_tell(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_s:
+            self._left_out += 1
             return False
         self._next_s = now_s + TOLD_EVERY_S
         return True
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """A logging filter: errors always pass, lower levels at most once per `TOLD_EVERY_S`."""
-        return record.levelno >= logging.ERROR or self.may_tell()
+        if record.levelno not in self._levels:
+            return True
+        if not self.may_tell():
+            return False
+        if self._left_out:
+            text = record.getMessage().rstrip()
+            record.msg, record.args = f"{text} ({self._left_out} more were not logged)", ()
+            self._left_out = 0
+        return True
 
 
 class Connection(H11Protocol):
@@ -89,23 +106,38 @@ class Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _is_full = Seldom()
+    _is_unread = Seldom()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._enter("head")
         if len(self.connections) > most_open():
-            self._make_room()
+            _make_room(one for one in self._all() if one._phase != "answer")
+            if self._is_full.may_tell():
+                logger.warning(
+                    "%d HTTP connections are open, the most there may be; each new one closes the one that "
+                    "has waited longest for its client",
+                    most_open(),
+                )
 
-    def _make_room(self) -> None:
-        others = cast("set[Connection]", self.connections)
-        waiting = [one for one in others if one._phase != "answer" and not one._is_ended]
-        min(waiting, key=lambda one: one._since_s)._end()
-        if self._is_full.may_tell():
-            logger.warning(
-                "%d HTTP connections are open, the most there may be; each new one closes the one that "
-                "has waited longest for its client",
-                most_open(),
-            )
+    def _all(self) -> list[Connection]:
+        """Those that are open, this one among them."""
+        return [one for one in cast("set[Connection]", self.connections) if not one._is_ended]
+
+    def _bound_unread(self) -> None:
+        """Close those that have waited longest for their clients while all of them hold too much."""
+        while True:
+            unread = [one for one in self._all() if one.flow.write_paused]
+            held = sum(one.transport.get_write_buffer_size() for one in unread)
+            if held <= MOST_UNREAD_BYTES:
+                return
+            _make_room(unread)
+            if self._is_unread.may_tell():
+                logger.warning(
+                    "clients do not read their answers, which have more than %d bytes together, the most "
+                    "there may be; each further one closes the connection that has waited longest",
+                    MOST_UNREAD_BYTES,
+                )
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -122,8 +154,15 @@ class Connection(H11Protocol):
             self._end()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """The next request waits until this answer has left: a client has one answer at most to take."""
+        self.transport.set_write_buffer_limits(0)  # writing pauses if anything is left
+        if not self.flow.write_paused:
+            self._go_on()
         self._look()
+
+    def _go_on(self) -> None:
+        self.transport.set_write_buffer_limits()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -135,11 +174,14 @@ class Connection(H11Protocol):
         super().pause_writing()
         self._look()
         self._expect_less()
+        self._bound_unread()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._go_on()
         self._look()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -183,6 +225,11 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
+def _make_room(waiting: Iterable[Connection]) -> None:
+    """Close the one that has waited longest for its client."""
+    min(waiting, key=lambda one: one._since_s)._end()
+
+
 def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
     """Limit how often this loop logs that connections cannot be accepted, or that one failed."""
     not_accepted, broken = Seldom(), Seldom()
@@ -202,4 +249,8 @@ def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(failed)
 
 
-logging.getLogger("uvicorn.error").addFilter(Seldom())  # "Invalid HTTP request received."
+for levels in (
+    range(logging.ERROR),  # "Invalid HTTP request received."
+    range(logging.ERROR, logging.CRITICAL + 1),  # "Exception in ASGI application", with the traceback
+):
+    logging.getLogger("uvicorn.error").addFilter(Seldom(levels))

@@ -46,6 +46,10 @@ def app() -> FastAPI:
     async def slow() -> None:
         await asyncio.sleep(1)
 
+    @app.get("/faulty")
+    async def faulty() -> None:
+        raise RuntimeError("a fault")
+
     @app.post("/length")
     async def length(request: Request) -> int:
         return len(await request.body())
@@ -261,6 +265,42 @@ def test_answers_that_nobody_takes_make_room(
             assert is_live(server.port)
 
 
+def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_longest_are_closed(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 2 * LARGE)
+    monkeypatch.setattr(connections.Connection, "_is_unread", connections.Seldom())
+    with ExitStack() as ending:
+        open_ = []
+        for _ in range(5):
+            one = ending.enter_context(deaf(server.port, HEAD.replace(b"livez", b"large")))
+            assert one.recv(1) == b"H"  # its answer has begun, and the server has the rest
+            open_.append(one)
+        assert is_live(server.port)
+        assert [taken(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_client_that_asks_on_and_on_has_one_answer_to_take_at_a_time() -> None:
+    counting, made = app(), []
+
+    @counting.get("/counted")
+    async def counted() -> Response:
+        made.append("an answer")
+        return Response(b"x" * LARGE)
+
+    server = HttpServer(counting, HOST, 0)
+    server.start()
+    try:
+        with deaf(server.port, 3 * HEAD.replace(b"livez", b"counted")) as one:
+            assert one.recv(1) == b"H"  # the first answer has begun, and the server has the rest
+            assert is_live(server.port)
+            assert len(made) == 1
+            assert taken(one, 3 * LARGE) >= 3 * LARGE
+    finally:
+        server.stop()
+
+
 def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,18 +327,46 @@ def test_an_answer_that_is_taken_too_slowly_is_given_up(
         assert count + taken(slow) < LARGE
 
 
+def tell_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had been logged in the last minute."""
+    for seldom in logging.getLogger("uvicorn.error").filters:
+        assert isinstance(seldom, connections.Seldom)
+        monkeypatch.setattr(seldom, "_next_s", -math.inf)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "uvicorn.error"]
+
+
+def test_no_client_can_fill_the_log_with_tracebacks(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        for _ in range(5):
+            with connect(server.port) as stranger:
+                stranger.sendall(HEAD.replace(b"livez", b"faulty"))
+                assert stranger.recv(4096).startswith(b"HTTP/1.1 500 ")
+                until("it is closed", partial(is_closed, stranger), 5)
+
+    tell_again(monkeypatch)
+    fail()
+    [first] = logged(caplog)
+    assert first.exc_info is not None
+    tell_again(monkeypatch)
+    fail()
+    _, second = logged(caplog)
+    assert second.message == "Exception in ASGI application (4 more were not logged)"
+
+
 def test_what_is_no_http_is_told_once(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [seldom] = logging.getLogger("uvicorn.error").filters
-    assert isinstance(seldom, connections.Seldom)
-    monkeypatch.setattr(seldom, "_next_s", -math.inf)
+    tell_again(monkeypatch)
     for _ in range(20):
         with connect(server.port) as stranger:
             stranger.sendall(b"\x16\x03\x01\r\n\r\n")
             assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
-    told = [record.message for record in caplog.records if record.name == "uvicorn.error"]
-    assert told == ["Invalid HTTP request received."]
+    assert [record.message for record in logged(caplog)] == ["Invalid HTTP request received."]
 
 
 CHUNKED = b"%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
