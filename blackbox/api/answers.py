@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from bisect import bisect_right
 from typing import Annotated, Any, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.admin.admin import Cancelled, Rescheduled
@@ -208,9 +210,12 @@ class LetterState(BaseModel):
     became: str | None = Field(None, description="replayed, discarded; without it it is open")
 
     @classmethod
-    def of(cls, letter: Letter, *, with_record: bool = True) -> LetterState:
-        key, key_encoding = _shown(letter.key if with_record else None)
-        value, value_encoding = _shown(letter.value if with_record else None)
+    def of(
+        cls, letter: Letter, most_sent_bytes: int | None = None, *, with_record: bool = True
+    ) -> LetterState:
+        """With key and value cut to so many bytes of JSON each."""
+        key, key_encoding = _shown(letter.key if with_record else None, most_sent_bytes)
+        value, value_encoding = _shown(letter.value if with_record else None, most_sent_bytes)
         return cls(
             **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
             key=key,
@@ -225,13 +230,23 @@ SAME_IN_LETTERS = (
 )  # fmt: skip
 
 
-def _shown(held: bytes | None) -> tuple[str | None, str | None]:
+def _shown(held: bytes | None, most_bytes: int | None) -> tuple[str | None, str | None]:
     if held is None:
         return None, None
     try:
-        return held.decode(), None
+        text = held.decode()
     except UnicodeDecodeError:
-        return b64encode(held).decode(), "base64"
+        whole = None if most_bytes is None else most_bytes // 4 * 3
+        return b64encode(held[:whole]).decode(), "base64"
+    if most_bytes is not None and _sent_bytes(text) > most_bytes:
+        cuts = range(1, len(text))
+        text = text[: bisect_right(cuts, most_bytes, key=lambda end: _sent_bytes(text[:end]))]
+    return text, None
+
+
+def _sent_bytes(text: str) -> int:
+    """As JSON, without the quotes: six for a control character."""
+    return len(orjson.dumps(text)) - 2
 
 
 class Letters(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -17,7 +16,7 @@ MOST_BYTES = 1 << 20
 """Most bytes of a body that names letters; a thousand of the longest places take a third of it."""
 
 MOST_TOLD_BYTES = 8 << 20
-"""Most bytes of all keys and values in one answer."""
+"""Most bytes of all keys and values in one answer, as they are sent."""
 
 places_body = Depends(body_of(Places, MOST_BYTES))
 Asked = Annotated[Places, places_body]
@@ -43,10 +42,15 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
         cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
         """
-        most_bytes = min(MOST_SHOWN_BYTES, MOST_TOLD_BYTES // (2 * limit))
+        most_sent_bytes = MOST_TOLD_BYTES // (2 * limit)
+        most_bytes = min(MOST_SHOWN_BYTES, most_sent_bytes)
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
-        told = partial(LetterState.of, with_record=access.may_operate(request))
-        return Letters(letters=list(map(told, found)))
+        is_operator = access.may_operate(request)
+        return Letters(
+            letters=[
+                LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found
+            ]
+        )
 
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
     def replay(asked: Asked) -> PutAwayState:

@@ -299,6 +299,28 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
     assert (whole["key"], whole["value"]) == ("secret", '{"message": "secret"}')
 
 
+class Binary(Nobody):
+    """As many letters as are wanted, whose keys and values take several times as many bytes in an answer."""
+
+    def letters(self, *_: object, limit: int, most_bytes: int, **__: object) -> list[Letter]:
+        text = b"\x01" * most_bytes
+        return [
+            Letter(
+                place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller="shop",
+                key=key, value=text, headers=[], value_bytes=len(text), target="orders",
+            )
+            for key in (text, b"\xff" * most_bytes) * (limit // 2)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [400, 1000])
+def test_dead_letters_have_a_few_megabytes_as_they_are_sent(opened: Open, limit: int) -> None:
+    with client(opened(Binary())) as reader:
+        answer = reader.get("/dead-letters", params={"limit": limit})
+    assert len(answer.json()["letters"]) == limit
+    assert 0.9 * MOST_TOLD_BYTES < len(answer.content) < MOST_TOLD_BYTES + limit * 300
+
+
 class Watched(Nobody):
     """Letters that take a while; notes how many look at once, and how much they want of each."""
 

@@ -1,0 +1,38 @@
+"""Dead letters as they are shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blackbox.api.answers import LetterState
+from blackbox.journal.letterbox import Letter
+
+
+def shown(value: bytes, most_bytes: int) -> tuple[str | None, str | None]:
+    letter = Letter(
+        place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller=None,
+        key=None, value=value, headers=[], value_bytes=len(value),
+    )  # fmt: skip
+    told = LetterState.of(letter, most_bytes)
+    return told.value, told.value_encoding
+
+
+@pytest.mark.parametrize(
+    ("value", "whole"),
+    [(b"\x01" * 50, 16), (b'"' * 150, 50), ("ä".encode() * 100, 50), (b"a" * 200, 100)],
+)
+def test_a_text_is_cut_to_what_its_json_may_have(value: bytes, whole: int) -> None:
+    text, encoding = shown(value, 100)
+    assert (text, encoding) == (value.decode()[:whole], None)
+    assert len(json.dumps(text, ensure_ascii=False).encode()) - 2 <= 100
+
+
+@pytest.mark.parametrize("value", [b"", b"a" * 100, b"\x01" * 16, b'"' * 50])
+def test_a_text_whose_json_fits_is_whole(value: bytes) -> None:
+    assert shown(value, 100) == (value.decode(), None)
+
+
+def test_what_is_no_text_is_cut_to_what_its_base64_may_have() -> None:
+    assert shown(b"\xff" * 200, 100) == ("/" * 100, "base64")
