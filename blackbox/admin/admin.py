@@ -154,28 +154,29 @@ class Admin:
         return None if fate.state == "unknown" else fate
 
     def page(
-        self, wanted: Wanted, after: Place | None, limit: int
+        self,
+        wanted: Wanted,
+        after: Place | None,
+        limit: int,
+        topics: Collection[str] | None = None,
+        *,
+        whole: bool = False,
     ) -> tuple[list[Found], Place | None]:
-        """A page of pending requests, as `admin.pending.page`."""
+        """A page of pending requests, of these request topics or of all, as `admin.pending.page`."""
         registry = self._registry()
-        return page(registry.inspector, registry.shards(), wanted, after, limit)
+        shards = [shard for shard in registry.shards() if topics is None or shard.topic in topics]
+        return page(registry.inspector, shards, wanted, after, limit, whole=whole)
 
     def each(
         self,
         topics: Collection[str],
         wanted: Wanted | None = None,
         at_once: int = 1000,
-        *,
-        whole: bool = False,
     ) -> Iterator[Found]:
-        """All pending requests of these request topics, read page by page; with messages only if `whole`."""
-        registry = self._registry()
-        shards = [shard for shard in registry.shards() if shard.topic in topics]
+        """All pending requests of these request topics, read page by page."""
         after: Place | None = None
         while True:
-            found, after = page(
-                registry.inspector, shards, wanted or Wanted(), after, at_once, whole=whole
-            )
+            found, after = self.page(wanted or Wanted(), after, at_once, topics)
             yield from found
             if after is None:
                 return

@@ -16,6 +16,9 @@ AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
 """How many entries one page may read, including those that the filter skips."""
 
+MOST_BYTES = 6 << 20
+"""Of one page, as it is stored: 8 MiB with messages in base64."""
+
 LAST_MS = 1 << 53
 
 
@@ -84,25 +87,31 @@ def page(
     A page may be short or empty although more pages follow. Entries have messages only if `whole`.
     """
     found: list[Found] = []
+    found_bytes = 0
+    shards = sorted(shards)
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
-    listed = partial(inspector.listed, count=at_once, whole=whole)
+    whole_bytes = MOST_BYTES // max(1, len(shards)) if whole else None  # all shards are read ahead
+    listed = partial(inspector.listed, count=at_once, whole_bytes=whole_bytes)
+    fewest = 1 if whole else at_once
     each = heapq.merge(
         *(
-            _of(listed, at_once, shard, _stretches(inspector, shard, wanted), after)
-            for shard in sorted(shards)
+            _of(listed, fewest, shard, _stretches(inspector, shard, wanted), after)
+            for shard in shards
         )
     )
     for looked_at, one in enumerate(each, 1):
         if wanted.holds(one.pending):
             found.append(one)
-        if len(found) == limit or looked_at == MOST_LOOKED_AT:
+            found_bytes += one.pending.read_bytes
+        is_full = len(found) == limit or found_bytes >= MOST_BYTES
+        if is_full or looked_at == MOST_LOOKED_AT:
             return found, one.place
     return found, None
 
 
 def _of(
     listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
-    at_once: int,
+    fewest: int,
     shard: Shard,
     stretches: Iterable[tuple[int, int]],
     after: Place | None,
@@ -112,7 +121,7 @@ def _of(
         while from_ms <= to_ms:
             some = listed(shard, from_ms, to_ms, behind)
             yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
-            if len(some) < at_once:
+            if len(some) < fewest:  # there are no more
                 break
             behind, last = some[-1]
             from_ms = last.at_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -24,6 +24,9 @@ Each may wait seconds for Kafka or Redis. A read also uses much of the CPU core 
 TURN_WITHIN_S = 2.0
 CHANGE_WITHIN_S = 10.0
 """How long a read, or a change, waits for its turn, without using a thread."""
+
+SCHEDULES_WITHIN_S = 10.0
+"""The same for the first page of schedules, one of which is read at a time: it has megabytes."""
 
 LETTERS_WITHIN_S = 10.0
 """How long a read of the dead letters waits for its turn; there is one at a time."""
@@ -62,6 +65,10 @@ class Access:
     )
 
     _letters: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(1), repr=False, compare=False
+    )
+
+    _schedules: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(1), repr=False, compare=False
     )
 
@@ -104,6 +111,10 @@ class Access:
         told = "somebody else looks at the dead letters"
         async with _turn(self._letters, LETTERS_WITHIN_S, told):
             yield
+
+    def schedules_turn(self, within_s: float | None) -> AbstractAsyncContextManager[None]:
+        """A turn to read a page of schedules. Raises HTTPException 503 if others take longer; never for None."""
+        return _turn(self._schedules, within_s, "others read schedules")
 
     async def change_turn(self) -> AsyncIterator[None]:
         """Hold a turn to make a change. Raises HTTPException 503 while too many others do."""
@@ -167,7 +178,9 @@ def _address(url: str) -> _Address:
 
 
 @asynccontextmanager
-async def _turn(places: asyncio.Semaphore, within_s: float, told: str) -> AsyncIterator[None]:
+async def _turn(
+    places: asyncio.Semaphore, within_s: float | None, told: str
+) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(within_s):
             await places.acquire()

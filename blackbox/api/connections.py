@@ -251,6 +251,8 @@ def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
 
 for levels in (
     range(logging.ERROR),  # "Invalid HTTP request received."
-    range(logging.ERROR, logging.CRITICAL + 1),  # "Exception in ASGI application", with the traceback
+    range(
+        logging.ERROR, logging.CRITICAL + 1
+    ),  # "Exception in ASGI application", with the traceback
 ):
     logging.getLogger("uvicorn.error").addFilter(Seldom(levels))

@@ -47,9 +47,7 @@ def routes(admin: Admin, access: Access) -> APIRouter:
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
         is_operator = access.may_operate(request)
         return Letters(
-            letters=[
-                LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found
-            ]
+            letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]
         )
 
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import socket
 from base64 import b64encode
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Depends
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Found
-from blackbox.api.access import Access
+from blackbox.admin.pending import Place, Wanted
+from blackbox.api.access import SCHEDULES_WITHIN_S, Access
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
 from blackbox.config.settings import Settings
 from blackbox.records.entry import Entry
 
-SCHEDULES_AT_ONCE = 100
-"""How many schedules are read at once; each message may have a megabyte or more."""
+SCHEDULES_AT_ONCE = 1000
+
+
+Read = Callable[[Place | None], tuple[bytes, Place | None]]
+"""A page of schedules as JSON behind this place, and where the next one begins."""
 
 
 class OfKafka(BaseModel):
@@ -83,23 +86,43 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
             ),
         )
 
-    @router.get("/schedules", dependencies=looks, response_model=list[Schedule])
-    def schedules() -> StreamingResponse:
+    @router.get("/schedules", response_model=list[Schedule])
+    async def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
-        found = admin.each(settings.schedule_topics, at_once=SCHEDULES_AT_ONCE, whole=True)
-        first = list(islice(found, 1))  # raises before the answer begins if Kafka or Redis is down
-        return StreamingResponse(_array(chain(first, found)), media_type="application/json")
+
+        def read(after: Place | None) -> tuple[bytes, Place | None]:
+            topics = settings.schedule_topics
+            found, next_ = admin.page(Wanted(), after, SCHEDULES_AT_ONCE, topics, whole=True)
+            told = [
+                orjson.dumps(_schedule(place.shard.topic, pending.entry))
+                for place, pending in found
+                if pending.entry is not None and pending.entry.reason is None
+            ]
+            return b",\n".join(told), next_
+
+        async with access.schedules_turn(SCHEDULES_WITHIN_S):
+            first = await run_in_threadpool(read, None)  # an error is an answer of its own here
+        return StreamingResponse(_array(access, read, *first), media_type="application/json")
 
     return router
 
 
-def _array(found: Iterator[Found]) -> Iterator[bytes]:
+async def _array(
+    access: Access, read: Read, text: bytes, next_: Place | None
+) -> AsyncIterator[bytes]:
+    """Page after page. No turn is held, and nothing but the connection holds a page, while a client takes it."""
     before = b"["
-    for place, pending in found:
-        entry = pending.entry
-        if entry is not None and entry.reason is None:
-            yield before + orjson.dumps(_schedule(place.shard.topic, entry))
+    while True:
+        if text:
+            yield before
+            yield text
             before = b",\n"
+        text = b""
+        if next_ is None:
+            break
+        yield b"\n"  # returns when the client has taken the page
+        async with access.schedules_turn(None):
+            text, next_ = await run_in_threadpool(read, next_)
     yield b"[]" if before == b"[" else b"]"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from blackbox.core.bits import SEGMENT, Bits
@@ -38,10 +39,12 @@ class Pending(NamedTuple):
     """A pending request. `at_ms` is its score: when it is looked at next, above all times while parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
+    `read_bytes` is how much was read of what is stored, in a list.
     """
 
     at_ms: int
     entry: Entry | None
+    read_bytes: int = 0
 
     @property
     def next_try_ms(self) -> int | None:
@@ -149,13 +152,19 @@ class Inspector:
         behind: int | None,
         count: int,
         *,
-        whole: bool = False,
+        whole_bytes: int | None = None,
     ) -> list[tuple[int, Pending]]:
         """Pending requests whose scores are from `from_ms` to `to_ms`, in that order, as (offset, request).
 
+<<<<<<< HEAD
         Of those at `from_ms`, only the ones after the offset `behind`, if it is given. Requests
         that end during the read may be left out. Entries have a message only if they are read
         `whole`; otherwise those with more than 64 KiB of headers count as gone.
+=======
+        Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
+        may be left out. Entries have a message only with `whole_bytes`: as many as are stored in so many
+        bytes, but one at least. Those with more than 64 KiB of headers count as gone otherwise.
+>>>>>>> 486cd5f (Slow readers of /schedules no longer shut out all other reads; pages of pending requests end at 6 MiB)
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
@@ -164,14 +173,10 @@ class Inspector:
         )
         names, scores = found[::2], found[1::2]  # Redis replies with them in turn
         keyed = [keys.message(name) for name in names]
-        if whole:
-            payloads = self._clients.together(*(("GET", name) for name in keyed))
-            stored = [as_entry(payload) for payload in payloads]
-        else:
-            stored = self._heads(keyed)
+        stored = self._heads(keyed) if whole_bytes is None else self._whole(keyed, whole_bytes)
         return [
-            (int(name, 16), Pending(int(float(score)), entry))
-            for name, score, entry in zip(names, scores, stored, strict=True)
+            (int(name, 16), Pending(int(float(score)), entry, read_bytes))
+            for name, score, (entry, read_bytes) in zip(names, scores, stored, strict=False)
         ]
 
     def bands(self, shard: Shard) -> Iterator[int]:
@@ -185,15 +190,30 @@ class Inspector:
             yield (band := band_at(score))
             first = parked_at(band + 1, 0)
 
+<<<<<<< HEAD
     def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
         """The entries that are stored under these names, without their messages."""
+=======
+    def _whole(self, names: Sequence[bytes], most_bytes: int) -> list[tuple[Entry | None, int]]:
+        """What is stored under the first of these names, and its size."""
+        sizes = self._clients.together(*(("STRLEN", name) for name in names))
+        count = max(1, bisect_right(list(accumulate(sizes)), most_bytes))
+        payloads = self._clients.together(*(("GET", name) for name in names[:count]))
+        return [(as_entry(payload), len(payload or b"")) for payload in payloads]
+
+    def _heads(self, names: Sequence[bytes]) -> list[tuple[Entry | None, int]]:
+        """What is stored under these names, without the messages, and how much of it was read."""
+>>>>>>> 486cd5f (Slow readers of /schedules no longer shut out all other reads; pages of pending requests end at 6 MiB)
         heads = self._starts(names, HEAD_BYTES)
         longer = [
             name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
         ]
         heads |= self._starts(longer, LONG_HEAD_BYTES)
-        found = (as_entry(heads[name]) for name in names)
-        return [None if entry is None else entry._replace(message=None) for entry in found]
+        found = ((as_entry(heads[name]), len(heads[name])) for name in names)
+        return [
+            (None if entry is None else entry._replace(message=None), read_bytes)
+            for entry, read_bytes in found
+        ]
 
     def _starts(self, names: Sequence[bytes], count: int) -> dict[bytes, bytes]:
         asked = (("GETRANGE", name, 0, count - 1) for name in names)

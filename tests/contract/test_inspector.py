@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import redis
 
+from blackbox.admin import pending
 from blackbox.admin.pending import Wanted, page
 from blackbox.core.parking import parked_at
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
-from blackbox.index.inspector import Inspector, Pending, Standing
+from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, Standing
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import ForeignIndex, IndexLost
@@ -190,7 +191,7 @@ def test_a_redis_that_does_not_answer_is_a_doubt(ask: Callable[[Inspector], Any]
         ask(inspector)
 
 
-def listed(inspector: Inspector, **more: bool) -> list[tuple[int, Pending]]:
+def listed(inspector: Inspector, **more: int) -> list[tuple[int, Pending]]:
     return inspector.listed(SHARD, NOW_MS, NOW_MS + 1000, None, 100, **more)
 
 
@@ -199,7 +200,9 @@ def test_a_list_has_no_messages_unless_they_are_asked_for(
 ) -> None:
     stored = {10: entry(NOW_MS, message=b"x\n" * 100_000), 11: entry(NOW_MS + 5, message=None)}
     store(index, 10, 12, stored)
-    whole = [(at, one.entry and one.entry.message) for at, one in listed(inspector, whole=True)]
+    whole = [
+        (at, one.entry and one.entry.message) for at, one in listed(inspector, whole_bytes=1 << 20)
+    ]
     assert whole == [(10, b"x\n" * 100_000), (11, None)]
     heads = listed(inspector)
     assert [(at, one.at_ms, one.entry and one.entry.target) for at, one in heads] == [
@@ -221,12 +224,43 @@ def test_a_list_has_everything_but_the_message_however_long_its_headers(
     ]
 
 
+@pytest.mark.parametrize(("whole_bytes", "count"), [(0, 1), (250_000, 2), (1 << 20, 5)])
+def test_a_list_with_messages_ends_at_so_many_bytes(
+    inspector: Inspector, index: ShardIndex, whole_bytes: int, count: int
+) -> None:
+    store(
+        index, 10, 15, {offset: entry(NOW_MS, message=b"x" * 100_000) for offset in range(10, 15)}
+    )
+    found = listed(inspector, whole_bytes=whole_bytes)
+    assert [offset for offset, _ in found] == list(range(10, 10 + count))
+
+
+@pytest.mark.parametrize(("whole", "most_bytes"), [(True, 250_000), (False, 2500)])
+def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
+    inspector: Inspector,
+    index: ShardIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: bool,
+    most_bytes: int,
+) -> None:
+    monkeypatch.setattr(pending, "MOST_BYTES", most_bytes)
+    store(
+        index, 10, 15, {offset: entry(NOW_MS, message=b"x" * 100_000) for offset in range(10, 15)}
+    )
+    pages: list[list[int]] = []
+    after: pending.Place | None = None
+    while not pages or after is not None:
+        found, after = page(inspector, [SHARD], Wanted(), after, 1000, whole=whole)
+        pages.append([one.place.offset for one in found])
+    assert pages == [[10, 11, 12], [13, 14]]
+
+
 def test_a_list_has_only_the_place_of_what_has_endless_headers(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     asked = entry(NOW_MS)._replace(headers=[("trace", "t" * 100_000)])
     store(index, 10, 11, {10: asked})
-    assert listed(inspector) == [(10, Pending(NOW_MS, None))]
+    assert listed(inspector) == [(10, Pending(NOW_MS, None, LONG_HEAD_BYTES))]
 
 
 @pytest.mark.parametrize("backend", ["real_backend"], indirect=True)  # the other counts no bytes

@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from blackbox.admin.admin import Admin, Rescheduled, Stats
+from blackbox.admin.pending import Found, Place, Wanted
 from blackbox.api import access, door
-from blackbox.api.access import OPEN, OPEN_FOLDER
+from blackbox.api.access import OPEN, OPEN_FOLDER, READS_AT_ONCE
 from blackbox.api.app import make_app
 from blackbox.api.letters import MOST_TOLD_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
@@ -25,7 +26,10 @@ from blackbox.api.serve import HttpServer
 from blackbox.config.settings import SettingsError, load
 from blackbox.core.status import Fate
 from blackbox.engine.metrics import Metrics
+from blackbox.index.inspector import Pending
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
+from blackbox.records.entry import Entry
+from blackbox.records.request import Shard
 from tests.service.test_http import HOST, Patient
 from tests.world import until
 
@@ -352,6 +356,59 @@ def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
     assert statuses[200] + statuses[503] == 8
     assert 2 * 1000 * watched.wanted[0] <= MOST_TOLD_BYTES
     assert watched.wanted[-1] == MOST_SHOWN_BYTES
+
+
+class Scheduled(Nobody):
+    """Pages of schedules, each with so many messages of so many bytes."""
+
+    def __init__(self, *counts: int, size: int = 10) -> None:
+        self._counts = counts
+        self._size = size
+        self.read = 0
+
+    def page(
+        self, _: Wanted, after: Place | None, *__: object, whole: bool
+    ) -> tuple[list[Found], Place | None]:
+        assert whole
+        self.read += 1
+        number = 0 if after is None else after.offset
+        place = Place(0, Shard("TB", 0), number + 1)
+        entry = Entry("orders", b"x" * self._size, 0, caller_id=f"page {number}")
+        found = [Found(place, Pending(0, entry))] * self._counts[number]
+        return found, place if number + 1 < len(self._counts) else None
+
+    def paused(self) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize("counts", [(0,), (1,), (2, 0, 1), (0, 3), (2, 0)])
+def test_schedules_have_all_pages(opened: Open, counts: tuple[int, ...]) -> None:
+    with client(opened(Scheduled(*counts))) as reader:
+        found = reader.get("/schedules").json()
+    assert [one["id"] for one in found] == [
+        f"page {number}" for number, count in enumerate(counts) for _ in range(count)
+    ]
+
+
+def test_readers_who_are_slow_to_take_schedules_keep_no_turn_and_are_read_no_page_ahead(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "TURN_WITHIN_S", 0.2)
+    scheduled, slow = Scheduled(1, 1, size=6 << 20), READS_AT_ONCE + 1
+    server = opened(scheduled)
+    with ExitStack() as ending:
+        for _ in range(slow):
+            one = ending.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(10)
+            one.connect((HOST, server.port))
+            head = f"GET /schedules HTTP/1.1\r\nHost: {HOST}:{server.port}\r\n\r\n"
+            one.sendall(head.encode())
+            assert one.recv(1) == b"H"
+        with client(server) as other:
+            assert other.get("/targets/paused").status_code == 200
+            assert scheduled.read == slow
+            assert len(other.get("/schedules").content) > 16_000_000
 
 
 @pytest.mark.parametrize(
