@@ -249,10 +249,6 @@ def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(failed)
 
 
-for levels in (
-    range(logging.ERROR),  # "Invalid HTTP request received."
-    range(
-        logging.ERROR, logging.CRITICAL + 1
-    ),  # "Exception in ASGI application", with the traceback
-):
-    logging.getLogger("uvicorn.error").addFilter(Seldom(levels))
+_uvicorn = logging.getLogger("uvicorn.error")
+_uvicorn.addFilter(Seldom(range(logging.ERROR)))  # "Invalid HTTP request received."
+_uvicorn.addFilter(Seldom(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback

@@ -1245,4 +1245,108 @@ BUGS = (
         (),
         ("tests/unit/test_scheduler.py",),
     ),
+    Bug(
+        "tracebacks-of-strangers",
+        "each error of the HTTP layer writes a traceback into the log, as often as a client causes it",
+        (
+            Change(
+                "api/connections.py",
+                "_uvicorn.addFilter(Seldom(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_connections.py",),
+    ),
+    Bug(
+        "answers-without-a-bound",
+        "answers that clients do not read pile up in memory",
+        (
+            Change(
+                "api/connections.py",
+                "        self._bound_unread()\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_connections.py",),
+    ),
+    Bug(
+        "answers-made-ahead",
+        "a client that asks on and on without reading has one answer more in memory",
+        (
+            Change(
+                "api/connections.py",
+                "        if not self.flow.write_paused:\n            self._go_on()\n",
+                "        self._go_on()\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_connections.py",),
+    ),
+    Bug(
+        "letters-counted-before-json",
+        "control characters make an answer of dead letters six times as large as it may be",
+        (
+            Change(
+                "api/letters.py",
+                "            letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]\n",
+                "            letters=[LetterState.of(one, with_record=is_operator) for one in found]\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_door.py",),
+    ),
+    Bug(
+        "turn-held-while-streaming",
+        "eight slow readers of schedules shut out all other reads",
+        (
+            Change(
+                "api/schedules.py",
+                '    @router.get("/schedules", response_model=list[Schedule])\n',
+                '    @router.get("/schedules", dependencies=looks, response_model=list[Schedule])\n',
+            ),
+        ),
+        (),
+        ("tests/service/test_door.py",),
+    ),
+    Bug(
+        "schedules-read-ahead",
+        "the next page of schedules is in memory before the client has taken the one before",
+        (
+            Change(
+                "api/schedules.py",
+                '        yield b"\\n"  # returns when the client has taken the page\n',
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_door.py",),
+    ),
+    Bug(
+        "pages-without-a-bound",
+        "a page of pending requests has a thousand of them, however large they are",
+        (
+            Change(
+                "admin/pending.py",
+                "        is_full = len(found) == limit or found_bytes >= MOST_BYTES\n",
+                "        is_full = len(found) == limit\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_inspector.py",),
+    ),
+    Bug(
+        "messages-read-all-at-once",
+        "a hundred messages of each shard are read at once, however large they are",
+        (
+            Change(
+                "index/inspector.py",
+                "        count = max(1, bisect_right(list(accumulate(sizes)), most_bytes))\n",
+                "        count = len(sizes)\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_inspector.py",),
+    ),
 )
