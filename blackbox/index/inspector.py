@@ -156,15 +156,10 @@ class Inspector:
     ) -> list[tuple[int, Pending]]:
         """Pending requests whose scores are from `from_ms` to `to_ms`, in that order, as (offset, request).
 
-<<<<<<< HEAD
         Of those at `from_ms`, only the ones after the offset `behind`, if it is given. Requests
-        that end during the read may be left out. Entries have a message only if they are read
-        `whole`; otherwise those with more than 64 KiB of headers count as gone.
-=======
-        Of those at `from_ms` only the ones `behind` an offset, if one is given. What ends meanwhile
-        may be left out. Entries have a message only with `whole_bytes`: as many as are stored in so many
-        bytes, but one at least. Those with more than 64 KiB of headers count as gone otherwise.
->>>>>>> 486cd5f (Slow readers of /schedules no longer shut out all other reads; pages of pending requests end at 6 MiB)
+        that end during the read may be left out. Entries have a message only with `whole_bytes`: as many
+        as are stored in so many bytes, but at least one. Otherwise those with more than 64 KiB of headers
+        count as gone.
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
@@ -190,10 +185,6 @@ class Inspector:
             yield (band := band_at(score))
             first = parked_at(band + 1, 0)
 
-<<<<<<< HEAD
-    def _heads(self, names: Sequence[bytes]) -> list[Entry | None]:
-        """The entries that are stored under these names, without their messages."""
-=======
     def _whole(self, names: Sequence[bytes], most_bytes: int) -> list[tuple[Entry | None, int]]:
         """What is stored under the first of these names, and its size."""
         sizes = self._clients.together(*(("STRLEN", name) for name in names))
@@ -203,7 +194,6 @@ class Inspector:
 
     def _heads(self, names: Sequence[bytes]) -> list[tuple[Entry | None, int]]:
         """What is stored under these names, without the messages, and how much of it was read."""
->>>>>>> 486cd5f (Slow readers of /schedules no longer shut out all other reads; pages of pending requests end at 6 MiB)
         heads = self._starts(names, HEAD_BYTES)
         longer = [
             name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
