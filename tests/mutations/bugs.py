@@ -628,7 +628,7 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "        self._load()  # `blackbox rebind` may be at work, and would be fenced for nothing\n",
+                "        self._load()  # `blackbox rebind` may be running, and would be fenced for nothing\n",
                 "",
             ),
         ),
