@@ -50,7 +50,7 @@ both_engines_at_length = both_engines if AT_LENGTH else pytest.mark.usefixtures(
 
 DAEMON = "blackbox.engine.spark.daemon"
 SESSION_S = 1.5
-READY_S = 90.0
+READY_S = 180.0
 PARTITIONS = 4
 LARGEST_BYTES = 5_000_000
 APPENDED = {"message.timestamp.type": "LogAppendTime"}

@@ -159,7 +159,7 @@ def hostile_records(world: World) -> Iterator[tuple[str, str]]:
 
 def position(service: ServiceProcess) -> float:
     """How many requests have been read, of all shards."""
-    shown = [sample for sample in samples(service) if sample.positions.get("journal") == "requests"]
+    shown = [sample for sample in samples(service) if sample.labels.get("journal") == "requests"]
     return float(sum(sample.value for sample in shown))
 
 
@@ -170,7 +170,7 @@ def samples(service: ServiceProcess) -> list[Any]:
 
 def series(service: ServiceProcess) -> set[str]:
     """Each time series that is shown, with its positions."""
-    return {f"{sample.name}{sorted(sample.positions.items())}" for sample in samples(service)}
+    return {f"{sample.name}{sorted(sample.labels.items())}" for sample in samples(service)}
 
 
 @pytest.mark.service
@@ -180,10 +180,10 @@ def test_callers_add_no_time_series(besieged: tuple[World, ServiceProcess, set[s
     new = series(service) - before
     assert all("blackbox_dead" in one for one in new), new
     for sample in samples(service):
-        assert sample.positions.keys() <= LABELS
-        assert sample.positions.get("reason", "empty") in words
-        assert sample.positions.get("topic", world.requests) == world.requests
-        assert sample.positions.get("target", world.targets[0]) in world.targets
+        assert sample.labels.keys() <= LABELS
+        assert sample.labels.get("reason", "empty") in words
+        assert sample.labels.get("topic", world.requests) == world.requests
+        assert sample.labels.get("target", world.targets[0]) in world.targets
 
 
 @pytest.mark.service

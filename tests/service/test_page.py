@@ -540,7 +540,7 @@ def test_the_description_of_the_api_has_every_operation_and_leads_back(
     operations = page.locator(".operation")
     expect(operations).to_have_count(sum(len(methods) for methods in described.values()))
     cancel = operations.filter(has_text=re.compile(r"^DELETE/requests/\{id\}"))
-    expect(cancel).to_contain_text("say whether that was in time")
+    expect(cancel).to_contain_text("reports whether that was in time")
     cancel.get_by_role("link", name="CancelState").click()
     expect(page.locator("#CancelState")).to_contain_text("too-late")
     page.get_by_role("link", name="openapi.json").click()

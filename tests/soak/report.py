@@ -301,21 +301,21 @@ def draw(soak: Soak, path: Path) -> None:
     bins = (soak._due_s() // BIN_S).astype(int)
     found = {int(one): soak.late_ms[bins == one] for one in np.unique(bins)}
     minutes = [one * BIN_S / 60 for one in found]
-    for share, position, colour in ((50, "p50", "#009e73"), (99, "p99", "#0072b2")):
+    for share, label, colour in ((50, "p50", "#009e73"), (99, "p99", "#0072b2")):
         height = [max(1.0, float(np.percentile(of, share))) for of in found.values()]
-        late.plot(minutes, height, color=colour, position=position, linewidth=1)
+        late.plot(minutes, height, color=colour, label=label, linewidth=1)
     late.set(yscale="log", ylabel="late, ms")
     late.legend(frameon=False, fontsize=8, loc="upper right")
-    for axes, of, position in (
+    for axes, of, label in (
         (memory, MEASURES["memory"], "memory, MB"),
         (descriptors, MEASURES["descriptors"], "file descriptors"),
     ):
         for life in soak.lives:
             at = [one.at_s / 60 for one in life.samples]
             axes.plot(at, [of(one) for one in life.samples], color=COLOURS[life.role], linewidth=1)
-        axes.set(ylabel=position, yscale="log")
+        axes.set(ylabel=label, yscale="log")
     for role, colour in COLOURS.items():
-        memory.plot([], [], color=colour, position=role)
+        memory.plot([], [], color=colour, label=role)
     memory.legend(frameon=False, fontsize=8, ncols=4, loc="upper center")
     kinds = {fault.name: f"C{number}" for number, fault in reversed([*enumerate(soak.faults)])}
     for axes in (late, memory, descriptors):
