@@ -163,9 +163,8 @@ class FollowUps:
         self._remembered = max(self._remembered, position)
         start = max(self._remembered, self._read)
         if all(offset in own for offset in range(start, min(end, start + len(own) + 1))):
-            batches: Iterable[Batch] = [
-                Batch(start, max(start, end), ())
-            ]  # no other writer in between
+            # no other writer in between
+            batches: Iterable[Batch] = [Batch(start, max(start, end), ())]
         else:
             batches = self.journal.requests(start, end)
         for batch in batches:
