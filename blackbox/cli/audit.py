@@ -24,24 +24,27 @@ SHOWN = 50
 
 def audit(
     targets: Annotated[
-        bool, typer.Option("--targets", help="Also read back what the target topics hold.")
+        bool, typer.Option("--targets", help="Also read the target topics.")
     ] = False,
     late_bound: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="What is later than this is an exception."),
+        typer.Option(min=0, metavar="SECONDS", help="Report deliveries later than SECONDS."),
     ] = None,
     ledger: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="For what Kafka has no more; default: BLACKBOX_LEDGER."),
+        typer.Option(
+            metavar="PATH",
+            help="Ledger of records that Kafka has removed; default: BLACKBOX_LEDGER.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parquet: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Write the tables fates and exceptions there."),
+        typer.Option(
+            metavar="FOLDER", help="Write the tables fates and exceptions to this folder."
+        ),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report for people.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML report.")] = None,
 ) -> None:
     """Compare requests, receipts, Redis and targets, and list every exception; reads only.
 
@@ -49,7 +52,9 @@ def audit(
     """
     settings = quietly()
     if html is not None and not html.absolute().parent.is_dir():
-        raise BadUsage(f"--html {html}: there is no folder {html.absolute().parent}; create it")
+        raise BadUsage(
+            f"--html {html}: the folder {html.absolute().parent} does not exist; create it"
+        )
     place = ledger or settings.ledger
     verdict = _audited(settings, place, parquet, html, targets=targets, late_s=late_bound)
     if json:
@@ -111,10 +116,10 @@ def _print(verdict: Verdict) -> None:
     console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))
     if verdict.cold:
         console.print(
-            Text(f"{verdict.cold:,} of the pending ones are cold: in Kafka, out of Redis")
+            Text(f"{verdict.cold:,} of the pending ones are cold: in Kafka, not in Redis")
         )
     if verdict.unknown:
-        console.print(Text(f"{verdict.unknown:,} not judged: the journals do not keep them"))
+        console.print(Text(f"{verdict.unknown:,} not judged: no longer in the journals"))
     if verdict.is_clean:
         console.print(Text("clean: every request is accounted for", style="bold green"))
         return

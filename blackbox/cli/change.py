@@ -13,7 +13,7 @@ from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
 
 Id = Annotated[
-    str, typer.Argument(help="The id that `send` printed, or the one it was sent with (--id).")
+    str, typer.Argument(help="The id that `send` printed, or the --id it was sent with.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -28,12 +28,12 @@ def cancel(id: Id, json: AsJson = False) -> None:
     what = "" if done.request is None else done.request.source
     told = {
         "cancelled": f"cancelled {what}",
-        "asked": f"asked to cancel {what}; the service has not taken it in yet",
+        "asked": f"wrote a cancel of {what}; the service has not read it yet",
     }
     _tell(done, "cancelled", told, id, json=json)
     if not json:
         for other in done.others:
-            typer.echo(printable(f"the same id at {other.source}: {other.state}"))
+            typer.echo(printable(f"also under this id: {other.source}: {other.state}"))
     if done.outcome != "cancelled":
         raise typer.Exit(FAILED)
 
@@ -42,7 +42,8 @@ def reschedule(
     id: Id,
     countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
     at: Annotated[
-        str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
+        str | None,
+        typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -59,7 +60,7 @@ def reschedule(
     what = "" if done.request is None else done.request.id
     told = {
         "rescheduled": what,
-        "asked": f"asked for {what}; the service has not taken it in yet",
+        "asked": f"wrote {what}; the service has not read it yet",
     }
     _tell(done, "rescheduled", told, id, json=json)
     if done.outcome != "rescheduled":
@@ -73,7 +74,7 @@ def _tell(
     if json:
         typer.echo(as_json(asdict(done)))
     elif done.request is None:
-        typer.echo(printable(f"{id}: no request of this id, and none pending under it"))
+        typer.echo(printable(f"{id}: no request has this id, and none is pending under it"))
     else:
         told["too-late"] = f"too late: {done.request.source} is {done.request.state}"
         if done.request.state == "ended" and done.request.detail is not None:

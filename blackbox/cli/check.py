@@ -22,7 +22,7 @@ def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fa
     if json:
         typer.echo(orjson.dumps([asdict(finding) for finding in found]))
     elif not found:
-        typer.echo("Nothing found: Kafka and Redis are set up as they should be.")
+        typer.echo("No findings: Kafka and Redis are configured as required.")
     else:
         _print_table([(f.severity, f.text, f.remedy) for f in found])
     if any(finding.severity == "refuse" for finding in found):

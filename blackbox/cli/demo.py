@@ -15,13 +15,15 @@ from blackbox.support import logs
 
 def demo(
     requests: Annotated[int, typer.Option(min=50, max=1_000_000, help="How many.")] = 10_000,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Due within this time.")] = 15.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="All requests are due within SECONDS.")
+    ] = 15.0,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave it running afterwards, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Keep it running afterwards, until Ctrl-C.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="Who runs the verbs: spark or process.")] = "spark",
+    engine: Annotated[str, typer.Option(help="The engine: spark or process.")] = "spark",
     report: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write the audit's page.")
+        Path, typer.Option(metavar="FILE", help="Write the audit report to this file.")
     ] = Path("blackbox-audit.html"),
 ) -> None:
     """Start Kafka, Redis and blackbox, send requests, and verify what was delivered.
@@ -30,7 +32,7 @@ def demo(
     became a dead letter, and the audit, if its packages are installed, finds no exceptions.
     """
     if not report.absolute().parent.is_dir():
-        raise BadUsage(f"--report {report}: there is no folder {report.absolute().parent}")
+        raise BadUsage(f"--report {report}: the folder {report.absolute().parent} does not exist")
     # When the command was started: almost all the time until here was CPU time.
     began_s = time.time() - time.process_time()
     logs.silent()
@@ -44,7 +46,7 @@ def demo(
     try:
         is_good = show.perform(Display(Console()))
     except KeyboardInterrupt:
-        typer.echo("\nInterrupted; nothing is left running.", err=True)
+        typer.echo("\nInterrupted; all servers were stopped.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if not is_good:
         raise typer.Exit(FAILED)

@@ -53,7 +53,7 @@ def ended(text: str, code: int) -> typer.Exit:
 def nothing_there(settings: Settings) -> typer.Exit:
     """As `ended`, for when no request topic exists."""
     topics, servers = ", ".join(settings.topics), settings.kafka_bootstrap_servers
-    text = f"no request topic ({topics}) on {servers}; `blackbox run` creates what is missing"
+    text = f"no request topic ({topics}) exists on {servers}; `blackbox run` creates them"
     return ended(text, FAILED)
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def ledger(
     path: Annotated[str | None, typer.Option(help="The ledger; default: BLACKBOX_LEDGER.")] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Only read every row and compare it with the manifest.")
+        bool, typer.Option("--verify", help="Only compare every row with the manifest.")
     ] = False,
     accept_gap: Annotated[
         bool,
         typer.Option(
-            "--accept-gap", help="Go on behind offsets that Kafka removed before they were read."
+            "--accept-gap", help="Continue after offsets that Kafka removed before they were read."
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -38,11 +38,11 @@ def ledger(
     place = path or settings.ledger
     if not place:
         raise BadUsage(
-            "where is the ledger? set BLACKBOX_LEDGER or --path to a folder, or a path of Hadoop "
-            "such as s3a://bucket/ledger"
+            "no ledger is given; set BLACKBOX_LEDGER or --path to a folder, or a Hadoop path such "
+            "as s3a://bucket/ledger"
         )
     if verify and accept_gap:
-        raise BadUsage("--verify changes nothing, and --accept-gap is for a run that does: use one")
+        raise BadUsage("--verify and --accept-gap are both given; give one of them")
     if verify:
         _verify(settings, place, json)
     else:
@@ -73,12 +73,12 @@ def _verify(settings: Settings, place: str, json: bool) -> None:
             typer.echo(problem)
         if not verdict.problems:
             typer.echo(
-                f"All well: {verdict.rows:,} rows in {verdict.files:,} files, each as written."
+                f"Verified: {verdict.rows:,} rows in {verdict.files:,} files, all as written."
             )
         if verdict.leftovers:
             typer.echo(
-                f"{verdict.leftovers} files belong to no manifest, as a run leaves them that was "
-                "killed: no reader sees them, a later run removes them."
+                f"{verdict.leftovers} files are in no manifest, left by a run that was killed: "
+                "readers ignore them, and a later run removes them."
             )
     if verdict.problems:
         raise typer.Exit(FAILED)

@@ -18,18 +18,21 @@ from blackbox.cli.terminal import as_json, printable, quietly
 from blackbox.journal.letterbox import Letter
 
 Places = Annotated[
-    list[str] | None, typer.Option(metavar="PLACE", help="Instead of a list; repeatable.")
+    list[str] | None,
+    typer.Option(
+        metavar="PLACE", help="Place of a dead letter to change, instead of listing; repeatable."
+    ),
 ]
 
 
 def letters(
-    reason: Annotated[str | None, typer.Option(help="Only those of this reason.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only letters with this reason.")] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Also those that were replayed or discarded.")
+        bool, typer.Option("--all", help="Also letters that were replayed or discarded.")
     ] = False,
     replay: Places = None,
     discard: Places = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per letter.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List open dead letters, newest first; replay some, or discard some.
 
@@ -53,7 +56,9 @@ def _list(found: Sequence[Letter], json: bool) -> None:
             continue
         became = f" ({letter.became})" if letter.became else ""
         typer.echo(printable(f"{letter.place}  {instant(letter.at_ms)}  {letter.reason}{became}"))
-        typer.echo(printable(f"  of {letter.source}, {letter.caller or 'nobody'}: {letter.detail}"))
+        typer.echo(
+            printable(f"  of {letter.source}, caller {letter.caller or 'unknown'}: {letter.detail}")
+        )
 
 
 def _tell(done: PutAway, json: bool) -> None:

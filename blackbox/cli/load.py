@@ -40,19 +40,18 @@ class Loaded(NamedTuple):
 def load(
     file: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
     request_topic: Annotated[
-        str | None, typer.Option(help="The request topic; the first of BLACKBOX_REQUEST_TOPICS.")
+        str | None,
+        typer.Option(help="The request topic; default: the first of BLACKBOX_REQUEST_TOPICS."),
     ] = None,
-    caller: Annotated[
-        str | None, typer.Option(help="Who asks, for the rows without a caller of their own.")
-    ] = None,
+    caller: Annotated[str | None, typer.Option(help="The caller, for rows that name none.")] = None,
     format: Annotated[
-        str | None, typer.Option(help="parquet, csv or jsonl; else the name's ending says it.")
+        str | None, typer.Option(help="parquet, csv or jsonl; default: from the file extension.")
     ] = None,
-    rate: Annotated[int | None, typer.Option(help="Most rows per second.", min=1)] = None,
+    rate: Annotated[int | None, typer.Option(help="Maximum rows per second.", min=1)] = None,
     again: Annotated[
-        str | None, typer.Option(help="Load the same once more, under a name of this time.")
+        str | None, typer.Option(help="Load the same files once more, under this name.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only judge the rows.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only validate the rows.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Send the requests in files, each exactly once; an interrupted load continues where it stopped.
@@ -83,7 +82,7 @@ def load(
     except UnusableFile as error:
         raise ended(printable(str(error)), FAILED) from None
     except (NotLoaded, RecoveryRequired) as error:
-        remedy = "the same command again goes on where this one stopped"
+        remedy = "run the same command again to continue where it stopped"
         raise ended(f"{printable(str(error))}; {remedy}", FAILED) from None
     if json:
         typer.echo(as_json(done._asdict()))
@@ -103,7 +102,7 @@ def _judge_and_send(
 ) -> Loaded:
     bar.shows("starting Spark")
     with started(settings) as session:
-        bar.shows("judging, in pieces")
+        bar.shows("validating")
         begun_s = time.monotonic()
         with bar.following(tasks_of(session)):
             verdict = loading.check(session, most_bytes, whole=dry_run)
@@ -142,7 +141,7 @@ def _utf8(option: str, text: str | None) -> str | None:
     try:
         (text or "").encode()
     except UnicodeEncodeError:
-        raise BadUsage(f"{option} is not UTF-8; type UTF-8") from None
+        raise BadUsage(f"{option} is not valid UTF-8; use UTF-8") from None
     return text
 
 
@@ -150,8 +149,8 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
     described = Topics(access.admin()).describe([topic]).get(topic)
     if described is None:
         raise ended(
-            f"the request topic {topic!r} is not on {access.bootstrap_servers}; "
-            "start blackbox once to have it created, or name another topic",
+            f"the request topic {topic!r} does not exist on {access.bootstrap_servers}; start "
+            "blackbox once to create it, or name another topic",
             FAILED,
         )
     told = described.settings
@@ -167,7 +166,7 @@ def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
     more = verdict.bad - len(verdict.first)
     lines = [_line(one) for one in verdict.first]
     lines += [f"… and {more:,} more"] if more else []
-    before = f" ({rows_in:,} rows are in from before)" if rows_in else ""
+    before = f" ({rows_in:,} rows were sent by earlier runs)" if rows_in else ""
     rows = "1 bad row" if verdict.bad == 1 else f"{verdict.bad:,} bad rows"
     lines += [f"{rows}; nothing was sent{before}"]
     return ended("\n".join(lines), REFUSED)
@@ -187,8 +186,8 @@ def _print(done: Loaded) -> None:
     )
     print_whole(shown)
     if done.dry_run:
-        typer.echo("every row is good; nothing was sent (--dry-run)")
+        typer.echo("all rows are valid; nothing was sent (--dry-run)")
     elif not done.rows:
-        typer.echo("there are no rows in these files")
+        typer.echo("these files have no rows")
     elif not done.sent:
-        typer.echo("this load is complete already; --again NAME sends it once more")
+        typer.echo("this load was already complete; --again NAME sends it once more")

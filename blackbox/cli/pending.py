@@ -20,13 +20,13 @@ PAGE = 100
 
 
 def pending(
-    target: Annotated[str | None, typer.Option(help="Only what goes to this topic.")] = None,
-    caller: Annotated[str | None, typer.Option(help="Only what this caller asked for.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only requests to this topic.")] = None,
+    caller: Annotated[str | None, typer.Option(help="Only requests by this caller.")] = None,
     within: Annotated[
-        float | None, typer.Option(help="Only what is due within so many seconds, or late.")
+        float | None, typer.Option(help="Only requests that are due within SECONDS, or overdue.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of requests.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List pending requests, the soonest first, without the cold tier; reads only."""
     settings = quietly()

@@ -17,7 +17,7 @@ def rebind(
     pending: Annotated[
         Pending,
         typer.Option(
-            help="What was pending in a topic of the same name before: deliver it, or drop it."
+            help="Requests pending in the earlier topic of this name: deliver or drop them."
         ),
     ],
 ) -> None:
@@ -28,15 +28,15 @@ def rebind(
     settings = quietly()
     if topic not in settings.topics:
         known = ", ".join(settings.topics)
-        raise BadUsage(f"{topic!r} is none of the request topics: {known}")
+        raise BadUsage(f"{topic!r} is not one of the request topics: {known}")
     for one in rebound(settings, topic, pending):
         letters = f"; {one.letters} became dead letters" if one.letters else ""
         superseded = (
-            f"; {one.superseded} replaced or cancelled since by their callers"
+            f"; {one.superseded} since replaced or cancelled by their callers"
             if one.superseded
             else ""
         )
         typer.echo(
-            f"{one.shard}: {one.why}; {one.again} asked for again, {one.dropped} dropped, "
-            f"{one.cold} beyond the horizon gone with their records{letters}{superseded}"
+            f"{one.shard}: {one.why}; {one.again} written again, {one.dropped} dropped, {one.cold} "
+            f"beyond the horizon lost with their records{letters}{superseded}"
         )

@@ -24,22 +24,25 @@ OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.", "blackbox.engine.spark.")
 
 def run(
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Bring Kafka and Redis along, on free ports.")
+        bool, typer.Option("--embedded", help="Also start Kafka and Redis, on free ports.")
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="With --embedded: where their data live; else they are temporary."),
+        typer.Option(help="With --embedded: their data folder; default: a temporary one."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Instead of BLACKBOX_ENGINE.")] = None,
     only: Annotated[
-        Half | None, typer.Option(help="With Spark: one half; the other is another application.")
+        Half | None,
+        typer.Option(
+            help="With Spark: run only intake or only dispatch; start the other separately."
+        ),
     ] = None,
 ) -> None:
     """Read requests and deliver their messages, until SIGTERM or Ctrl-C."""
     from blackbox.run import Unsound, serve
 
     if data is not None and not embedded:
-        raise BadUsage(f"--data {data} says where embedded servers keep theirs; add --embedded")
+        raise BadUsage(f"--data {data} is only for embedded servers; add --embedded")
     logs.to_stderr()
     overrides = {} if engine is None else {"engine": engine}
     settings = load(**overrides | ({"kafka_bootstrap_servers": "embedded"} if embedded else {}))
@@ -65,7 +68,10 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
     """Refuse an engine that this installation cannot run, before anything starts. Raises BadUsage."""
     if settings.engine != "spark":
         if only is not None:
-            raise BadUsage(f"--only {only} is for the Spark engine; this is {settings.engine}")
+            raise BadUsage(
+                f"--only {only} is only for the Spark engine, and the engine is {settings.engine}; "
+                "remove it"
+            )
         return
     settings.spark_settings()
     missing = missing_packages(SPARK_PACKAGES)
@@ -78,8 +84,8 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
         find_java()
     except EmbeddedError as error:
         raise BadUsage(
-            f"{error}; the Spark engine needs it, too: with --engine process"
-            " (BLACKBOX_ENGINE=process) it goes without"
+            f"{error}; the Spark engine needs it too; --engine process (BLACKBOX_ENGINE=process) "
+            "does not"
         ) from None
 
 

@@ -21,38 +21,43 @@ from blackbox.support import logs
 
 
 def send(
-    topic: Annotated[str, typer.Option(help="Where the message goes.")],
-    message: Annotated[str, typer.Option(help="What is delivered; -: what stdin has, as it is.")],
+    topic: Annotated[str, typer.Option(help="The topic that the message is delivered to.")],
+    message: Annotated[str, typer.Option(help="The message; -: read it from stdin, unchanged.")],
     countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
     at: Annotated[
-        str | None, typer.Option(help="Instead: RFC 3339 with offset, or epoch ms.")
+        str | None,
+        typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the delivered record.")] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="name=value, for the delivered record; repeatable.")
+        list[str] | None,
+        typer.Option(help="Header of the delivered record, name=value; repeatable."),
     ] = None,
     id: Annotated[
-        str | None, typer.Option(help="Your own name for the request, to replace or cancel it by.")
+        str | None, typer.Option(help="Your own id, to replace or cancel the request.")
     ] = None,
     every: Annotated[
-        float | None, typer.Option(help="Again, each so many seconds, until --id is cancelled.")
+        float | None, typer.Option(help="Repeat every N seconds until --id is cancelled.")
     ] = None,
     cron: Annotated[
-        str | None, typer.Option(help="Again, whenever these five fields of cron match.")
+        str | None, typer.Option(help="Repeat at the times of this cron expression (five fields).")
     ] = None,
     timezone: Annotated[
-        str | None, typer.Option(help="Of --cron: a name such as Europe/Berlin; else UTC.")
+        str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin; default: UTC.")
     ] = None,
-    caller: Annotated[str | None, typer.Option(help="Who asks: the header CALLER_SERVICE.")] = None,
+    caller: Annotated[
+        str | None, typer.Option(help="The caller, sent as the header CALLER_SERVICE.")
+    ] = None,
     request_topic: Annotated[
-        str | None, typer.Option(help="The request topic; else the first of the format countdown.")
+        str | None,
+        typer.Option(help="The request topic; default: the first with the format countdown."),
     ] = None,
 ) -> None:
     """Request a message for later delivery; prints the request's id once Kafka has acknowledged it."""
     settings = load()
     recurs = every is not None or cron is not None
     if (countdown is not None and at is not None) or not (recurs or countdown is not None or at):
-        raise BadUsage("when is it due? Give --countdown SECONDS or --at INSTANT, one of them")
+        raise BadUsage("the due time must be given once: --countdown SECONDS or --at INSTANT")
     try:
         value = request_value(
             topic,
@@ -67,7 +72,7 @@ def send(
             timezone=timezone,
         )
     except TypeError as error:
-        raise BadUsage(f"what was typed cannot be sent as JSON: {error}; type UTF-8") from None
+        raise BadUsage(f"an argument cannot be sent as JSON: {error}; use UTF-8") from None
     _refuse_invalid(value, settings)
     with _client(settings, caller, request_topic) as client:
         typer.echo(client.ask(value, key=id).id)
@@ -79,7 +84,7 @@ def _from_stdin() -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise BadUsage(
-            f"stdin is not UTF-8: {error}; a message that is not goes by the client"
+            f"stdin is not valid UTF-8: {error}; send such a message with the Python client"
         ) from None
 
 
@@ -99,7 +104,7 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise BadUsage(f"--header {text!r}: wanted name=value")
+        raise BadUsage(f"--header {text!r}: give name=value")
     return name, value
 
 

@@ -24,9 +24,9 @@ _MEMBER = re.compile(r"[0-9a-f]{16}")
 def show(
     id: Annotated[
         str, typer.Argument(help="An id as `send` prints it, a place such as TB/3@1234, the 16 hex "
-        "digits that name it in Redis, or while it is pending the id that its caller gave it.")
+        "digits of its key in Redis, or, while it is pending, its caller's id.")
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line per request.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:  # fmt: skip
     """Show whether a request is pending, where its message went, or why it is a dead letter.
 
@@ -40,7 +40,7 @@ def show(
         typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
     if all(fate.state in NOT_TOLD for fate in fates):
         if not fates:
-            typer.echo(f"{id}: no shard has a request of this name", err=True)
+            typer.echo(f"{id}: no shard has this request", err=True)
         raise typer.Exit(FAILED)
 
 
@@ -63,14 +63,16 @@ def _place(text: str, topics: list[str]) -> tuple[Shard, int]:
     if place := placed(text):
         topic = place[0].topic
         if topic not in topics:
-            raise BadUsage(f"{text}: {topic!r} is none of the request topics {', '.join(topics)}")
+            raise BadUsage(
+                f"{text}: {topic!r} is not one of the request topics {', '.join(topics)}"
+            )
         return place
     try:
         return locate(text, topics)
     except ValueError as error:
         raise BadUsage(
-            f"{error}, a place such as {topics[0]}/3@1234, the 16 hex digits of a key in Redis, "
-            "or the id that its caller gave it while it is pending"
+            f"{error}, a place such as {topics[0]}/3@1234, the 16 hex digits of a key in Redis, or "
+            "the caller's id of a pending request"
         ) from None
 
 
@@ -83,13 +85,13 @@ def _as_text(fate: Fate) -> str:
     if fate.target is not None and fate.state != "delivered":
         lines.append(f"  to        {fate.target}")
     if fate.caller is not None:
-        lines.append(f"  asked by  {fate.caller}")
+        lines.append(f"  caller    {fate.caller}")
     if fate.caller_id is not None and fate.state != "cancel":
-        lines.append(f"  under     {fate.caller_id}")
+        lines.append(f"  caller id {fate.caller_id}")
     if fate.due_ms is not None:
         lines.append(f"  due       {instant(fate.due_ms)}")
     if fate.is_cold:
-        lines.append("  waits     in Kafka, out of Redis, until it comes near")
+        lines.append("  waits     in Kafka, not in Redis, until it is promoted")
     if fate.carried is not None:
         lines.append(f"  carried   to {fate.carried}")
     if fate.attempts:
@@ -98,7 +100,7 @@ def _as_text(fate: Fate) -> str:
         if fate.next_try_ms is not None:
             lines.append(f"  next try  {instant(fate.next_try_ms)}")
         else:
-            lines.append("  next try  as soon as its target takes messages")
+            lines.append("  next try  once its target accepts messages")
     if fate.reason is not None:
         lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
     return "\n".join(map(printable, lines))
@@ -110,16 +112,16 @@ def _sentence(fate: Fate) -> str:
         late_ms = (fate.at_ms or 0) - (fate.due_ms or fate.at_ms or 0)
         return f"delivered to {fate.place} at {at}, {late_ms} ms after it was due"
     if fate.state in ("dead", "expired", "invalid"):
-        return f"a dead letter since {at}, at {fate.place}"
+        return f"dead-lettered at {at}, to {fate.place}"
     return {
         "pending": "pending" if fate.reason is None else "to become a dead letter",
         "ended": "not pending and never delivered: cancelled, or replaced by a later request",
-        "unread": "in Kafka, not taken in yet",
-        "cancel": f"no request: it cancels the one under {fate.caller_id!r}",
-        "tombstone": "no request: the tombstone of a schedule that has ended",
+        "unread": "in Kafka, not yet read",
+        "cancel": f"not a request, but a cancel of {fate.caller_id!r}",
+        "tombstone": "not a request, but the tombstone of a schedule that has ended",
         "over": f"not pending any more; {fate.detail}",
         "undetermined": f"not known: {fate.detail}",
-        "unknown": "there is no such request: never written, or no longer kept by Kafka",
+        "unknown": "not found: never written, or already removed from Kafka",
     }[fate.state]
 
 

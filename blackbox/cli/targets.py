@@ -21,17 +21,17 @@ def pause(topic: Topic) -> None:
     if topic not in _change(topic, Admin.pause):
         text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
         raise ended(text, FAILED)
-    typer.echo(f"{topic} is paused; `blackbox resume {topic}` lets it go on")
+    typer.echo(f"{topic} is paused; `blackbox resume {topic}` resumes it")
 
 
 def resume(topic: Topic) -> None:
     """Resume delivery to a paused target; requests that waited follow within a minute."""
     _change(topic, Admin.resume)
-    typer.echo(f"{topic} is not paused; what waited follows within a minute")
+    typer.echo(f"{topic} is not paused; waiting messages follow within a minute")
 
 
 def _change(topic: str, change: Callable[[Admin, str], dict[str, int]]) -> dict[str, int]:
     if not is_topic_name(topic):
-        raise BadUsage(f"{topic!r} is no name of a topic")
+        raise BadUsage(f"{topic!r} is not a valid topic name")
     with closing(Admin(quietly())) as admin:
         return change(admin, topic)

@@ -40,11 +40,12 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
                 return topic
         raise BadUsage(
             f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITTEN}, "
-            "the only one that commands write"
+            "the only one that commands can write"
         )
     if topics.get(asked, WRITTEN) != WRITTEN:
         raise BadUsage(
-            f"--request-topic {asked!r}: its format is {topics[asked]}; commands write {WRITTEN} only"
+            f"--request-topic {asked!r}: its format is {topics[asked]}; commands can write "
+            f"{WRITTEN} only"
         )
     return asked
 

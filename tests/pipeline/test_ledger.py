@@ -748,15 +748,15 @@ def test_the_command_tells_people_and_machines_what_it_did(
     assert [line.split()[:4] for line in table.splitlines() if line.startswith(" requests")] == [
         ["requests", "0", str(requests["rows"]), str(requests["days"])]
     ]
-    assert (well.exit_code, well.stdout.startswith("All well: ")) == (0, True)
+    assert (well.exit_code, well.stdout.startswith("Verified: ")) == (0, True)
     assert (ill.exit_code, len(json.loads(ill.stdout)["problems"])) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ([], "error: where is the ledger? set BLACKBOX_LEDGER or --path to a folder"),
-        (["--path", "x", "--verify", "--accept-gap"], "error: --verify changes nothing"),
+        ([], "error: no ledger is given; set BLACKBOX_LEDGER or --path to a folder"),
+        (["--path", "x", "--verify", "--accept-gap"], "error: --verify and --accept-gap are both given"),
     ],
 )
 def test_what_is_asked_wrongly_ends_with_2_and_says_what_to_type(

@@ -478,7 +478,7 @@ def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
     assert done["already"] > 0
     assert done["sent"] + done["already"] == ROWS
     assert times_in(servers, world.requests, ROWS) == {1: ROWS}
-    assert "this load is complete already" in type_load(*paths).out
+    assert "this load was already complete" in type_load(*paths).out
     until("nothing is left of them", lambda: not any(orphan.is_running() for orphan in orphans))
 
 

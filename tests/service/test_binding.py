@@ -146,7 +146,7 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     done = rebind(world, decision)
     service.wait_ready()
     again = sum(
-        int(line.split(" asked for again")[0].rpartition(" ")[2]) for line in done.splitlines()
+        int(line.split(" written again")[0].rpartition(" ")[2]) for line in done.splitlines()
     )
     assert again == (100 if decision == "deliver" else 0)
     until("new ones are delivered", lambda: len(bodies(world)) >= 200 + 300)
@@ -662,7 +662,7 @@ def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: 
     ask_anew(world)
     why_not_open(service, "is not the one that was read there")
 
-    assert f"{CUT} asked for again" in rebind(world, "deliver")
+    assert f"{CUT} written again" in rebind(world, "deliver")
 
     service.wait_ready()
     until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
@@ -686,7 +686,7 @@ def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_
 
     why_not_open(service, "is not the one that was read there")
 
-    assert f"{CUT} asked for again" in rebind(world, "deliver")
+    assert f"{CUT} written again" in rebind(world, "deliver")
     service.wait_ready()
     until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
@@ -822,7 +822,7 @@ def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancell
     done = rebind(world, "deliver")
     service.wait_ready()
 
-    again = [int(line.split(" asked for")[0].split()[-1]) for line in done.splitlines()]
+    again = [int(line.split(" written again")[0].split()[-1]) for line in done.splitlines()]
     assert sum(again) == 80
     until("asked for again", lambda: pending(world, client) == 80)
     cancel_by_ids(world, "i{}".format)

@@ -132,7 +132,7 @@ def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
     until("it was tried", lambda: town.show(asked).get("attempts"))
     lines = town.run("show", asked).lines
     assert "  waits     the target is paused; blackbox resume TOPIC lets it go on" in lines
-    assert "  next try  as soon as its target takes messages" in lines
+    assert "  next try  once its target accepts messages" in lines
     assert town.run("resume", paused).code == 0
     assert "detail" not in town.becomes(asked, "delivered")
 
@@ -194,7 +194,7 @@ def test_a_message_comes_from_stdin_as_it_is(town: Town) -> None:
     assert "grüß\ngott\n".encode() in delivered
     refused = town.run(*typed, stdin=b"\xff")
     assert refused.code == 2
-    assert "stdin is not UTF-8" in refused.errors[0]
+    assert "stdin is not valid UTF-8" in refused.errors[0]
 
 
 def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:
@@ -224,19 +224,19 @@ def test_a_pause_before_the_first_start_says_that_nothing_is_paused(town: Town) 
 def test_status_before_the_first_start_says_what_to_do(town: Town) -> None:
     answer = blackbox(town.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}, "status")
     assert answer.code == 1
-    assert "`blackbox run` creates what is missing" in answer.errors[0]
+    assert "`blackbox run` creates them" in answer.errors[0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--message", "x"), "Give --countdown SECONDS or --at INSTANT"),
-        (("--message", "x", "--countdown", "1", "--at", "1"), "Give --countdown SECONDS or"),
+        (("--message", "x"), "once: --countdown SECONDS or --at INSTANT"),
+        (("--message", "x", "--countdown", "1", "--at", "1"), "once: --countdown SECONDS or"),
         (("--message", "x", "--countdown", "nan"), "bad-due-time"),
         (("--message", "x", "--at", "tomorrow"), "'tomorrow'"),
-        (("--message", "x", "--countdown", "1", "--header", "trace"), "wanted name=value"),
+        (("--message", "x", "--countdown", "1", "--header", "trace"), "give name=value"),
         (("--message", "x", "--countdown", "1", "--id", ""), "bad-id"),
-        (("--message", "\udcff", "--countdown", "1"), "type UTF-8"),
+        (("--message", "\udcff", "--countdown", "1"), "use UTF-8"),
     ],
 )
 def test_what_would_become_a_dead_letter_is_not_sent(

@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_demo_cleanly_at_any_time(
     running.says(moment)
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(30) == 130, running.said
-    assert "Interrupted; nothing is left running." in running.said
+    assert "Interrupted; all servers were stopped." in running.said
     assert "Traceback" not in running.said
     assert running.left_behind() == []
 

@@ -166,8 +166,8 @@ class _Run:
         if not in_kafka and not manifest.number:
             topics = ", ".join(self._settings.topics)
             raise LedgerError(
-                f"no request topic ({topics}) on {self._settings.kafka_bootstrap_servers}; "
-                "`blackbox run` creates what is missing"
+                f"no request topic ({topics}) exists on {self._settings.kafka_bootstrap_servers}; "
+                "`blackbox run` creates them"
             )
         problems = misfits(manifest, in_kafka, list(self._settings.topics), self._access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
