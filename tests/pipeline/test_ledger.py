@@ -756,7 +756,10 @@ def test_the_command_tells_people_and_machines_what_it_did(
     ("options", "text"),
     [
         ([], "error: no ledger is given; set BLACKBOX_LEDGER or --path to a folder"),
-        (["--path", "x", "--verify", "--accept-gap"], "error: --verify and --accept-gap are both given"),
+        (
+            ["--path", "x", "--verify", "--accept-gap"],
+            "error: --verify and --accept-gap are both given",
+        ),
     ],
 )
 def test_what_is_asked_wrongly_ends_with_2_and_says_what_to_type(
