@@ -74,9 +74,11 @@ class Asked:
         """Take Kafka's delivery report."""
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
-            self.failure = f"Kafka did not take the request into {topic}: {error.str()}"
+            self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
         elif topic is None or partition is None or offset is None:
-            self.failure = f"Kafka did not say where in {topic} the request is; it may not be there"
+            self.failure = (
+                f"Kafka returned no offset for the request in {topic}; it may not have been written"
+            )
         else:
             self._place = Shard(topic, partition), offset
 
@@ -120,8 +122,8 @@ class Asker:
             ) from None
         if self.request_topic not in found:
             raise NotSent(
-                f"the request topic {self.request_topic!r} is not on {servers}; "
-                "start blackbox once to have it created, or name another topic"
+                f"the request topic {self.request_topic!r} does not exist on {servers}; start "
+                "blackbox once to create it, or name another topic"
             )
 
     def ask(
@@ -169,7 +171,7 @@ class Asker:
                 found = self._producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
             except KafkaException as error:
                 raise NotSent(
-                    f"cannot ask for the partitions of {topic}: {error.args[0].str()}; check the "
+                    f"cannot list the partitions of {topic}: {error.args[0].str()}; check the "
                     f"brokers at {self.access.bootstrap_servers}"
                 ) from None
             self._partitions, self._counted_s = len(found.partitions), time.monotonic()
@@ -251,7 +253,7 @@ class Asker:
         try:
             produce(self._producer, self.request_topic, value, key, partition, settle, headers)
         except KafkaException as error:
-            raise NotSent(f"the client refuses the request: {error.args[0].str()}") from None
+            raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
 
     def _wait_for(self, asked: Asked) -> None:
         self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
@@ -262,4 +264,4 @@ class Asker:
 
 
 def _refusal(count: int, first: str) -> NotSent:
-    return NotSent(f"Kafka refused {count} of the requests; the first: {first}")
+    return NotSent(f"Kafka rejected {count} of the requests; the first: {first}")

@@ -66,7 +66,7 @@ class _Caller:
 
     def _ask_to_move(self, id: str, found: tuple[Shard, Moved] | None) -> Asked:
         if found is None:
-            raise TooLate(f"{id} is not pending any more; get(id) tells what became of it")
+            raise TooLate(f"{id} is no longer pending; get(id) returns its state")
         return self._asker.ask_to_move(*found)
 
 

@@ -37,8 +37,8 @@ LONGEST_COUNTDOWN_S = 315_360_000
 Word = Literal["pending", "delivered", "dead", "ended", "unknown"]
 
 _WHAT_TO_GIVE = (
-    "give the id that send_later returned. What was sent under an id of your own is found by that "
-    "one over HTTP while it is pending: GET /requests/{id}"
+    "give the id that send_later returned. A pending request can also be found by its caller id, "
+    "over HTTP: GET /requests/{id}"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -89,7 +89,9 @@ class Looker:
         with self._lock, _telling(self._access.bootstrap_servers):
             fate = self._fate(shard, offset, timeout_s)
         if fate.state in NO_REQUEST:
-            raise ValueError(f"{id!r} is the id of a {fate.state}, no request; {_WHAT_TO_GIVE}")
+            raise ValueError(
+                f"{id!r} is the id of a {fate.state}, not of a request; {_WHAT_TO_GIVE}"
+            )
         return _state(fate)
 
     def moved(
@@ -130,7 +132,7 @@ class Looker:
             return self._judged(shard, offset, limit)
         except LimitReached:
             raise NotTold(
-                f"what became of {request_id(shard, offset)} was not found: {limit} were read, and "
+                f"the state of {request_id(shard, offset)} was not found: {limit} were read, and "
                 "there are more; give a longer timeout_s, or ask a service, which has an index: "
                 "GET /requests/{id}"
             ) from None
@@ -150,7 +152,9 @@ class Looker:
             )
         if not self._count(self._topic):
             servers = self._access.bootstrap_servers
-            raise NotTold(f"the request topic {self._topic!r} is not on {servers}; name another")
+            raise NotTold(
+                f"the request topic {self._topic!r} does not exist on {servers}; name another"
+            )
         if shard.partition >= self._count(self._topic):
             return Fate(request_id(shard, offset), shard.source(offset), "unknown")
         journal = ShardJournal(shard, self._access, reader=self._reader)
@@ -174,7 +178,7 @@ def _telling(servers: str) -> Iterator[None]:
     except NotAllowed as reason:
         raise NotTold(str(reason)) from None
     except RecoveryRequired as reason:
-        what = f"{reason}; check that Kafka is running at {servers}, then ask again"
+        what = f"{reason}; check that Kafka is running at {servers}, then try again"
         raise NotTold(what) from None
 
 

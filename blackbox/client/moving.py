@@ -45,7 +45,7 @@ def moved(
     found = contract.parse(asked, asked.timestamp_ms)
     if not isinstance(found, Request):
         raise ValueError(
-            f"{shard.source(record.offset)} is no valid request of the format countdown"
+            f"{shard.source(record.offset)} is not a valid request of the format countdown"
         )
     terms = orjson.loads(asked.value or b"")
     if not isinstance(terms["message"], str) and found.message is not None:

@@ -55,9 +55,9 @@ class Retry:
             raise ValueError(f"attempts is {self.attempts}; wanted: 1 or more")
         if not timedelta() < self.shortest <= self.longest:
             given = f"shortest is {self.shortest} and longest {self.longest}"
-            raise ValueError(f"{given}; wanted: more than 0, and the longest not the shorter")
+            raise ValueError(f"{given}; wanted: more than 0, and shortest not longer than longest")
         if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor is {self.factor}; wanted: a number from 1 on")
+            raise ValueError(f"factor is {self.factor}; wanted: a finite number of at least 1")
 
     def delay(self, attempt: int) -> timedelta:
         """How long after the failure this attempt comes; the first attempt is 1."""
@@ -82,8 +82,8 @@ class Retry:
         headers = cast(Headers, message.headers() or [])
         attempt = (_number(headers, ATTEMPT) or 0) + 1
         if attempt > self.attempts:
-            told = f"{shard.source(offset)} has had {attempt - 1} attempts of {self.attempts}"
-            raise Exhausted(f"{told}; write it to dead letters of your own")
+            told = f"{shard.source(offset)} has used {attempt - 1} of {self.attempts} attempts"
+            raise Exhausted(f"{told}; write it to your own dead-letter topic")
         now_s = time.time() if now_s is None else now_s
         epoch_s = math.ceil(now_s + self.delay(attempt).total_seconds())
         original_s = _number(headers, ORIGINAL_TIMESTAMP) if attempt > 1 else None
@@ -110,7 +110,9 @@ class Retry:
 def _place(message: Message) -> tuple[Shard, int]:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     if message.error() is not None or topic is None or partition is None or offset is None:
-        raise ValueError(f"no message that a consumer read: {message.error() or 'it has no place'}")
+        raise ValueError(
+            f"not a message read by a consumer: {message.error() or 'it has no place'}"
+        )
     return Shard(topic, partition), offset
 
 

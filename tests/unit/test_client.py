@@ -200,7 +200,7 @@ AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 def test_a_request_that_kafka_does_not_take_says_so() -> None:
     asker = Asker("127.0.0.1:1", kafka_settings=AWAY)
     asked = asker.ask(request_value("orders", "hi", countdown_s=1))
-    with pytest.raises(NotSent, match=r"Kafka did not take the request into TB: .*timed out"):
+    with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
     with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
         asker.flush()
@@ -218,7 +218,7 @@ def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
     with monkeypatch.context() as patched:
         patched.setattr("blackbox.client.asking.produce", refuse)
         refused = client._asker.ask(request_value("orders", "hi", countdown_s=1))
-    with pytest.raises(NotSent, match="Kafka did not take the request"):
+    with pytest.raises(NotSent, match="Kafka rejected the request"):
         _ = refused.id
     assert client.send_later(None, "hi", "orders", SOON)
     with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
@@ -237,7 +237,7 @@ def test_a_coroutine_hears_of_it_too() -> None:
         async with AsyncClient("127.0.0.1:1", kafka_settings=AWAY) as client:
             await client.send_later(None, "hi", "orders", SOON)
 
-    with pytest.raises(NotSent, match=r"Kafka did not take the request into TB: .*timed out"):
+    with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         asyncio.run(talk())
 
 
@@ -256,7 +256,7 @@ def test_an_id_that_names_no_request_of_the_topic_says_what_to_give(client: Clie
 
 
 def test_a_request_that_is_too_large_is_refused_at_once(client: Client) -> None:
-    with pytest.raises(NotSent, match="the client refuses the request"):
+    with pytest.raises(NotSent, match="the client rejected the request"):
         client.send_later(None, "x" * 2_000_000, "orders", SOON)
 
 

@@ -193,7 +193,7 @@ def test_an_empty_message_is_retried_and_a_tombstone_refused() -> None:
 
 
 def test_what_a_consumer_returns_instead_of_a_message_is_refused() -> None:
-    with pytest.raises(ValueError, match="no message that a consumer read"):
+    with pytest.raises(ValueError, match="not a message read by a consumer"):
         RETRY.schedule(failed(error=KafkaError(KafkaError._PARTITION_EOF)), NOW_S)
 
 
