@@ -211,7 +211,10 @@ class Admin:
     ) -> Request | Cancel | Invalid | None:
         """Parse and check a request as intake will, except for quotas."""
         if len(value) > self._most_bytes:
-            return Invalid(Reason.TOO_LARGE, f"{len(value)} bytes; {self._most_bytes} at most")
+            return Invalid(
+                Reason.TOO_LARGE,
+                f"the request has {len(value)} bytes; at most {self._most_bytes} are allowed",
+            )
         asked = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
         if self._rules is not None and isinstance(asked, Request):
             refusal = self._rules.rules().refusal(asked, now_ms)
@@ -269,7 +272,9 @@ class Admin:
                     return Cancelled("asked", fate)
                 offset, left = there, registry.fate(shard, there, since)
         except LimitReached:
-            detail = "whether it was cancelled or replaced was not found: that is too far back"
+            detail = (
+                "whether it was cancelled or replaced could not be determined: it is too far back"
+            )
             return Cancelled("too-late", replace(fate, state="over", detail=detail))
         return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
 
@@ -338,12 +343,12 @@ class Admin:
     ) -> int:
         if self._settings.topics[shard.topic] != WRITTEN:
             raise ValueError(
-                f"{shard.topic} has the format {self._settings.topics[shard.topic]}; write the "
-                "request again there, under its key or id"
+                f"{shard.topic} has the format {self._settings.topics[shard.topic]}, which cannot "
+                "be rescheduled here; write the request to it again, with the same key or id"
             )
         record = self._registry().record(shard, offset)
         if record is None:
-            raise ValueError(f"{shard.source(offset)} is not kept in Kafka any more")
+            raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
         contract = self._formats[shard.topic]
         new = moved(shard, record, contract, countdown_s=countdown_s, at=at)
         now_ms = time.time_ns() // 1_000_000
@@ -515,7 +520,9 @@ class Admin:
 
     def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
         if not self._writing.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
-            raise NotSent("nothing was written: Kafka has not acknowledged what was written before")
+            raise NotSent(
+                "nothing was written: Kafka has not acknowledged the previous records; try again"
+            )
         try:
             if topic not in self._askers:
                 access = kafka(self._settings, QUIET)
@@ -531,8 +538,8 @@ class Admin:
             if contract == WRITTEN:
                 return topic
         raise NotSent(
-            f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format {WRITTEN}, "
-            "the only one that requests are written in here"
+            f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format "
+            f"{WRITTEN}, the only one that can be written here"
         )
 
 
@@ -557,7 +564,7 @@ def _why(asked: object) -> tuple[str, str]:
     if isinstance(asked, Invalid):
         return asked.reason, asked.detail
     assert isinstance(asked, Cancel)
-    return Reason.BAD_CANCEL, "a cancel is no request; cancel what was asked by its id"
+    return Reason.BAD_CANCEL, "cancels are not accepted here; use DELETE /requests/{id}"
 
 
 def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:

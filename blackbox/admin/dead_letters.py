@@ -47,7 +47,7 @@ def put_away(
         letter = known.get(place)
         if letter is None:
             left[place] = (
-                f"no such letter of the configured request topics among the last of {topic}"
+                f"no such letter of a configured request topic among the latest of {topic}"
             )
         elif letter.became is not None:
             left[place] = f"already {letter.became}"
@@ -59,7 +59,11 @@ def put_away(
             except ValueError as why:
                 left[place] = str(why)
     done = box.put_away(wanted) if wanted else []
-    left |= {place: "put away by somebody else" for place in wanted if place not in done}
+    left |= {
+        place: "just replayed or discarded by another caller"
+        for place in wanted
+        if place not in done
+    }
     return PutAway(done, left)
 
 
@@ -67,8 +71,8 @@ def _again(access: KafkaAccess, letter: Letter) -> Again:
     """The record to write again. Raises ValueError for a letter that cannot be replayed."""
     if letter.reason == Reason.TOO_LATE:
         raise ValueError(
-            "what it was to replace was delivered, or has ended: replayed, it could go out twice; "
-            "ask for it anew if that is meant"
+            "the request it should replace was delivered or has ended, so replaying it could "
+            "deliver twice; send a new request if you want that"
         )
     place = placed(letter.source)
     assert place is not None
@@ -79,9 +83,7 @@ def _again(access: KafkaAccess, letter: Letter) -> Again:
     with closing(ShardJournal(shard, access)) as journal:
         record = journal.records([offset]).get(offset)
     if record is None:
-        raise ValueError(
-            f"its value was left out, and Kafka does not keep {letter.source} any more"
-        )
+        raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
     return Again(shard, record.key, record.value, _without_condition(record.headers))
 
 

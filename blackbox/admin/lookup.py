@@ -263,13 +263,13 @@ def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
     """The fate when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (
-        f"{what} was not found: a look-up reads a part of the journals only, and this one read "
-        f"{limit}; `blackbox audit --parquet` tells of every request"
+        f"{what} was not found: a look-up reads a limited part of the journals, here {limit}; "
+        "`blackbox audit --parquet` covers every request"
     )
     if not is_over:
         detail += (
-            "; while it is pending, GET /requests lists it at its due time, and its `source` there, "
-            "such as TB/3@1234, is found and cancelled at once"
+            "; while it is pending, GET /requests lists it at its due time; the `source` listed "
+            "there, such as TB/3@1234, can be looked up and cancelled"
         )
     state: State = "over" if is_over else "undetermined"
     return replace(known, state=state, detail=detail)

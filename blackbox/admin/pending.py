@@ -40,10 +40,10 @@ class Place(NamedTuple):
             place = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
         except ValueError:
             raise ValueError(
-                f"{text[:80]!r} is no cursor; take `next` of the page before"
+                f"{text[:80]!r} is not a cursor; use `next` of the previous page"
             ) from None
         if not is_topic_name(topic) or not 0 <= place.offset <= MAX_OFFSET or str(place) != text:
-            raise ValueError(f"{text[:80]!r} is no cursor; take `next` of the page before")
+            raise ValueError(f"{text[:80]!r} is not a cursor; use `next` of the previous page")
         return place
 
 

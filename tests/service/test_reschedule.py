@@ -118,8 +118,8 @@ def test_what_replaces_a_request_that_is_gone_is_a_dead_letter(
     assert state(service, pending) == client.get(pending).state == "pending"
     [letter] = service.get("/dead-letters").json()["letters"]
     replayed = service.post("/dead-letters/replay", json={"places": [letter["place"]]}).json()
-    assert "could go out twice" in replayed["left"][letter["place"]]
-    with pytest.raises(TooLate, match="is not pending any more"):
+    assert "could deliver twice" in replayed["left"][letter["place"]]
+    with pytest.raises(TooLate, match="is no longer pending"):
         client.reschedule(id, SOON)
 
 
