@@ -35,8 +35,8 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
 
 CLOSED = (
-    "others can reach this address: set BLACKBOX_API_TOKEN, such as `openssl rand -hex 32` makes one, "
-    "or listen on 127.0.0.1; until then only health and metrics are told here"
+    "other machines can reach this address, so only health and metrics are served: set "
+    "BLACKBOX_API_TOKEN (for example from `openssl rand -hex 32`), or listen on 127.0.0.1"
 )
 
 LOOKS = ("GET", "HEAD", "OPTIONS")
@@ -103,22 +103,22 @@ class Access:
 
     async def turn(self) -> AsyncIterator[None]:
         """Hold a turn to read. Raises HTTPException 503 while too many others read."""
-        async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are being answered"):
+        async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are in progress"):
             yield
 
     async def letters_turn(self) -> AsyncIterator[None]:
         """Hold the turn to read dead letters. Raises HTTPException 503 while another caller has it."""
-        told = "somebody else looks at the dead letters"
+        told = "another read of the dead letters is in progress"
         async with _turn(self._letters, LETTERS_WITHIN_S, told):
             yield
 
     def schedules_turn(self, within_s: float | None) -> AbstractAsyncContextManager[None]:
         """A turn to read a page of schedules. Raises HTTPException 503 if others take longer; never for None."""
-        return _turn(self._schedules, within_s, "others read schedules")
+        return _turn(self._schedules, within_s, "another read of schedules is in progress")
 
     async def change_turn(self) -> AsyncIterator[None]:
         """Hold a turn to make a change. Raises HTTPException 503 while too many others do."""
-        told = f"{CHANGES_AT_ONCE} changes wait for Kafka or Redis"
+        told = f"{CHANGES_AT_ONCE} changes are waiting for Kafka or Redis"
         async with _turn(self._changes, CHANGE_WITHIN_S, told):
             yield
 
@@ -128,12 +128,16 @@ class Access:
             if _has(request, self.operate_token):
                 return
             if self.read_token is not None and _has(request, self.read_token):
-                told = "this token may look, and change nothing; give what BLACKBOX_API_TOKEN says"
+                told = "this token permits reads only; changes need the value of BLACKBOX_API_TOKEN"
                 raise HTTPException(403, told, TOO_LITTLE)
             raise _unknown("BLACKBOX_API_TOKEN")
         if not all(map(is_loopback, self.hosts)):
             raise HTTPException(
-                403, f"nothing can be changed at {', '.join(self.hosts)} without BLACKBOX_API_TOKEN"
+                403,
+                (
+                    f"changes through {', '.join(self.hosts)} are not allowed; set "
+                    "BLACKBOX_API_TOKEN"
+                ),
             )
         self._at_home(request)
 
@@ -159,7 +163,8 @@ class Access:
         if not is_here or request.headers.get("Sec-Fetch-Site") == "cross-site":
             raise HTTPException(
                 403,
-                "without BLACKBOX_API_TOKEN ask at 127.0.0.1 or localhost, and from no other site",
+                "without BLACKBOX_API_TOKEN, only requests to 127.0.0.1 or localhost, not from "
+                "other sites, are allowed",
             )
 
 
@@ -185,7 +190,7 @@ async def _turn(
         async with asyncio.timeout(within_s):
             await places.acquire()
     except TimeoutError:
-        raise HTTPException(503, f"{told}; ask again", {"Retry-After": "1"}) from None
+        raise HTTPException(503, f"{told}; try again", {"Retry-After": "1"}) from None
     try:
         yield
     finally:
@@ -207,5 +212,7 @@ def _has(request: Request, token: str) -> bool:
 
 def _unknown(tokens: str) -> HTTPException:
     return HTTPException(
-        401, f"a token is needed: Authorization: Bearer, and what {tokens} says", CHALLENGE
+        401,
+        (f"missing or invalid bearer token: send Authorization: Bearer with the value of {tokens}"),
+        CHALLENGE,
     )

@@ -39,7 +39,7 @@ class RefusedRequest(BaseModel):
     """A request that was refused; `number` counts from 0."""
 
     number: int
-    reason: str = Field(description="a fixed word, as in a dead letter")
+    reason: str = Field(description="a reason code, as in dead letters")
     detail: str
 
 
@@ -67,29 +67,29 @@ class RequestState(BaseModel):
     """A request and its state; fields that do not apply or are not known are left out."""
 
     id: str
-    source: str = Field(description="its record: TB/3@1234")
+    source: str = Field(description="the place of its record, such as TB/3@1234")
     state: str = Field(
         description="pending, delivered, dead, expired, invalid, ended (cancelled or replaced), "
-        "unread, cancel, tombstone; over (not pending any more) and undetermined where a look-up has "
-        "read as much as it may and did not find the outcome: `detail` says so"
+        "unread, cancel, tombstone; over (no longer pending) or undetermined if the "
+        "look-up reached its limit before it found the outcome, see `detail`"
     )
     caller: str | None = None
     caller_id: str | None = None
     target: str | None = None
     due_ms: int | None = None
     next_try_ms: int | None = Field(
-        None, description="left out while it waits for its target: paused, or without a leader"
+        None, description="absent while its target is paused or has no leader"
     )
     attempts: int | None = Field(
-        None, description="how often it was put off: refused, or its target paused or out of reach"
+        None, description="how often it was postponed: refused, or its target paused or unreachable"
     )
     at_ms: int | None = Field(None, description="when it was delivered, or became a dead letter")
     place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
     reason: str | None = None
     detail: str | None = Field(
         None,
-        description="what is behind `reason`; without one, why the last try was put off, or what "
-        "replaced a request before its cancel",
+        description="explains `reason`; without a reason, why the last try was postponed, or which "
+        "request replaced it before the cancel",
     )
     is_cold: bool | None = None
     carried: str | None = None
@@ -141,12 +141,12 @@ class CancelState(BaseModel):
 
     outcome: str = Field(
         description="cancelled; too-late: it was delivered or ended before; asked: written to "
-        "Kafka and not taken in yet"
+        "Kafka, not yet read"
     )
     request: RequestState
     others: list[RequestState] | None = Field(
         None,
-        description="what was under the same caller's id in other partitions, cancelled as well",
+        description="requests with the same caller id in other partitions, also cancelled",
     )
 
     @classmethod
@@ -170,7 +170,7 @@ class Due(BaseModel):
         if (self.countdown is None) is (self.at is None):
             raise ValueError("give exactly one of countdown and at")
         if isinstance(self.at, int) and abs(self.at) > LAST_MS:
-            raise ValueError("at is no instant")
+            raise ValueError("at is out of range")
         return self
 
 
@@ -179,7 +179,7 @@ class RescheduledState(BaseModel):
 
     outcome: str = Field(
         description="rescheduled; too-late: it was delivered or ended before; asked: written to "
-        "Kafka and not taken in yet"
+        "Kafka, not yet read"
     )
     request: RequestState
 
@@ -201,13 +201,13 @@ class LetterState(BaseModel):
     detail: str
     source: str = Field(description="the request's record")
     caller: str | None = None
-    target: str | None = Field(None, description="of a request that can be understood")
+    target: str | None = Field(None, description="absent if the request is invalid")
     key: str | None = None
     key_encoding: str | None = None
     value: str | None = None
     value_encoding: str | None = None
     value_bytes: int
-    became: str | None = Field(None, description="replayed, discarded; without it it is open")
+    became: str | None = Field(None, description="replayed or discarded; absent while open")
 
     @classmethod
     def of(
@@ -274,7 +274,7 @@ class ShardState(BaseModel):
     """Statistics of a shard."""
 
     shard: str
-    is_known: bool = Field(description="whether Redis has its index")
+    is_known: bool = Field(description="whether its index is in Redis")
     pending: int
     cold: int
     due_now: int
@@ -291,12 +291,19 @@ class Counts(BaseModel):
     oldest_overdue_ms: int
     shards: list[ShardState]
     callers: dict[str, int] = Field(
-        description="of the `counted` ones, the 100 with most; without a name: ''"
+        description=(
+            "pending requests by caller, for the 100 callers with most of the `counted` ones; '': "
+            "no name"
+        )
     )
-    callers_left_out: int = Field(description="how many more callers there are among these")
-    targets: dict[str, int] = Field(description="of the `counted` ones, the 100 with most")
-    targets_left_out: int = Field(description="how many more targets there are among these")
-    counted: int = Field(description="the soonest 1,000 of each shard")
+    callers_left_out: int = Field(description="how many more callers the `counted` requests have")
+    targets: dict[str, int] = Field(
+        description="pending requests by target, for the 100 targets with most of the `counted` ones"
+    )
+    targets_left_out: int = Field(description="how many more targets the `counted` requests have")
+    counted: int = Field(
+        description="how many requests were counted: the soonest 1,000 of each shard"
+    )
     profile_from_ms: int
     profile_step_ms: int
-    profile: list[int] = Field(description="due from one step to the next")
+    profile: list[int] = Field(description="how many are due in each step")

@@ -115,7 +115,7 @@ class Connection(H11Protocol):
             _make_room(one for one in self._all() if one._phase != "answer")
             if self._is_full.may_tell():
                 logger.warning(
-                    "%d HTTP connections are open, the most there may be; each new one closes the one that "
+                    "%d HTTP connections are open, the maximum; each new one closes the one that "
                     "has waited longest for its client",
                     most_open(),
                 )
@@ -134,8 +134,8 @@ class Connection(H11Protocol):
             _make_room(unread)
             if self._is_unread.may_tell():
                 logger.warning(
-                    "clients do not read their answers, which have more than %d bytes together, the most "
-                    "there may be; each further one closes the connection that has waited longest",
+                    "clients have left more than %d bytes of answers unread, the maximum; the "
+                    "connections that have waited longest are closed",
                     MOST_UNREAD_BYTES,
                 )
 
@@ -242,7 +242,7 @@ def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
             loop.default_exception_handler(context)
         elif not_accepted.may_tell():
             logger.error(
-                "no HTTP connection can be accepted: %s; raise the limit of open files (ulimit -n)",
+                "cannot accept HTTP connections: %s; raise the limit of open files (ulimit -n)",
                 context.get("exception"),
             )
 

@@ -89,7 +89,9 @@ class _Body:
             async with asyncio.timeout_at(self._until_s):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"the body was not here within {BODY_WITHIN_S:g} s") from None
+            raise HTTPException(
+                408, f"the body did not arrive within {BODY_WITHIN_S:g} s"
+            ) from None
         self._is_whole = not message.get("more_body", False)
         self._take(len(message.get("body", b"")))
         return message
@@ -102,7 +104,7 @@ class _Body:
             raise _too_large(MOST_BYTES)
         if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
             self.close()  # now, or other growing bodies would be refused as well
-            told = f"the bodies of all requests have more than {MOST_HELD_BYTES} bytes; ask again"
+            told = f"the bodies of all open requests exceed {MOST_HELD_BYTES} bytes; try again"
             raise HTTPException(503, told, {"Retry-After": "1"})
 
 
@@ -124,4 +126,4 @@ def _check_length(request: Request, most_bytes: int) -> None:
 
 
 def _too_large(most_bytes: int) -> HTTPException:
-    return HTTPException(413, f"the body has more than {most_bytes} bytes; send less at once")
+    return HTTPException(413, f"the body exceeds {most_bytes} bytes; send less at once")

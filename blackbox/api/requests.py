@@ -46,7 +46,7 @@ FAILURES: dict[int | str, dict[str, Any]] = {
     400: {"model": Failure},
     401: {"model": Failure},
     403: {"model": Failure},
-    408: {"model": Failure, "description": "the body did not come in time"},
+    408: {"model": Failure, "description": "the body did not arrive in time"},
     413: {"model": Failure, "description": "the body is too large"},
     422: {"model": NotTaken},
     503: {"model": Failure, "description": "Kafka or Redis does not answer"},
@@ -55,7 +55,7 @@ NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Failure}}
 UNDETERMINED: dict[int | str, dict[str, Any]] = {
     504: {
         "model": Failure,
-        "description": "where it is now was not found in time; nothing was done",
+        "description": "the request's current place was not found in time; nothing was changed",
     }
 }
 
@@ -75,7 +75,7 @@ ASKED = {
         "expires_after": {"type": "number", "minimum": 0, "description": "seconds"},
         "every": {"type": ["number", "string"], "description": "seconds, or an ISO 8601 duration"},
         "cron": {"type": "string", "description": "five fields"},
-        "timezone": {"type": "string", "description": "of cron; IANA, UTC without one"},
+        "timezone": {"type": "string", "description": "IANA time zone of cron; default: UTC"},
         "encoding": {"const": "base64"},
         "key_encoding": {"const": "base64"},
     },
@@ -93,9 +93,9 @@ def json_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
     return _body("application/json", schema, description)
 
 
-ONE = json_body(ASKED, "a request as in Kafka, format countdown")
+ONE = json_body(ASKED, "a request, as in Kafka with the format countdown")
 MOVED = json_body(Due.model_json_schema(), "one of the two")
-MANY = _body("application/x-ndjson", {"type": "string"}, "such a request on each line")
+MANY = _body("application/x-ndjson", {"type": "string"}, "one such request per line")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
@@ -133,7 +133,7 @@ Named = Annotated[
 ]
 Proxied = Annotated[
     str | None,
-    Header(alias="Caller-Service", description="the same, where a proxy drops the other"),
+    Header(alias="Caller-Service", description="the same, for proxies that drop CALLER_SERVICE"),
 ]
 Name = Annotated[str | None, Query(max_length=255)]
 
@@ -147,7 +147,7 @@ async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
     [name, *others] = names
     if name is None or others:
         raise HTTPException(
-            422, "CALLER_SERVICE or Caller-Service: give one name, of 1 to 255 printable characters"
+            422, "CALLER_SERVICE or Caller-Service: give one name of 1 to 255 printable characters"
         )
     return name
 
@@ -248,11 +248,11 @@ def _lines(body: bytes) -> list[bytes]:
     count = body.count(b"\n") + (not body.endswith(b"\n"))  # before creating an object per line
     if count > MOST_AT_ONCE:
         raise HTTPException(
-            413, f"{count} lines; give {MOST_AT_ONCE} at most, `blackbox load` takes more"
+            413, f"the body has {count} lines; send at most {MOST_AT_ONCE}, or use `blackbox load`"
         )
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n") if line.strip()]
     if not lines:
-        raise HTTPException(422, "no request is there; give one on each line")
+        raise HTTPException(422, "the body has no requests; send one per line")
     return lines
 
 
@@ -307,8 +307,8 @@ def _check(done: Cancelled | Rescheduled, id: str) -> None:
         raise _unknown(id)
     if done.outcome == "undetermined":
         assert done.request is not None
-        raise HTTPException(504, f"nothing was done to {done.request.id}: {done.request.detail}")
+        raise HTTPException(504, f"{done.request.id} was not changed: {done.request.detail}")
 
 
 def _unknown(id: str) -> HTTPException:
-    return HTTPException(404, f"{id[:80]!r}: no request of this id, and none pending under it")
+    return HTTPException(404, f"{id[:80]!r}: no request has this id, and none is pending under it")

@@ -65,7 +65,7 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
         if health.is_live():
             return {"live": True}
         stuck = ", ".join(map(str, health.stuck()))
-        return JSONResponse({"error": f"nothing is delivered from {stuck}"}, 500)  # type: ignore[return-value]
+        return JSONResponse({"error": f"delivery has stopped for {stuck}"}, 500)  # type: ignore[return-value]
 
     @router.get("/info", dependencies=looks)
     def info() -> Info:

@@ -120,7 +120,7 @@ def _listen(host: str | None, port: int, where: str) -> socket.socket:
         listener = socket.create_server(address[:2], family=family)
     except OSError as error:
         raise SettingsError(
-            f"{where}: cannot listen there: {error.strerror}; wanted: an address of this host and a free port (0 takes any)"
+            f"{where}: cannot listen: {error.strerror}; wanted: an address of this host and a free port (0: any)"
         ) from None
     # Accepted sockets inherit this. Without it each request on a reused connection waits 40 ms for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,7 +16,7 @@ from blackbox.records.request import is_topic_name
 
 def _topic(name: str) -> str:
     if not is_topic_name(name):
-        raise ValueError("that can be the name of no topic")
+        raise ValueError("not a valid topic name")
     return name
 
 

@@ -226,7 +226,7 @@ def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
         closed = [is_closed(one) for one in open_]
         assert closed == [True] * 33 + [False] * 7
     assert [record.message for record in caplog.records] == [
-        "8 HTTP connections are open, the most there may be; each new one closes the one that has "
+        "8 HTTP connections are open, the maximum; each new one closes the one that has "
         "waited longest for its client"
     ]
 
@@ -492,4 +492,4 @@ def test_a_process_without_files_left_says_so_once_and_answers_when_there_are_so
         assert is_live(port)
     told = log.read_text().splitlines()
     assert len(told) == 1
-    assert "no HTTP connection can be accepted" in told[0]
+    assert "cannot accept HTTP connections" in told[0]

@@ -124,7 +124,7 @@ def requests(page: Page) -> Locator:
 
 
 def search(page: Page, **fields: str) -> None:
-    names = {"id": "Id", "target": "Topic it goes to", "caller": "Caller"}
+    names = {"id": "Id", "target": "Target topic", "caller": "Caller"}
     for field, name in names.items():
         page.locator("#search").get_by_label(name).fill(fields.get(field, ""))
     press(page, "Search")
@@ -153,17 +153,17 @@ def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
 ) -> None:
     press(page, "Send a request")
     form = page.get_by_role("dialog", name="Send a request")
-    form.get_by_label("Topic it goes to").fill(world.requests)
+    form.get_by_label("Target topic").fill(world.requests)
     form.get_by_label("Message").fill("plain text")
     expect(form.get_by_text("Sent as text")).to_be_visible()
     form.get_by_label("Message").fill('{"long": 10000000000000000000001}')
     expect(form.get_by_text("Sent as JSON")).to_be_visible()
     form.get_by_label("Countdown").fill("3600")
     form.get_by_label("Caller").fill("sender")
-    form.get_by_label("Id of your own").fill("order/17")
+    form.get_by_label("Your own id").fill("order/17")
     press(form, "Send")
     expect(form.get_by_role("alert")).to_contain_text("name a topic of your own")
-    form.get_by_label("Topic it goes to").fill(world.targets[1])
+    form.get_by_label("Target topic").fill(world.targets[1])
     press(form, "Send")
     expect(form).to_be_hidden()
 
@@ -189,7 +189,7 @@ def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
     search(page, caller="nobody")
     expect(page.get_by_text("None pending.")).to_be_visible()
     search(page, id="nobody")
-    expect(page.locator("#requests-error")).to_contain_text("no request of this id")
+    expect(page.locator("#requests-error")).to_contain_text("no request has this id")
     press(page, "Clear")
     expect(page.locator("#requests-error")).to_be_hidden()
     press(page, "Send a request")
@@ -199,7 +199,7 @@ def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
 def test_a_message_is_delivered_as_it_was_typed(world: World, page: Page) -> None:
     press(page, "Send a request")
     form = page.get_by_role("dialog", name="Send a request")
-    form.get_by_label("Topic it goes to").fill(world.targets[1])
+    form.get_by_label("Target topic").fill(world.targets[1])
     form.get_by_label("Message").fill('{"long": 10000000000000000000001, "exact": 1.10}')
     form.get_by_label("Countdown").fill("0")
     press(form, "Send")
@@ -215,7 +215,7 @@ def test_a_request_is_cancelled_when_that_is_confirmed_and_only_then(
     press(requests(page), "Cancel")
     question = page.get_by_role("dialog", name="Cancel this request?")
     expect(question).to_contain_text(world.targets[0])
-    press(question, "No, leave it")
+    press(question, "No")
     expect(question).to_be_hidden()
     press(requests(page), "Cancel")
     page.keyboard.press("Escape")
@@ -261,7 +261,7 @@ def test_many_are_listed_page_by_page_and_by_when_they_are_due(
     expect(page.get_by_role("button", name="m10", exact=True)).to_be_visible()
 
     page.get_by_label("the next").select_option("24 hours")
-    plot = page.get_by_role("slider", name=re.compile("when they are due"))
+    plot = page.get_by_role("slider", name=re.compile("by due time"))
     plot.focus()
     plot.press("ArrowRight")
     expect(page.locator("#due-plot output")).to_have_text(re.compile("past due"))
@@ -276,7 +276,7 @@ def test_many_are_listed_page_by_page_and_by_when_they_are_due(
     expect(page.locator("#due-plot output")).to_have_text(re.compile(r"^\d+ past due$"))
     bar.click(position={"x": 80, "y": 60})
     expect(page.locator("#window")).to_contain_text("past due")
-    press(page, "any time")
+    press(page, "any due time")
     expect(page.locator("#window")).to_be_hidden()
 
     press(page.locator("#callers"), "many")
@@ -317,7 +317,7 @@ def test_a_dead_letter_tells_why_and_is_replayed_and_delivered(
     world.create(NewTopic(topic, 1))
     press(found, "Replay")
     question = page.get_by_role("dialog", name="Replay this dead letter?")
-    press(question, "No, leave it")
+    press(question, "No")
     assert became(api, letter["place"]) is None
     press(found, "Replay")
     press(question, "Replay")
@@ -348,19 +348,19 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
     press(page.get_by_role("dialog", name="Discard this dead letter?"), "Discard")
     expect(page.locator("#told")).to_contain_text("1 dead letter discarded.")
     expect(letters(page, "vain")).to_have_count(0)
-    page.get_by_label("also those put away").check()
+    page.get_by_label("also replayed and discarded").check()
     expect(letters(page, "vain")).to_contain_text("discarded")
-    page.get_by_label("also those put away").uncheck()
+    page.get_by_label("also replayed and discarded").uncheck()
     page.get_by_label("Reason").select_option("any")
 
     gone = [f"{world.name}.gone", f"{world.name}.away"]
     placed = [letter["place"] for letter in dead(api, world, "vain-too", *gone)]
     expect(letters(page, "vain-too")).to_have_count(2)
     press(page, "Replay all shown")
-    press(page.get_by_role("dialog", name=re.compile(r"Replay \d+ dead letters\?")), "No, leave it")
+    press(page.get_by_role("dialog", name=re.compile(r"Replay \d+ dead letters\?")), "No")
     press(page, "Discard all shown")
     press(page.get_by_role("dialog", name=re.compile(r"Discard \d+ dead letters\?")), "Discard")
-    expect(page.get_by_text("nothing waits for a decision")).to_be_visible()
+    expect(page.get_by_text("No open dead letters")).to_be_visible()
     assert [became(api, place) for place in placed] == ["discarded", "discarded"]
 
 
@@ -371,7 +371,7 @@ def test_a_topic_is_paused_and_resumed_when_that_is_confirmed_and_what_waits_is_
     id = ask(api, world, "patient", topic=target)
     place = page.locator("#targets tr").filter(has_text=target)
     press(place, "Pause")
-    press(page.get_by_role("dialog", name=f"Pause {target}?"), "No, leave it")
+    press(page.get_by_role("dialog", name=f"Pause {target}?"), "No")
     assert target not in paused(api)
     press(place, "Pause")
     press(page.get_by_role("dialog", name=f"Pause {target}?"), "Pause")
@@ -388,7 +388,7 @@ def test_a_topic_is_paused_and_resumed_when_that_is_confirmed_and_what_waits_is_
     api.delete(f"/requests/{due}")
     press(place, "Resume")
     press(page.get_by_role("dialog", name=f"Resume {target}?"), "Resume")
-    expect(page.locator("#told")).to_contain_text(f"{target} goes on.")
+    expect(page.locator("#told")).to_contain_text(f"{target} is resumed.")
     assert target not in paused(api)
     api.delete(f"/requests/{id}")
 
@@ -408,7 +408,7 @@ def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> 
     press(page.get_by_role("dialog"), "Close")
     press(requests(page), "Cancel")
     expect(page.get_by_role("dialog")).to_contain_text(HOSTILE)
-    press(page.get_by_role("dialog"), "No, leave it")
+    press(page.get_by_role("dialog"), "No")
     search(page, id=f"{HOSTILE}?")
     expect(page.locator("#requests-error")).to_contain_text(HOSTILE)
     expect(letters(page, HOSTILE)).to_have_count(2)
@@ -438,7 +438,7 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
 ) -> None:
     id = ask(api, world, "secretive")
     page = watched.open(guarded.address)
-    dialog = page.get_by_role("dialog", name="A token is needed")
+    dialog = page.get_by_role("dialog", name="Token required")
 
     def give(token: str) -> None:
         dialog.get_by_label("Token").fill(token)
@@ -446,10 +446,10 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
 
     expect(dialog).to_contain_text("BLACKBOX_API_READ_TOKEN")
     press(dialog, "Not now")
-    expect(page.locator("#trouble")).to_contain_text("a token is needed")
-    press(page, "Give a token")
+    expect(page.locator("#trouble")).to_contain_text("missing or invalid bearer token")
+    press(page, "Enter a token")
     give("wrong" * 4)
-    expect(dialog).to_contain_text("It was not taken")
+    expect(dialog).to_contain_text("The token was rejected")
     give(LOOK)
     expect(dialog).to_be_hidden()
     search(page, id=id)
@@ -458,7 +458,7 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
     press(page.get_by_role("dialog"), "Cancel it")
     expect(dialog).to_contain_text("BLACKBOX_API_TOKEN")
     press(dialog, "Not now")
-    expect(page.locator("#told")).to_contain_text("Not cancelled: this token may look")
+    expect(page.locator("#told")).to_contain_text("Not cancelled: this token permits reads only")
     press(requests(page), "Cancel")
     press(page.get_by_role("dialog"), "Cancel it")
     give(CHANGE)

@@ -44,7 +44,7 @@ export async function call(method, path, { body, headers = {}, isQuiet = false }
     const why = await wordsOf(answer);
     if (given !== token) continue; // another call has got a newer token: retry with it
     if (isQuiet && isDeclined) throw new Failure(why, answer.status);
-    asking ??= askForToken(given ? `It was not taken: ${why}` : why).finally(() => { asking = null; });
+    asking ??= askForToken(given ? `The token was rejected: ${why}` : why).finally(() => { asking = null; });
     const entered = await asking;
     isDeclined = entered === null;
     token = entered ?? proven;
@@ -61,7 +61,7 @@ export async function text(path) {
 
 /** The path of a request. A browser would resolve the ids `.` and `..` to another path. */
 export function pathOf(id) {
-  if (id === "." || id === "..") throw new Failure(`${id} cannot be asked for over HTTP; take blackbox’s own id`, 0);
+  if (id === "." || id === "..") throw new Failure(`${id} cannot be requested over HTTP; use the id that blackbox assigned`, 0);
   return `requests/${encodeURIComponent(id)}`;
 }
 

@@ -20,7 +20,7 @@ function about(method, path, { description, parameters = [], requestBody, respon
   const good = Object.entries(responses).filter(([status]) => status < 300);
   const bad = Object.keys(responses).filter((status) => status >= 300);
   const answers = good.map(([status, one]) => row([], cell("id", status), schemaOf(one), "the answer"));
-  if (bad.length) answers.push(row([], cell("id", bad.join(" ")), schemaOf(responses[bad[0]]), "what was wrong, and what to do"));
+  if (bad.length) answers.push(row([], cell("id", bad.join(" ")), schemaOf(responses[bad[0]]), "what was wrong and what to do"));
   return element("section", { class: "card operation" },
     element("h2", {}, element("b", {}, method.toUpperCase()), path),
     element("p", { class: "soft" }, description ?? ""),
@@ -51,8 +51,8 @@ function limits(schema) {
   const words = [
     range(all.minimum, all.maximum),
     length && `${length} characters`,
-    all.pattern && `like ${all.pattern}`,
-    all.default !== undefined && all.default !== null && `by default ${all.default}`,
+    all.pattern && `pattern ${all.pattern}`,
+    all.default !== undefined && all.default !== null && `default ${all.default}`,
   ];
   return words.filter(Boolean).join(", ");
 }
@@ -80,4 +80,4 @@ function table(rows) {
   return element("div", { class: "scroll" }, element("table", { class: "described" }, element("tbody", {}, ...rows)));
 }
 
-show().catch((error) => say(byId("trouble"), `The API’s description cannot be had: ${error.message}. Load the page again in a moment.`));
+show().catch((error) => say(byId("trouble"), `Cannot load the API’s description: ${error.message}. Reload the page in a moment.`));

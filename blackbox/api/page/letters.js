@@ -73,20 +73,20 @@ function told(letter) {
 function details(letter) {
   const facts = [
     ["reason", letter.reason], ["detail", letter.detail], ["since", instant(letter.at_ms)],
-    ["caller", letter.caller], ["to topic", letter.target], ["became", letter.became],
+    ["caller", letter.caller], ["to topic", letter.target], ["outcome", letter.became],
     ["written at", letter.source], ["dead letter at", letter.place],
     [letter.key_encoding ? "key, base64" : "key", letter.key],
-    [`record, ${counted(letter.value_bytes, "byte")}${letter.value_encoding ? ", base64" : ""}`, letter.value === undefined && letter.value_bytes ? "shown to those who may change things" : letter.value && element("pre", {}, letter.value)],
+    [`record, ${counted(letter.value_bytes, "byte")}${letter.value_encoding ? ", base64" : ""}`, letter.value === undefined && letter.value_bytes ? "shown only to users who may make changes" : letter.value && element("pre", {}, letter.value)],
   ];
   showFacts("Dead letter", facts.filter(([, value]) => value));
 }
 
 async function putAway(how, letters) {
   const many = letters.length === 1 ? "this dead letter" : counted(letters.length, "dead letter");
-  const about = letters.length === 1 ? `${letters[0].reason}, of ${letters[0].caller ?? "nobody"}, to ${letters[0].target ?? "an unknown topic"}` : "All that are shown and open";
+  const about = letters.length === 1 ? `${letters[0].reason}, caller ${letters[0].caller ?? "unknown"}, to ${letters[0].target ?? "an unknown topic"}` : "All open letters shown";
   const [title, text, action] = how === "replay"
-    ? [`Replay ${many}?`, `${about}. The request is written again as it was; a countdown begins anew.`, "Replay"]
-    : [`Discard ${many}?`, `${about}. Nothing is delivered; it stays in Kafka, marked.`, "Discard"];
+    ? [`Replay ${many}?`, `${about}. The request is written again unchanged; a countdown starts again.`, "Replay"]
+    : [`Discard ${many}?`, `${about}. Nothing is delivered; the letter stays in Kafka, marked as discarded.`, "Discard"];
   if (!(await confirmed(title, text, action))) return;
   try {
     const body = JSON.stringify({ places: letters.map((letter) => letter.place) });

@@ -79,7 +79,7 @@ function draw() {
   byId("late").textContent = last.p99 === null ? "–" : took(last.p99);
   const length = Math.max(points.length, SHOWN_MS / 2000);
   const padded = (name) => [...Array(length - points.length).fill(null), ...points.map((point) => point[name])];
-  const words = (of) => [...Array(length - points.length).fill("not looked at"), ...points.map((point) => `${time(point.atMs)}: ${of(point)}`)];
+  const words = (of) => [...Array(length - points.length).fill("no data"), ...points.map((point) => `${time(point.atMs)}: ${of(point)}`)];
   const marksX = [[0.2, "4 min ago"], [0.4, "3 min"], [0.6, "2 min"], [0.8, "1 min"], [1, "now"]];
   const rates = (point) => `${rate(point.rate)} per second`;
   const lateness = (point) => (point.p99 === null ? "nothing delivered within a minute" : `p50 ${took(point.p50)}, p99 ${took(point.p99)}`);

@@ -98,8 +98,8 @@ function show(page, isForced) {
   byId("requests-pages").hidden = !cursors.length && nextCursor === null;
   byId("previous").disabled = !cursors.length;
   byId("next").disabled = nextCursor === null;
-  byId("requests-about").textContent = wanted.id ? "found" : `pending, the soonest first${cursors.length ? `, page ${cursors.length + 1}` : ""}`;
-  const none = nextCursor === null ? "None pending." : "None among those looked at so far; the next page looks further.";
+  byId("requests-about").textContent = wanted.id ? "by id" : `pending, the soonest first${cursors.length ? `, page ${cursors.length + 1}` : ""}`;
+  const none = nextCursor === null ? "None pending." : "No matches so far; the next page continues the search.";
   say(byId("no-requests"), page.requests.length ? null : none);
 }
 
@@ -136,7 +136,7 @@ function waitsFor({ reason, detail, attempts, next_try_ms }) {
 }
 
 function nextTry(ms) {
-  return ms === undefined ? "as soon as its target takes messages" : instant(ms);
+  return ms === undefined ? "once its target accepts messages" : instant(ms);
 }
 
 /** Show all details of a request. */
@@ -151,7 +151,7 @@ export async function details(id) {
   const known = {
     state: STATES[request.state] ?? request.state,
     id: request.id,
-    "id of the caller": request.caller_id,
+    "caller’s id": request.caller_id,
     caller: request.caller,
     "to topic": request.target,
     due: request.due_ms === undefined ? undefined : `${instant(request.due_ms)}, ${away(request.due_ms)}`,
@@ -162,7 +162,7 @@ export async function details(id) {
     [request.attempts && !request.reason ? "waits" : "detail"]: request.detail,
     "written at": request.source,
     "carried on as": request.carried,
-    "cold tier": request.is_cold ? "yes: it waits in Kafka" : undefined,
+    "cold tier": request.is_cold ? "yes: waits in Kafka until promoted" : undefined,
   };
   const facts = Object.entries(known).filter(([, value]) => value !== undefined && value !== null);
   const actions = request.state === "pending" ? [button("Cancel this request", "danger", async () => {
@@ -187,7 +187,7 @@ async function cancel(request) {
 
 function outcome(name, { outcome: became, request }) {
   if (became === "cancelled") return `Cancelled: ${name} will not be delivered.`;
-  if (became === "asked") return `Asked: the cancel of ${name} is in Kafka, and was not taken in yet. Look again in a moment.`;
+  if (became === "asked") return `Requested: the cancel of ${name} is in Kafka, but not yet read. Check again in a moment.`;
   const when = request.at_ms === undefined ? "" : ` at ${moment(request.at_ms)}`;
   return `Too late: ${name} was ${request.state === "ended" ? "cancelled or replaced before" : `${STATES[request.state] ?? request.state}${when}`}.`;
 }

@@ -30,7 +30,7 @@ function open() {
 
 function tellKind() {
   const text = form.elements.message.value;
-  const kind = !isJson(text) ? "text, as it stands" : text.trim() === "null" ? "null: a tombstone" : "JSON, as it stands";
+  const kind = !isJson(text) ? "text, unchanged" : text.trim() === "null" ? "null: a tombstone" : "JSON, unchanged";
   byId("message-kind").textContent = `Sent as ${kind}.`;
 }
 
@@ -61,7 +61,7 @@ async function sent() {
   try {
     const { ids: [id] } = await call("POST", "requests", { body: written(), headers });
     say(error, null);
-    tell(`Kafka has the request: ${id}`, { show: () => details(id) });
+    tell(`Sent: ${id}`, { show: () => details(id) });
   } catch (failure) {
     say(error, failure.message);
     return false;

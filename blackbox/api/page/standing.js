@@ -69,14 +69,14 @@ function ticks(from, to, stepMs) {
 
 function shards(stats) {
   refill(byId("shards"), stats.shards.map((shard) => row([],
-    element("td", {}, shard.shard, shard.is_known ? null : element("small", {}, "Redis has no index of it")),
+    element("td", {}, shard.shard, shard.is_known ? null : element("small", {}, "no index in Redis")),
     cell("n", count(shard.pending)),
     cell("n", shard.due_now ? element("b", { class: "late" }, count(shard.due_now)) : "0"),
     cell("n", shard.due_now ? took(shard.oldest_overdue_ms) : "–"),
     cell("n", shard.next_due_in_ms === undefined ? "–" : away(shard.next_due_in_ms, 0)),
     cell("n", ownership(shard.shard)),
   )));
-  byId("cold").textContent = stats.cold ? `${counted(stats.cold, "request")} due far ahead in the cold tier` : "";
+  byId("cold").textContent = stats.cold ? `${counted(stats.cold, "request")} in the cold tier` : "";
 }
 
 function ownership(name) {

@@ -27,12 +27,12 @@ export async function look({ counts, search, isForced = false }) {
 
 async function changed(how, name) {
   const [text, action] = how === "pause"
-    ? ["Nothing is delivered there from a second on; what comes due waits.", "Pause"]
-    : ["What waited follows within a minute.", "Resume"];
+    ? ["Delivery stops within a second; requests that come due wait.", "Pause"]
+    : ["Waiting requests are delivered within a minute.", "Resume"];
   if (!(await confirmed(`${action} ${name}?`, text, action))) return false;
   try {
     await call("POST", `targets/${encodeURIComponent(name)}/${how}`);
-    tell(`${name} ${how === "pause" ? "is paused" : "goes on"}.`);
+    tell(`${name} ${how === "pause" ? "is paused" : "is resumed"}.`);
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     tell(`${name}: ${error.message}`, { isBad: true });
