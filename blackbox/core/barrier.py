@@ -39,13 +39,14 @@ def commit_barrier(
         missing, unread = journal.check(claims, PATIENCE_S)
         if missing:
             logger.warning(
-                "%s: the last receipt names %d messages that are not there; they stay pending",
+                "%s: %d messages named by the last receipt do not exist; their requests stay "
+                "pending",
                 shard, len(missing),
             )  # fmt: skip
         if unread:
             logger.warning(
-                "%s: whether %d messages of the last receipt are there cannot be read; these requests wait, "
-                "all others go on: %s", shard, len(unread), next(iter(unread.values())),
+                "%s: cannot read whether %d messages of the last receipt exist; their requests "
+                "wait, all others continue: %s", shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
         absent += len(missing)
         others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]

@@ -132,7 +132,7 @@ class Dispatch:
         found = one_incarnation(c for c in claims if c not in unread and c not in absent)
         if unread:
             logger.warning(
-                "%s: whether %d requests were delivered cannot be read yet, and they wait: %s",
+                "%s: cannot read yet whether %d requests were delivered; they wait: %s",
                 self.shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
         if found or missing:
@@ -442,7 +442,7 @@ class Dispatch:
                 self.index.defer(changes, now_ms)
             except IndexFull as full:
                 logger.warning(
-                    "%s: %s; %d deliveries are not put off but tried again at the next look",
+                    "%s: %s; %d deliveries are not postponed but retried at the next check",
                     self.shard, full, len(changes),
                 )  # fmt: skip
                 did.is_full = False

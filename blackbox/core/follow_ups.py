@@ -91,7 +91,7 @@ class FollowUps:
                         value = asked_again(entry, now_ms)
                     except (ValueError, LookupError, OverflowError, TypeError) as why:
                         where = self.shard.source(offset)
-                        logger.error("%s: recurs no more (%s): %s", where, entry.recurs, why)
+                        logger.error("%s: stops recurring (%s): %s", where, entry.recurs, why)
                         continue
                     headers = marked(entry.headers, self.shard.source(offset))
                     yield Outgoing(offset, topic, _key(entry), value, headers, partition)
@@ -140,7 +140,7 @@ class FollowUps:
             newer = max(newest.get(name, -1) for name in _hashed_names(offset, entry))
             if newer >= position and newer > offset:
                 where = self.shard.source(newer)
-                detail = f"{where} asks for it anew or cancels it, and is to be read first"
+                detail = f"{where} replaces or cancels it and must be read first"
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 

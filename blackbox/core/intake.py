@@ -71,8 +71,9 @@ class Taken:
 
 
 VERDICT_LOST = (
-    "the payload is gone from Redis, and with it whether this replacement came in time: the other request "
-    "may have been delivered; check maxmemory-policy, and replay it if it was not"
+    "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
+    "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
+    "not delivered"
 )
 
 
@@ -237,7 +238,9 @@ class Intake:
             return Entry(*change)
         if isinstance(change, Entry):
             return change
-        raise ValueError(f"the record at offset {record.offset} is no request to deliver: {change}")
+        raise ValueError(
+            f"the record at offset {record.offset} is not a request to deliver: {change}"
+        )
 
 
 def parse(
@@ -334,8 +337,8 @@ def _is_next(asked: Request, record: Record) -> bool:
 
 def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
     detail = (
-        f"the request {id} that it was to replace is not pending: it was delivered, has ended, or was "
-        "written again under another id, as far requests are; look it up"
+        f"the request to replace, {id}, is not pending: it was delivered, has ended, or was "
+        "renewed under another id by the cold tier; look it up"
     )
     letter = Invalid(Reason.TOO_LATE, detail)
     too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))
@@ -392,7 +395,7 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
             carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
         )
     if asked is None or isinstance(asked, Cancel):
-        detail = "no request was carried; blackbox carries requests only"
+        detail = "the carried record is not a request; only blackbox may write the carried header"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
     return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
 

@@ -114,24 +114,25 @@ def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
     """The error for receipts of another group. It names both groups and the command that decides."""
     return OtherGroup(
-        f"{shard}: its last receipts belong to the group {theirs!r}, and BLACKBOX_GROUP_ID is {ours!r}: "
-        "services of both would deliver the same messages, whichever Redis each has; set it back, or "
-        f"stop all of the other group and run blackbox rebind {shard.topic} --pending deliver"
+        f"{shard}: its last receipts belong to the group {theirs!r}, but BLACKBOX_GROUP_ID is "
+        f"{ours!r}: services of both groups would deliver the same messages, even with separate "
+        "Redis servers; set it back, or stop all services of the other group and run blackbox "
+        f"rebind {shard.topic} --pending deliver"
     )
 
 
 def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
     """The error for a topic that was created again. It names both sides and the command that decides."""
     what = (
-        f"Redis has the index of cluster {theirs.cluster_id}, topic id {theirs.topic_id}; these "
-        f"brokers are cluster {ours.cluster_id}, topic id {ours.topic_id}"
+        f"the index in Redis belongs to cluster {theirs.cluster_id}, topic id {theirs.topic_id}; "
+        f"these brokers are cluster {ours.cluster_id}, topic id {ours.topic_id}"
         if theirs.cluster_id != ours.cluster_id
-        else f"blackbox knows the topic id {theirs.topic_id}, and Kafka has {ours.topic_id}: the topic "
-        "was deleted and created again"
+        else f"blackbox knows the topic id {theirs.topic_id}, but Kafka has {ours.topic_id}: the "
+        "topic was deleted and created again"
     )
     return Recreated(
-        f"{shard}: {what}. Old receipts would end new requests. If this is meant, run "
-        f"blackbox rebind {shard.topic} --pending deliver (what was pending is asked for again), or "
+        f"{shard}: {what}. Old receipts would end new requests. If this is intended, run blackbox "
+        f"rebind {shard.topic} --pending deliver (pending requests are written again), or "
         "--pending drop"
     )
 
@@ -139,18 +140,19 @@ def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
 def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
     """The error for a journal that was cut off; its topic was not created again."""
     return Shortened(
-        f"{shard}: positions {tuple(known)} are known, and the journals end at {tuple(ends)}, though "
-        "the topics are the same: Kafka lost records (an unclean leader election?). Deliver what Redis "
-        f"still has of them with blackbox rebind {shard.topic} --pending deliver"
+        f"{shard}: the positions are {tuple(known)}, but the journals end at {tuple(ends)}, though "
+        "the topics are the same: Kafka lost records (an unclean leader election?). To deliver the "
+        f"requests that Redis still has, run blackbox rebind {shard.topic} --pending deliver"
     )
 
 
 def replaced(shard: Shard, tail: Tail) -> Shortened:
     """The error for a journal that was cut off and has been written to since."""
     return Shortened(
-        f"{shard}: the record at {tail.offset} is not the one that was read there, though the topic is the "
-        "same: Kafka lost records, and callers wrote others in their places (an unclean leader election?). "
-        f"Deliver what Redis still has of the lost ones with blackbox rebind {shard.topic} --pending deliver"
+        f"{shard}: the record at {tail.offset} is not the one that was read there, though the "
+        "topic is the same: Kafka lost records, and callers wrote others in their place (an "
+        "unclean leader election?). To deliver the lost requests that Redis still has, run "
+        f"blackbox rebind {shard.topic} --pending deliver"
     )
 
 

@@ -116,7 +116,7 @@ class Promotion:
         lost = sum(offset < bounds.start for offset in self.cold)
         if lost:
             logger.error(
-                "%s: %d cold requests were removed by retention before they were carried on: they "
+                "%s: retention removed %d cold requests before they were promoted or renewed; they "
                 "are lost; set retention.ms of %s well above the time between two promotions",
                 self.shard, lost, self.shard.topic,
             )  # fmt: skip
@@ -193,8 +193,8 @@ class Promotion:
         for offset, why in refused.items():
             self._refused += 1
             logger.error(
-                "%s: cannot be carried on, and will be late or lost: %s; does %s take records as "
-                "large as it did?",
+                "%s: cannot be promoted or renewed, and will be late or lost: %s; check that "
+                "max.message.bytes of %s was not lowered",
                 self.shard.source(offset), why, self.shard.topic,
             )  # fmt: skip
 

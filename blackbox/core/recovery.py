@@ -153,20 +153,21 @@ class Recovery:
         )
         if not kept.is_whole:
             logger.error(
-                "%s: Redis lost a key of the index alone: is maxmemory-policy noeviction, or did "
-                "somebody delete it? Rebuilding the index from the journals", self.shard,
+                "%s: Redis lost a single key of the index; check that maxmemory-policy is "
+                "noeviction and that the key was not deleted; rebuilding the index from the "
+                "journals", self.shard,
             )  # fmt: skip
             return self._begin(binding, requests, receipts, kept)
         if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
             logger.warning(
-                "%s: the index is at %s, and the journals begin at %d and %d: it is older than what "
-                "was removed from them; rebuilding it", self.shard, tuple(kept.positions),
+                "%s: the index is at %s, but the journals begin at %d and %d: the records in "
+                "between were removed; rebuilding it", self.shard, tuple(kept.positions),
                 requests.start, receipts.start,
             )  # fmt: skip
             return self._begin(binding, requests, receipts, kept)
         self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
         if kept.is_rebuilding:
-            logger.info("%s: going on with a rebuild at %d", self.shard, kept.positions.requests)
+            logger.info("%s: continuing a rebuild at %d", self.shard, kept.positions.requests)
             is_unknown = kept.mark is None and kept.positions.receipts == receipts.start > 0
             before_ms = kept.unknown_ms or (
                 self._first_receipt_ms(receipts) if is_unknown else None
@@ -197,17 +198,18 @@ class Recovery:
             before_ms = self._first_receipt_ms(receipts)
             count = self.index.outcome_unknown(before_ms, self.now_ms())
             logger.error(
-                "%s: receipts %d to %d were removed before they were read: %d pending requests that "
-                "may have been delivered become dead letters; keep receipts as long as the request "
-                "topic", self.shard, positions.receipts, receipts.start - 1, count,
+                "%s: receipts %d to %d were removed before they were read; %d pending requests "
+                "that may have been delivered become dead letters; keep receipts as long as the "
+                "request topic", self.shard, positions.receipts, receipts.start - 1, count,
             )  # fmt: skip
             self.index.settle({}, receipts.start)
             positions = self.index.positions
         if positions.requests < requests.start:
             gone = positions.requests, requests.start
             logger.error(
-                "%s: requests %d to %d were removed by retention before they were read: they are "
-                "lost; set retention.ms=-1 on %s, so that blackbox alone removes what has ended",
+                "%s: retention removed requests %d to %d before they were read; they are lost; set "
+                "retention.ms=-1 on %s, so that only blackbox removes requests, once they have "
+                "ended",
                 self.shard, positions.requests, requests.start - 1, self.shard.topic,
             )  # fmt: skip
             self.index.lost_before(requests.start, requests.end)
@@ -230,7 +232,7 @@ class Recovery:
             if receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
                 logger.error(
-                    "%s: receipts begin at %d, and no low-water mark is known: requests that may "
+                    "%s: receipts begin at %d, and no low-water mark is known; requests that may "
                     "have been delivered before become dead letters", self.shard, receipts.start,
                 )  # fmt: skip
             elif (
@@ -238,9 +240,9 @@ class Recovery:
             ):
                 unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
                 logger.error(
-                    "%s: the group %s has read requests up to %d, and %s.receipts is empty: it was "
-                    "deleted, or not copied along. What is due by now may have been delivered, and "
-                    "becomes dead letters", self.shard, self.group, read, self.shard.topic,
+                    "%s: the group %s has read requests up to %d, but %s.receipts is empty: it was "
+                    "deleted or not copied. Requests that are due by now may have been delivered, "
+                    "and become dead letters", self.shard, self.group, read, self.shard.topic,
                 )  # fmt: skip
         else:
             positions, told = (
@@ -250,8 +252,8 @@ class Recovery:
             if mark.requests < requests.start:
                 gone = mark.requests, requests.start
                 logger.error(
-                    "%s: requests %d to %d were removed by retention while some of them were "
-                    "pending: these are lost; set retention.ms=-1 on %s",
+                    "%s: retention removed requests %d to %d while some of them were pending; "
+                    "these are lost; set retention.ms=-1 on %s",
                     self.shard, *gone, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
@@ -278,16 +280,16 @@ class Recovery:
             raise recreated(shard, theirs, ours)
         if theirs.receipts_id != ours.receipts_id:
             raise ForeignIndex(
-                f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, and "
-                f"{shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created again, "
-                f"so what was delivered is known to Redis alone; keep what Redis says with "
-                f"blackbox rebind {shard.topic} --pending deliver"
+                f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, "
+                f"but {shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created "
+                "again, so only Redis knows what was delivered; to keep its index, run blackbox "
+                f"rebind {shard.topic} --pending deliver"
             )
         if theirs.group != ours.group:
             raise ForeignIndex(
-                f"{shard}: the index in Redis belongs to the group {theirs.group!r}, and "
-                f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both would deliver the same "
-                f"messages; set it back, or stop all of the other group and run "
+                f"{shard}: the index in Redis belongs to the group {theirs.group!r}, but "
+                f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both groups would deliver the "
+                "same messages; set it back, or stop all services of the other group and run "
                 f"blackbox rebind {shard.topic} --pending deliver"
             )
 

@@ -38,11 +38,11 @@ LETTER_LATER_MS = 15_000
 OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
 """Refusals of whatever is sent there. Any other is given to each record of a batch, for the fault of one."""
 
-QUEUED = "what was due for the target before it goes first"
+QUEUED = "waiting behind earlier messages for the same target"
 
 PAUSED: Refusal = (
     Reason.UNREACHABLE,
-    "the target is paused; blackbox resume TOPIC lets it go on",
+    "the target is paused; resume it with blackbox resume TOPIC",
 )
 
 
@@ -103,7 +103,7 @@ class Triage:
                 batch.deferred[offset] = _doubtful_later(entry, due.doubtful[offset], now_ms)
                 continue
             if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
-                detail = f"due {now_ms - entry.due_ms} ms ago, expires_after was shorter"
+                detail = f"due {now_ms - entry.due_ms} ms ago, which exceeds expires_after"
                 entry = as_dead(entry, (Reason.EXPIRED, detail))
             if entry.alone:
                 batch.alone[offset] = entry
@@ -162,7 +162,9 @@ class Triage:
                 batch[offset] = entries.decode(stored or b"")
             except ValueError as unreadable:
                 why = unreadable if stored else "no payload in Redis"
-                logger.warning("%s: %s, read again", self.shard.source(offset), why)
+                logger.warning(
+                    "%s: %s; reading it again from Kafka", self.shard.source(offset), why
+                )
                 lost.append(offset)
         found = self.journal.records(lost) if lost else {}
         for offset in lost:
@@ -198,7 +200,7 @@ class Triage:
         }
         for topic in others & unavailable.keys():
             logger.error(
-                "%s: what recurs or is scheduled waits: %s", self.shard, unavailable[topic][1]
+                "%s: recurring and scheduled requests wait: %s", self.shard, unavailable[topic][1]
             )
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
@@ -365,7 +367,10 @@ class Triage:
         if entry.shortened + 1 == FORMS:
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
-        told = f"shortened, the broker refused more ({reason}: {detail}); {entry.detail}"
+        told = (
+            f"shortened, because the broker refused the full letter ({reason}: {detail}); "
+            f"{entry.detail}"
+        )
         return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
@@ -413,7 +418,7 @@ def _park(batch: Sorted, offset: int, entry: Entry, why: str) -> None:
 
 def _doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
     """Postpone a request of which it is not known whether it was delivered."""
-    why = f"whether it went to {claim.at} at {claim.there} cannot be read yet"
+    why = f"cannot read yet whether it was delivered to {claim.at} at {claim.there}"
     told = entry._replace(waits=entry.waits + 1)
     if entry.reason is None:
         told = told._replace(detail=why)
@@ -433,7 +438,7 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
-RECORD_GONE = "the record, too large to be kept in Redis, is gone from Kafka"
+RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
 
 
 def is_record(entry: Entry) -> bool:
@@ -450,8 +455,8 @@ def as_record(offset: int, entry: Entry) -> Record:
 def payload_lost(offset: int, now_ms: int) -> Entry:
     """The entry for a dead letter in place of a request of which nothing is left."""
     detail = (
-        "the payload is gone from Redis and the record from Kafka; "
-        "check maxmemory-policy and the request topic's retention.ms"
+        "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
+        "request topic's retention.ms"
     )
     nothing = Record(offset, now_ms, None, None, [])
     return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)
