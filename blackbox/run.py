@@ -94,7 +94,11 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
         admin.close()
     if start.failure is not None:
         raise start.failure
-    logger.info("stopped" if has_ended else "left with work in flight; its next owner settles it")
+    logger.info(
+        "stopped"
+        if has_ended
+        else "exited with deliveries in flight; the next owner will recover them"
+    )
     return has_ended
 
 
@@ -172,6 +176,6 @@ def _say_that_it_waits(attempt: RetryCallState) -> None:
     assert attempt.outcome is not None
     assert attempt.next_action is not None
     logger.warning(
-        "not started yet: %s; trying again in %.1f s",
+        "not started yet: %s; retrying in %.1f s",
         attempt.outcome.exception(), attempt.next_action.sleep,
     )  # fmt: skip

@@ -79,7 +79,7 @@ class Caretaker:
             try:
                 self._check_bindings()
             except Exception:
-                logger.exception("asking for the ids of topics failed; again later")
+                logger.exception("reading topic ids failed; retrying later")
 
     def _check_bindings(self) -> None:
         """Let each shard recover whose topic was created again.
@@ -110,9 +110,11 @@ class Caretaker:
             self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)
         except RecoveryRequired as reason:
-            logger.info("%s: no new low-water mark: %s", owner.shard, reason)
+            logger.info("%s: found no new low-water mark: %s", owner.shard, reason)
         except Exception:
-            logger.exception("%s: looking for the low-water mark failed; again later", owner.shard)
+            logger.exception(
+                "%s: looking for the low-water mark failed; retrying later", owner.shard
+            )
 
     def _walked_for(self) -> float:
         return self.interval_s * WALKED_SHARE / max(1, len(self.owners()))

@@ -70,7 +70,8 @@ class Hidden:
         elif shard not in self._told:
             self._told.add(shard)
             logger.warning(
-                "%s: an open transaction has hidden %d records from offset %d on for %.0f s, those of all "
-                "callers; if it does not end: kafka-transactions.sh find-hanging --topic %s --partition %d",
+                "%s: an open transaction has hidden %d records (of all callers) from offset %d on "
+                "for %.0f s; if it does not end, run kafka-transactions.sh find-hanging --topic %s "
+                "--partition %d",
                 shard, count, readable, held_s, shard.topic, shard.partition,
             )  # fmt: skip

@@ -26,17 +26,17 @@ BATCH_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 COUNTERS = {
     "accepted": ("Requests stored", "topic"),
-    "invalid": ("Requests not understood, or too late to replace", "topic"),
+    "invalid": ("Requests that were invalid or too late to replace another", "topic"),
     "cancelled": ("Pending requests cancelled", "topic"),
     "replaced": ("Pending requests replaced", "topic"),
     "delivered": ("Messages delivered", "topic"),
     "fired": ("Messages delivered", "target"),
     "dead": ("Dead letters written", "topic", "reason"),
-    "refused": ("Requests not admitted, by the caller's rule", "caller", "reason"),
-    "retried": ("Deliveries put off", "topic"),
-    "recoveries": ("Shards opened, at start and after doubts", "shard"),
-    "void": ("Outcomes that did not come true, delivered again", "shard"),
-    "gone": ("Requests removed by retention before they were read", "shard"),
+    "refused": ("Requests refused by the caller's rules", "caller", "reason"),
+    "retried": ("Deliveries postponed", "topic"),
+    "recoveries": ("Times the shard was opened, at start or for recovery", "shard"),
+    "void": ("Outcomes declared void; their messages are delivered again", "shard"),
+    "gone": ("Requests lost because retention removed them too early", "shard"),
     "oscillator_written": ("Seconds written to the oscillator topic", "topic"),
     "batch_records": ("Spark engine: requests read in batches",),
 }
@@ -45,30 +45,44 @@ COUNTERS = {
 GAUGES = {
     "pending": ("Requests in the index", "shard"),
     "in_doubt": (
-        "Pending requests that may have been delivered, where nobody can read yet whether they were",
+        "Pending requests that may have been delivered, which cannot be checked yet",
         "shard",
     ),
     "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
     "journal_position": ("Next offset to be read", "shard", "journal"),
     "journal_low_water_age_seconds": (
-        "Age of the oldest request that a lost Redis would be rebuilt from",
+        "Age of the oldest request that a rebuild would read",
         "shard",
     ),
-    "journal_low_water_position": ("Records below it are not needed", "shard", "journal"),
-    "rebuild_records": ("Requests that a rebuild has read, and is to read", "shard", "state"),
+    "journal_low_water_position": (
+        "Low-water mark: records below it are not needed",
+        "shard",
+        "journal",
+    ),
+    "rebuild_records": (
+        "Requests that a rebuild has read, and has to read in total",
+        "shard",
+        "state",
+    ),
     "shard_open": ("1 when the shard is open here", "shard"),
     "hidden_records": ("Records of the request topic behind an open transaction", "shard"),
-    "hidden_seconds": ("For how long an open transaction has hidden what is behind it", "shard"),
-    "shard_unread": ("Spark engine: 1 while its requests cannot be read, and it delivers", "shard"),
-    "oscillator_lag_seconds": ("Seconds begun and not written, where they are", "topic"),
+    "hidden_seconds": ("How long an open transaction has hidden these records", "shard"),
+    "shard_unread": (
+        "Spark engine: 1 while the shard's requests cannot be read; it still delivers",
+        "shard",
+    ),
+    "oscillator_lag_seconds": (
+        "Seconds begun but not yet written, in the process that writes them",
+        "topic",
+    ),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
     "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
     "kafka_clock_behind_seconds": (
         "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts",
         "shard",
     ),
-    "callers_file_valid": ("1 while the callers' rules can be read, or there are none",),
-    "intake_paused": ("1 while Redis has no room and Kafka holds the requests",),
+    "callers_file_valid": ("1 while the callers' rules are valid or not configured",),
+    "intake_paused": ("1 while Redis has no room and requests wait in Kafka",),
 }
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -128,7 +142,7 @@ class Lateness(Collector):
             total += count
             buckets.append((bound, total))
         family = HistogramMetricFamily(
-            "blackbox_lateness_seconds", "Delivered after the due time by this much"
+            "blackbox_lateness_seconds", "Time from due time to delivery"
         )
         family.add_metric([], buckets, sum_s)
         yield family
@@ -154,13 +168,13 @@ class Metrics:
         self.paused = self._gauges["intake_paused"]
         self._batches = Histogram(
             "blackbox_batch_seconds",
-            "Spark engine: how long a batch of intake took",
+            "Spark engine: duration of an intake batch",
             buckets=BATCH_S,
             registry=self.registry,
         )
         self._hand_over = Histogram(
             "blackbox_window_handover_seconds",
-            "Spark engine: no task owned a group of shards for this long",
+            "Spark engine: time during which no task owned a group of shards",
             buckets=BATCH_S,
             registry=self.registry,
         )

@@ -85,9 +85,9 @@ class Oscillator:
                 self._write_while_ours(self._topic)
             except RecoveryRequired as reason:
                 if not self._stopping.is_set():
-                    logger.warning("%s; trying again in %g s", reason, AGAIN_S)
+                    logger.warning("%s; retrying in %g s", reason, AGAIN_S)
             except Exception:
-                logger.exception("%s: unexpected; trying again in %g s", self._topic, AGAIN_S)
+                logger.exception("%s: unexpected error; retrying in %g s", self._topic, AGAIN_S)
             self._stopping.wait(AGAIN_S if self._is_ours() else 0)
 
     def _write_while_ours(self, topic: str) -> None:

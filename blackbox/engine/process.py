@@ -172,9 +172,9 @@ class Service:
                 for shard, batch in batches.items()
             }
         except RecoveryRequired as reason:
-            logger.warning("%s; trying again", reason)
+            logger.warning("%s; retrying", reason)
         except Exception as reason:
-            logger.exception("reading requests failed unexpectedly; every shard recovers")
+            logger.exception("reading requests failed unexpectedly; recovering every shard")
             for owner in self._owners.all():
                 owner.doubt(reason)
         self._stopping.wait(PAUSE_S)
@@ -186,7 +186,7 @@ class Service:
             if owner is not None:
                 owner.take(batch, meanwhile)
         except IndexFull as full:
-            self._watch.is_full(f"{full}; requests wait in Kafka until it has")
+            self._watch.is_full(f"{full}; requests wait in Kafka until it has room")
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)

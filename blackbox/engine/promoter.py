@@ -60,7 +60,7 @@ class Promoter:
         positions, cold = self._look(shard)
         if positions is None:
             raise RecoveryRequired(
-                f"{shard}: its index is empty or lost; promote when it is open again"
+                f"{shard}: its index is empty or lost; run promotion when the shard is open again"
             )
         if not cold:
             return Promoted(shard)
@@ -97,7 +97,7 @@ class Promoter:
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None:
             raise RecoveryRequired(
-                f"{topic}: there is no such topic; promoting again when it is there"
+                f"{topic}: the topic does not exist; promotion resumes once it does"
             )
         wanted_ms = self._settings.renew_after_ms
         if isinstance(found.settings, TopicSettings):
@@ -111,9 +111,9 @@ class Promoter:
         if topic not in self._untold:
             self._untold.add(topic)
             logger.warning(
-                "%s: cannot tell how long Kafka keeps it: %s; taken to be %d s, with which requests "
-                "beyond the horizon may be written again more often than needed; with ACLs, grant "
-                "DescribeConfigs on topic %s",
+                "%s: cannot read its retention: %s; assuming %d s, so requests beyond the horizon "
+                "may be renewed more often than needed; with ACLs, grant DescribeConfigs on topic "
+                "%s",
                 topic, why, kept_ms // 1000, topic,
             )  # fmt: skip
 
@@ -139,7 +139,7 @@ class Schedule:
                 self._promote(shard)
             except RecoveryRequired as reason:
                 if not self._stopping.is_set():
-                    logger.warning("%s; promoting again at the next time", reason)
+                    logger.warning("%s; retrying at the next promotion", reason)
             except Exception:
                 logger.exception("%s: promotion failed unexpectedly", shard)
 
@@ -150,12 +150,12 @@ class Schedule:
     def _promote(self, shard: Shard) -> None:
         def confirm() -> None:
             if self._stopping.is_set() or shard not in self._shards():
-                raise RecoveryRequired(f"{shard}: given up while it was being promoted")
+                raise RecoveryRequired(f"{shard}: released during promotion")
 
         confirm()
         done = self._promoter.promote(shard, self._clock.earliest_ms(), confirm)
         if done.near or done.renewed:
             logger.info(
-                "%s: of %d cold requests %d came near, %d were written anew",
+                "%s: of %d cold requests %d were promoted, %d renewed",
                 shard, done.cold, done.near, done.renewed,
             )  # fmt: skip

@@ -102,6 +102,6 @@ class Watch:
         was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
         if self._is_apart and not was_apart:
             logger.error(
-                "Redis' clock and this host's are %d ms apart: deliveries are late by that; "
-                "synchronise both with NTP", skew_ms,
+                "the clocks of Redis and this host are %d ms apart; deliveries are late by as "
+                "much; synchronise both with NTP", skew_ms,
             )  # fmt: skip

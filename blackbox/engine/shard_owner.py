@@ -133,14 +133,14 @@ class ShardOwner:
             return None
         if session.index.doubtful:
             raise RecoveryRequired(
-                f"{self.shard}: whether some requests were delivered cannot be read yet"
+                f"{self.shard}: cannot read yet whether some requests were delivered"
             )
         walk = session.index.walk()
         try:
             pause_s = walk_s / walk.slices()
             while walk.slice():
                 if stopping.wait(pause_s) or self._session is not session:
-                    raise RecoveryRequired("the walk was given up before its end, as the shard was")
+                    raise RecoveryRequired("the walk was abandoned because the shard was released")
         finally:
             walk.close()
         written: Future[Mark] = Future()
@@ -253,7 +253,7 @@ class ShardOwner:
             self._session.journal.close()  # seldom needed from now on
             self._doubt = None
             if self._stopping.is_set():
-                raise RecoveryRequired(f"{self.shard}: given up while it was being opened")
+                raise RecoveryRequired(f"{self.shard}: released while it was being opened")
             try:
                 self._tick(self._session)  # a shard that cannot deliver is not open
             except Refused as refused:
@@ -311,8 +311,9 @@ class ShardOwner:
         was_behind, self._is_kafka_behind = self._is_kafka_behind, behind_ms > MAX_SKEW_MS
         if self._is_kafka_behind and not was_behind:
             logger.warning(
-                "%s: Kafka's clock is %d ms behind Redis' and this host's: deliveries are late by that, except "
-                "countdowns that began by it; synchronise all with NTP, and slew Kafka's: a step would make these early",
+                "%s: Kafka's clock is %d ms behind those of Redis and this host; deliveries are "
+                "late by as much, except countdowns that began by Kafka's clock; synchronise all "
+                "with NTP, and slew Kafka's clock: a step would make these countdowns early",
                 self.shard, behind_ms,
             )  # fmt: skip
 
@@ -335,7 +336,7 @@ class ShardOwner:
         if isinstance(reason, RecoveryRequired):
             logger.warning("%s; recovering", reason)
         else:
-            logger.exception("%s: unexpected; recovering", self.shard)
+            logger.exception("%s: unexpected error; recovering", self.shard)
 
     def _let_go(self) -> None:
         session, self._session = self._session, None
@@ -350,4 +351,4 @@ class ShardOwner:
                 try:
                     part.close()
                 except Exception:
-                    logger.exception("%s: closing failed; going on", self.shard)
+                    logger.exception("%s: closing failed; continuing", self.shard)

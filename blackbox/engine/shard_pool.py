@@ -104,7 +104,7 @@ class ShardPool:
         deadline = time.monotonic() + STOP_S
         for owner in owners:
             if not owner.join(max(0.0, deadline - time.monotonic())):
-                logger.warning("%s: still busy; its next owner will fence it", owner.shard)
+                logger.warning("%s: still busy; the next owner will fence it", owner.shard)
 
     def close(self) -> None:
         """Stop the caretaker; shards that are owned go on until they are lost."""

@@ -179,7 +179,7 @@ class DispatchWindows:
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
         for number in list(self._passing):
-            logger.warning("window %d does not end in time; cancelled", number)
+            logger.warning("window %d did not end in time; cancelling it", number)
             with suppress(Py4JError, OSError):
                 self._session.sparkContext.cancelJobGroup(_job_group(number))
         self._ears.join(1.0)
@@ -283,7 +283,7 @@ class DispatchWindows:
     def _explain(self, window: _Passing, pause_s: float) -> None:
         if window.failure is not None and not self._stopping.is_set():
             logger.warning(
-                "dispatch group %d failed: %s; again in %.1f s",
+                "dispatch group %d failed: %s; retrying in %.1f s",
                 window.group, in_one_line(window.failure), pause_s,
             )  # fmt: skip
 
@@ -299,7 +299,7 @@ class DispatchWindows:
                 if note is not None:
                     self._hear(note[1])
             except Exception:
-                logger.exception("a report of dispatch cannot be used; going on")
+                logger.exception("cannot use a dispatch report; continuing")
 
     def _hear(self, report: Mapping[str, Any]) -> None:
         with self._lock:

@@ -148,7 +148,9 @@ class SparkEngine:
         if self._windows is not None:
             self._windows.stop(STOP_S)
         if self._stream is not None and not self._stream.stop(STOP_S):
-            logger.warning("the batch of intake takes too long; given up, it is read again")
+            logger.warning(
+                "the intake batch takes too long; abandoning it, its records are read again"
+            )
         self._membership.close()
         if self._session is not None:
             with suppress(Py4JError, OSError):  # its JVM may have ended
@@ -192,7 +194,7 @@ class SparkEngine:
             self._shards.difference_update(shards)
             self._assign()
         if self._windows is not None and not self._windows.wait_given_up(shards, STOP_S):
-            logger.warning("some shards are still busy; their next owner will fence them")
+            logger.warning("some shards are still busy; the next owner will fence them")
 
     def _assign(self) -> None:
         if self._windows is not None:

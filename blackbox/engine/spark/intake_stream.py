@@ -120,7 +120,9 @@ class IntakeStream:
                     return
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause_s = FIRST_PAUSE_S
-                logger.warning("intake failed: %s; again in %.1f s", in_one_line(failure), pause_s)
+                logger.warning(
+                    "intake failed: %s; retrying in %.1f s", in_one_line(failure), pause_s
+                )
                 self._stopping.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             finally:
@@ -190,7 +192,7 @@ class IntakeStream:
     def _tell_silent(self, silent: dict[Shard, str]) -> None:
         before, self._silent = self._silent, silent
         for shard in silent.keys() - before.keys():
-            logger.warning("%s cannot be read: %s; the others go on", shard, silent[shard])
+            logger.warning("%s cannot be read: %s; the other shards continue", shard, silent[shard])
         for shard in before.keys() - silent.keys():
             logger.info("%s can be read again", shard)
 
@@ -202,7 +204,9 @@ class IntakeStream:
         for shard, failure in found.items():
             if isinstance(failure, RecoveryRequired):
                 missing = len(wanted) - len(starts)
-                logger.warning("%d shards cannot be read now, as %s: %s", missing, shard, failure)
+                logger.warning(
+                    "%d shards cannot be read now, such as %s: %s", missing, shard, failure
+                )
                 break
         return starts
 
@@ -289,10 +293,12 @@ class IntakeStream:
                 self._left_out.leave(shard, problem)
             elif stored.is_behind:
                 if shard not in behind:
-                    logger.warning("%s is left behind: %s; the others go on", shard, problem)
+                    logger.warning(
+                        "%s cannot take the batch: %s; the other shards continue", shard, problem
+                    )
                 behind[shard] = problem
             elif stored.is_full:
-                self._tell_full(f"{problem}; requests wait in Kafka until it has")
+                self._tell_full(f"{problem}; requests wait in Kafka until it has room")
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
         self._behind = behind

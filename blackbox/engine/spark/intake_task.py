@@ -206,11 +206,11 @@ class _Intakes:
         taken = Taken(0, 0, 0, 0, None)
         kept = index.load()
         if kept is None:
-            raise PositionsMoved(f"{shard}: the index is empty; dispatch begins it anew")
+            raise PositionsMoved(f"{shard}: the index is empty; dispatch rebuilds it")
         positions = kept.positions
         if start - positions.requests > MOST_MISSING:
             raise PositionsMoved(
-                f"{shard}: {positions.requests} to {start - 1} are missing in its index"
+                f"{shard}: its index lacks requests {positions.requests} to {start - 1}"
             )
         logger.info("%s: reading %d to %d again", shard, positions.requests, start - 1)
         reader = PartitionReader(self._access, silence_s=SILENCE_S)

@@ -148,8 +148,8 @@ def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]
     for at, end in found.items():
         if end < start[at]:
             lost[at] = (
-                f"{at[0]}/{at[1]}: was read up to {start[at]}, but ends at {end}; it was truncated, or "
-                "deleted and created again"
+                f"{at[0]}/{at[1]}: read up to {start[at]}, but it ends at {end}; it was truncated, "
+                "or deleted and created again"
             )
     return {at: end for at, end in found.items() if at not in lost}, lost
 

@@ -53,7 +53,7 @@ class LeftOut:
                 min(LONGEST_PAUSE_S, 2 * before.pause_s) if before and is_same else FIRST_PAUSE_S
             )
             self._left[shard] = _Left(why, now + pause_s, pause_s)
-        logger.warning("%s is left out: %s; the others go on", shard, why)
+        logger.warning("%s is left out: %s; the other shards continue", shard, why)
 
     def keep(self, shards: Iterable[Shard]) -> None:
         """Forget all but these."""
