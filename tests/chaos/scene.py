@@ -45,7 +45,7 @@ SHOWN_S = 45.0
 TRIMMED = "removed the records below"
 
 UNFINISHED = re.compile(
-    r"(?:; recovering|: still busy; its next owner will fence it)$", re.MULTILINE
+    r"(?:; recovering|: still busy; the next owner will fence it)$", re.MULTILINE
 )
 """What a service logs when it gives a shard up in the middle of something."""
 

@@ -428,7 +428,7 @@ def test_an_empty_range_says_how_far_its_shard_is_and_changes_nothing(place: Pla
 
 
 def empty(shard: Shard) -> str:
-    return f"{shard}: the index is empty; dispatch begins it anew"
+    return f"{shard}: the index is empty; dispatch rebuilds it"
 
 
 def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -> None:
@@ -463,7 +463,7 @@ def test_a_batch_does_not_make_up_for_much_while_all_others_wait(
     done = place.run(at(lost, 10, 11), at(fine, 0, 11))
 
     assert done[lost].is_behind
-    assert f"{lost}: 0 to 9 are missing in its index" in (done[lost].problem or "")
+    assert f"{lost}: its index lacks requests 0 to 9" in (done[lost].problem or "")
     assert (done[fine].problem, place.pending(fine)) == (None, 11)
     assert place.run(at(lost, 9, 11))[lost].position == 11
 

@@ -383,7 +383,7 @@ def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_re
     with closing(Ends(topic.access)) as ends:
         found, lost = reachable(ends, {(topic.name, 0): 5, (topic.name, 1): 0})
     assert found == {(topic.name, 1): 2}
-    assert re.search(r"/0: was read up to 5, but ends at 1; .*created again", lost[topic.name, 0])
+    assert re.search(r"/0: read up to 5, but it ends at 1; .*created again", lost[topic.name, 0])
     with pytest.raises(JournalLost, match=r"offset 5 is wanted, but it ends at 1;"):
         between(topic, topic.at(5), topic.at(9))
 

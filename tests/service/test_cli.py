@@ -131,7 +131,7 @@ def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
     asked = town.run("send", "--topic", paused, "--message", "x", "--countdown", "0").out.strip()
     until("it was tried", lambda: town.show(asked).get("attempts"))
     lines = town.run("show", asked).lines
-    assert "  waits     the target is paused; blackbox resume TOPIC lets it go on" in lines
+    assert "  waits     the target is paused; resume it with blackbox resume TOPIC" in lines
     assert "  next try  once its target accepts messages" in lines
     assert town.run("resume", paused).code == 0
     assert "detail" not in town.becomes(asked, "delivered")

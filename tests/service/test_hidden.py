@@ -50,7 +50,8 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     assert seen(shards[1]) == (0, 0)
     [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.engine.hidden"]
     assert (
-        f"{shards[0]}: an open transaction has hidden 5 records from offset 3 on for 31 s" in told
+        f"{shards[0]}: an open transaction has hidden 5 records (of all callers) from offset 3 on for 31 s"
+        in told
     )
 
     open_one.abort_transaction(10)

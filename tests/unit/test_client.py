@@ -202,7 +202,7 @@ def test_a_request_that_kafka_does_not_take_says_so() -> None:
     asked = asker.ask(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
-    with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
+    with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
         asker.flush()
 
 
@@ -221,13 +221,13 @@ def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
     with pytest.raises(NotSent, match="Kafka rejected the request"):
         _ = refused.id
     assert client.send_later(None, "hi", "orders", SOON)
-    with pytest.raises(NotSent, match="Kafka refused 1 of the requests"):
+    with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
         client._asker.flush()
     client._asker.flush()
 
 
 def test_a_client_whose_request_was_not_taken_can_be_left_in_peace() -> None:
-    client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka refused 1 of the requests"
+    client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka rejected 1 of the requests"
     with client, pytest.raises(NotSent, match=refused):
         client.send_later(None, "hi", "orders", SOON)
 

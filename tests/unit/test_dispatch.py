@@ -333,7 +333,7 @@ def test_what_nobody_can_read_yet_waits_and_says_why_while_others_go_on(
 
     assert [one.offset for one in writer.committed] == [1]
     assert stored_entry(client, 0).detail == (
-        "whether it went to elsewhere/0 at 7 cannot be read yet"
+        "cannot read yet whether it was delivered to elsewhere/0 at 7"
     )
     journal.unreadable = set()
     dispatch.tick(NOW_MS + 10_000)
@@ -491,7 +491,7 @@ def test_an_expired_request_is_not_delivered(
     did = dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1]
-    assert told(letter(writer, 0)) == ("expired", "due 50 ms ago, expires_after was shorter")
+    assert told(letter(writer, 0)) == ("expired", "due 50 ms ago, which exceeds expires_after")
     assert did.dead == {"expired": 1}
 
 
@@ -1746,7 +1746,7 @@ def test_a_lost_payload_is_read_again_from_its_record(
 
     assert [(o.offset, o.value) for o in writer.committed] == [(0, b"hello"), (1, b"read again")]
     assert did.due_ms == [NOW_MS, NOW_MS]
-    assert "TB/3@1: no payload in Redis, read again" in caplog.text
+    assert "TB/3@1: no payload in Redis; reading it again" in caplog.text
 
 
 def test_a_payload_that_cannot_be_read_is_read_again_from_its_record_too(
@@ -1967,7 +1967,7 @@ def test_a_batch_of_which_one_is_cancelled_meanwhile_is_taken_back_and_that_one_
     writer._ends["TB/3"] = 5
     cancel = Record(4, NOW_MS, b"a", b'{"id": "a", "cancel": true}', [])
 
-    with pytest.raises(Refused, match="TB/3@4 asks for it anew or cancels it"):
+    with pytest.raises(Refused, match="TB/3@4 replaces or cancels it"):
         make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
 
     assert writer.calls[-2:] == ["flush", "abort"]

@@ -222,7 +222,7 @@ def test_a_walk_that_is_given_up_says_so(
     stopping = Event()
     stopping.set()
 
-    with pytest.raises(RecoveryRequired, match="given up before its end"):
+    with pytest.raises(RecoveryRequired, match="the walk was abandoned"):
         owner.find_low_water(0, stopping)
 
 
@@ -230,7 +230,7 @@ def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: ShardOwner, pa
     part.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
 
     with pytest.raises(
-        RecoveryRequired, match="whether some requests were delivered cannot be read yet"
+        RecoveryRequired, match="cannot read yet whether some requests were delivered"
     ):
         owner.find_low_water(0, Event())
 

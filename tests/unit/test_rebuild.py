@@ -139,9 +139,7 @@ def test_a_mark_whose_requests_were_removed_is_better_than_none(
         assert counts(recovery.open()) == (1, 0, 1)
 
     assert held(client).offsets() == [3, 5]
-    assert (
-        "requests 2 to 3 were removed by retention while some of them were pending" in caplog.text
-    )
+    assert "retention removed requests 2 to 3 while some of them were pending" in caplog.text
 
 
 def test_an_index_that_is_at_the_journals_is_never_begun_anew(
@@ -227,7 +225,10 @@ def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_let
     assert reasons(client) == {0: unknown, 1: unknown, 2: None}
     assert held(client).holders == {"a": 1}
     letter = entries.decode(held(client).payloads[0])
-    assert (letter.message, "replay it if it was not" in (letter.detail or "")) == (b"{}", True)
+    assert (letter.message, "replay this one if the other was not" in (letter.detail or "")) == (
+        b"{}",
+        True,
+    )
     assert "receipts begin at 2, and no low-water mark is known" in caplog.text
 
 
@@ -473,7 +474,10 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     after = held(client)
     assert (after.offsets(), after.holders) == (before.offsets(), before.holders)
     assert client.exists(PREFIX + "cold")
-    assert "Redis lost a key of the index alone: is maxmemory-policy noeviction" in caplog.text
+    assert (
+        "Redis lost a single key of the index; check that maxmemory-policy is noeviction"
+        in caplog.text
+    )
 
 
 def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_it_on(
@@ -688,11 +692,11 @@ OTHERS = {
     ),
     "other receipts": (
         OURS._replace(receipts_id="old"),
-        "belongs to the receipts topic old, .* keep what Redis says with blackbox rebind TB",
+        "belongs to the receipts topic old, .* to keep its index, run blackbox rebind TB",
     ),
     "another group": (
         OURS._replace(group="theirs"),
-        "belongs to the group 'theirs', and BLACKBOX_GROUP_ID is 'blackbox'.* blackbox rebind TB",
+        "belongs to the group 'theirs', but BLACKBOX_GROUP_ID is 'blackbox'.* blackbox rebind TB",
     ),
 }
 
@@ -760,7 +764,7 @@ def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
     journal.append(delivered(0))
     before = list(journal.receipt_records)
 
-    with pytest.raises(ForeignIndex, match="group 'theirs', and BLACKBOX_GROUP_ID is 'blackbox'"):
+    with pytest.raises(ForeignIndex, match="group 'theirs', but BLACKBOX_GROUP_ID is 'blackbox'"):
         recovery.open()
 
     assert held(client).positions is None

@@ -107,7 +107,7 @@ def test_a_count_that_cannot_be_read_begins_anew(times: bytes | None) -> None:
 
 def test_the_fiftieth_attempt_is_the_last() -> None:
     assert held(RETRY.schedule(attempted(b"49"), NOW_S), ATTEMPT) == [b"50"]
-    with pytest.raises(Exhausted, match="orders/3@17 has had 50 attempts of 50"):
+    with pytest.raises(Exhausted, match="orders/3@17 has used 50 of 50 attempts"):
         RETRY.schedule(attempted(b"50"), NOW_S)
     with pytest.raises(Exhausted):
         Retry("schedules", attempts=1).schedule(attempted(b"1"), NOW_S)
