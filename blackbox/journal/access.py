@@ -112,7 +112,7 @@ class KafkaAccess:
         for name in OURS:
             if name in self.settings:
                 raise ValueError(
-                    f"{name} is not yours to set: the guarantees rest on it; remove it"
+                    f"{name} must not be set, because the guarantees depend on it; remove it"
                 )
         try:
             self.admin()

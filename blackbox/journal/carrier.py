@@ -80,9 +80,13 @@ class Carrier:
             error = next(iter(self._failed.values()))
             if error.code() == KafkaError._PURGE_QUEUE:  # commit raises the cause
                 self._transactions.commit(needs)
-            raise doubt(KafkaException(error), f"{self.shard}: a record cannot be carried on")
+            raise doubt(
+                KafkaException(error), f"{self.shard}: a record cannot be promoted or renewed"
+            )
         if left:
-            raise JournalLost(f"{self.shard}: {left} carried records unacknowledged")
+            raise JournalLost(
+                f"{self.shard}: {left} promoted or renewed records were not acknowledged"
+            )
         return self._end, refused  # the other failures are their consequence
 
     def _report(self, offset: int, error: KafkaError | None, message: Message) -> None:

@@ -242,4 +242,4 @@ def _write(
         transactions.abort()
         raise doubt(KafkaException(cause), "nothing was written", f"Write on topic {where}")
     if left:
-        raise JournalLost(f"{left} records unacknowledged; nothing was written")
+        raise JournalLost(f"{left} records were not acknowledged; nothing was written")

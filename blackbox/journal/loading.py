@@ -108,7 +108,7 @@ class Marks:
                     continue
                 if is_last or not (cause.retriable() or cause.code() in _PASSING):
                     needs = _right(cause, name, self._topic)
-                    raise doubt(error, f"{name}: cannot ask how far it is", needs) from None
+                    raise doubt(error, f"{name}: cannot read its progress", needs) from None
                 again.append(name)
         return again
 
@@ -135,8 +135,8 @@ def _mark(name: str, at: TopicPartition) -> Mark | None:
     layout, _, total = (at.metadata or "").partition("/")
     if layout != LAYOUT:
         raise JournalLost(
-            f"{name} was begun by a blackbox that counts otherwise ({at.metadata!r}); "
-            "end it with the version that began it"
+            f"{name} was started by a version of blackbox with another progress format "
+            f"({at.metadata!r}); finish it with that version"
         )
     return Mark(at.offset, int(total))
 
@@ -170,7 +170,7 @@ class PieceWriter:
                 raise KafkaException(at.error)
         except KafkaException as error:
             needs = _right(error.args[0], self._name, self._topic)
-            raise doubt(error, f"{self._name}: cannot ask how far it is", needs) from None
+            raise doubt(error, f"{self._name}: cannot read its progress", needs) from None
         mark = _mark(self._name, at)
         return mark.rows if mark is not None else 0
 
@@ -187,7 +187,7 @@ class PieceWriter:
             self._transactions.send_offsets(at, self._consumer.consumer_group_metadata(), needs)
             self._transactions.commit(needs)  # flushes first
         except KafkaException as error:
-            raise doubt(error, f"{self._name}: cannot be written") from None
+            raise doubt(error, f"{self._name}: cannot write the rows") from None
         except RecoveryRequired as reason:
             if self._failed is None:
                 raise

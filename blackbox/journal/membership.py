@@ -94,7 +94,7 @@ class Membership:
             self._questions[shard] = question
         self._to_commit.put(_at(shard, offset))
         if not question.answered.wait(CONFIRM_S):
-            raise JournalLost(f"{shard}: the group did not confirm it within {CONFIRM_S} s")
+            raise JournalLost(f"{shard}: the group did not confirm ownership within {CONFIRM_S} s")
         if question.is_revoked:
             raise RecoveryRequired(f"{shard}: given to another owner")
         if question.refusal is not None:
@@ -147,7 +147,7 @@ class Membership:
 
     def _join_again(self) -> None:
         logger.warning(
-            "membership: no connection for a while; another client takes over; it knew %s",
+            "membership: no connection for a while; replacing the client, which knew %s",
             self._sight.known,
         )
         self._join_anew()
@@ -155,8 +155,8 @@ class Membership:
     def _go_on_without_a_name(self) -> None:
         """Drop the instance id: with it, the two processes would expel each other forever."""
         logger.error(
-            "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; going on "
-            "without one: give every process its own", self.access.group_id, self.instance_id,
+            "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; "
+            "continuing without one; give every process its own", self.access.group_id, self.instance_id,
         )  # fmt: skip
         self.instance_id = None
         self._must_join = True
@@ -177,9 +177,9 @@ class Membership:
             except KafkaException as error:
                 if is_replaced(error.args[0]) and self.instance_id is not None:
                     self._go_on_without_a_name()
-                logger.warning("membership: %s; trying again", error)
+                logger.warning("membership: %s; retrying", error)
             except Exception:
-                logger.exception("membership: unexpected; trying again")
+                logger.exception("membership: unexpected error; retrying")
                 self._stopping.wait(POLL_S)
 
     def _take_part(self) -> None:
@@ -203,7 +203,7 @@ class Membership:
             is_topics = failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
             topics, group = ", ".join(self.topics), self.access.group_id
             right = f"topic {topics}" if is_topics else f"group {group}"
-            logger.warning("membership: %s; trying again", explained(failure, f"Read on {right}"))
+            logger.warning("membership: %s; retrying", explained(failure, f"Read on {right}"))
 
     def _commit_what_was_asked(self) -> None:
         latest: dict[tuple[str, int], TopicPartition] = {}

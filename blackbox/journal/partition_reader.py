@@ -62,7 +62,7 @@ class PartitionReader:
     def bounds(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> Bounds:
         """The first offset, and the offset up to which the partition can be read now."""
         at = TopicPartition(topic, partition)
-        with self._asking(topic, f"{topic}/{partition}: cannot ask for its offsets"):
+        with self._asking(topic, f"{topic}/{partition}: cannot read its offsets"):
             try:
                 found = self._open().get_watermark_offsets(at, timeout=within_s)
             except KafkaException as error:
@@ -70,12 +70,15 @@ class PartitionReader:
                     self.has_leader(topic, partition)  # raises if only the leader is missing
                 raise
         if found is None:
-            raise JournalLost(f"{topic}/{partition}: no offsets within {within_s:.1f} s")
+            raise JournalLost(
+                f"{topic}/{partition}: the broker did not return its offsets within {within_s:.1f} "
+                "s"
+            )
         return Bounds(*found)
 
     def has_leader(self, topic: str, partition: int) -> bool:
         """Whether the partition exists. Raises JournalLost when it has no leader."""
-        with self._asking(topic, f"{topic}/{partition}: cannot ask for its leader"):
+        with self._asking(topic, f"{topic}/{partition}: cannot look up its leader"):
             found = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
             if found.error is not None and found.error.code() not in _GONE:
                 raise KafkaException(found.error)
@@ -97,7 +100,7 @@ class PartitionReader:
             if time.monotonic() > deadline:
                 raise JournalLost(
                     f"{topic}/{partition}: an open transaction of another producer hides offset "
-                    f"{place}, so what is there is not known yet; looking again"
+                    f"{place}, which cannot be read yet; checking again"
                 )
             time.sleep(STABLE_LOOK_S)
 
@@ -109,15 +112,18 @@ class PartitionReader:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=within_s,
         )
-        with self._asking(topic, f"{topic}/{partition}: cannot ask for its end"):
+        with self._asking(topic, f"{topic}/{partition}: cannot read its end offset"):
             end = int(outcome(asked[at]).offset)
         if end < 0:  # the broker did not answer in time
-            raise JournalLost(f"{topic}/{partition}: its end was not told within {within_s:.1f} s")
+            raise JournalLost(
+                f"{topic}/{partition}: the broker did not return its end offset within "
+                f"{within_s:.1f} s"
+            )
         return end
 
     def binding(self, topic: str, receipts: str, group: str) -> Binding:
         """The cluster, topic ids and group that an index of this topic belongs to now."""
-        with self._asking(topic, f"{topic}: cannot ask for its topic id"):
+        with self._asking(topic, f"{topic}: cannot read its topic id"):
             cluster = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).cluster_id
         return Binding(cluster or "", self.topic_id(topic), self.topic_id(receipts), group)
 
@@ -125,20 +131,20 @@ class PartitionReader:
         """The offset that a consumer group has committed, 0 if there is none."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
         with self._asking(
-            topic, f"{topic}/{partition}: cannot ask what the group {group} has read"
+            topic, f"{topic}/{partition}: cannot read the offset committed by the group {group}"
         ):
             answers = self._clients_admin().list_consumer_group_offsets([asked])
             [found] = outcome(answers[group], REQUEST_TIMEOUT_S).topic_partitions
         return max(0, int(found.offset))
 
     def topic_id(self, topic: str) -> str:
-        with self._asking(topic, f"{topic}: cannot ask for its topic id"):
+        with self._asking(topic, f"{topic}: cannot read its topic id"):
             return topic_ids(self._clients_admin(), [topic])[topic]
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
         """The first offset whose record has this timestamp (epoch ms) or a later one, if there is one."""
         at = TopicPartition(topic, partition, max(0, at_ms))
-        with self._asking(topic, f"{topic}/{partition}: cannot ask for the offset of a time"):
+        with self._asking(topic, f"{topic}/{partition}: cannot look up the offset of a timestamp"):
             [found] = self._open().offsets_for_times([at], timeout=REQUEST_TIMEOUT_S)
             if found.error is not None:
                 raise KafkaException(found.error)

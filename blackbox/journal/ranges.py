@@ -191,7 +191,7 @@ class Ends:
                 return {(at.topic, at.partition): at.offset for at in found}
             except KafkaException as error:
                 if error.args[0].code() in _FINAL or time.monotonic() >= deadline:
-                    what = f"cannot ask for offsets of {names}"
+                    what = f"cannot read the offsets of {names}"
                     raise doubt(error, what, f"Read on topic {names}") from error
             was_silent = time.monotonic() - began > SILENT_S
             if was_silent and self._asking is not None:  # it may have lost sight of all brokers
@@ -240,14 +240,14 @@ class Ends:
         try:
             found = self._ask().list_topics(topic, timeout=SILENT_S)
         except KafkaException as error:
-            raise doubt(error, f"cannot ask for {topic}") from error
+            raise doubt(error, f"cannot read the metadata of {topic}") from error
         told: TopicMetadata = found.topics[topic]
         return told
 
     def _watch(self, positions: Offsets) -> Consumer:
         if self._watcher is not None and self._sight is not None and self._sight.is_lost:
             logger.warning(
-                "who waits for requests has had no connection for a while; another client does; it knew %s",
+                "waiting for requests: no connection for a while; replacing the client, which knew %s",
                 self._sight.known,
             )
             self._watcher.close()
@@ -427,7 +427,7 @@ def _read_on(
             read = [offset_of(message) + 1 for message in polled if message.error() is None]
             raise _out_of_range(consumer, wanted, max([reached, *read])) from None
         needs = read_right(error.args[0], wanted.topic, group)
-        raise doubt(error, f"{at}: cannot read on from {reached}", needs) from error
+        raise doubt(error, f"{at}: cannot read from {reached}", needs) from error
     return messages, max(reached, there)
 
 
@@ -441,12 +441,12 @@ def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLo
         bounds = None
     if bounds is not None and position > bounds[1]:
         return JournalLost(
-            f"{topic}/{partition}: offset {position} is wanted, but it ends at {bounds[1]}; it was "
-            "truncated, or deleted and created again: start over from its first offset"
+            f"{topic}/{partition}: cannot read offset {position}, because it ends at {bounds[1]}; "
+            "it was truncated, or deleted and created again: start again from its first offset"
         )
     first = bounds[0] if bounds is not None else "unknown"
     return JournalLost(
-        f"{topic}/{partition}: offset {position} is wanted, but the first one kept is {first}; "
-        f"retention or DeleteRecords removed what is before it: give {topic} a longer retention.ms "
-        "(and retention.bytes), and start at an offset that is kept"
+        f"{topic}/{partition}: cannot read offset {position}, because the first available one is "
+        f"{first}; retention or DeleteRecords removed the earlier records: raise retention.ms (and "
+        f"retention.bytes) of {topic}, and start at an available offset"
     )

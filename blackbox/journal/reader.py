@@ -94,7 +94,7 @@ class RequestReader:
 
     def _open_again(self) -> None:
         logger.warning(
-            "the reader of requests has had no connection for a while; another client takes over; it knew %s",
+            "reading requests: no connection for a while; replacing the client, which knew %s",
             self._sight.known,
         )
         self._consumer.close()
@@ -116,7 +116,7 @@ class RequestReader:
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
                 told = explained(error, read_right(error, topic, self._group))
-                logger.warning("%s: %s; reading on", shard, told)
+                logger.warning("%s: %s; continuing to read", shard, told)
             read = [m for m in found if m.error() is None] if errors else found
             records = read_records(read)
             if any(_is_final(error) for error in errors):

@@ -35,8 +35,8 @@ def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
             raise RecoveryRequired(f"{_place(message)}: {error}") from None
     if foreign:
         logger.error(
-            "%s: not a receipt, and left out, as %d more behind it: only blackbox may write to this "
-            "topic; look who has the right Write on it", _place(foreign[0]), len(foreign) - 1,
+            "%s: skipping a record that is not a receipt, and %d more after it; only blackbox may "
+            "write to this topic: check which users have the Write permission", _place(foreign[0]), len(foreign) - 1,
         )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def _receipt(message: Message) -> Receipt:
         raise NotAReceipt(f"its key is {message.key()!r}")
     [headers], unreadable = read_headers([message])
     if unreadable or any(header[0].startswith(OUR_HEADERS) for header in headers):
-        raise NotAReceipt("a message was delivered here")
+        raise NotAReceipt("it is a delivered message")
     return decode(message.value())
 
 

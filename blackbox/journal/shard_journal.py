@@ -167,7 +167,7 @@ class ShardJournal:
             by_place.setdefault((claim.at, claim.topic_id), []).append(claim)
         deadline = time.monotonic() + max(patience_s, LOOK_S)
         missing: list[Claim] = []
-        unread = dict.fromkeys(by_place, "there was no time to look yet")
+        unread = dict.fromkeys(by_place, "there was no time to check yet")
         # first without waiting, so that an unreadable place takes no time from the others
         for within_s in (0.0, patience_s) if patience_s else (0.0,):
             for place in random.sample(list(unread), len(unread)):

@@ -115,7 +115,7 @@ class Targets:
         try:
             told = self._topics.settings(topics)
         except JournalLost as silent:
-            logger.warning("what target topics refuse is not known: %s", silent)
+            logger.warning("cannot read the limits of target topics: %s", silent)
             self._open()
             yield from ((topic, KNOWN_FOR_S, self._limits.last(topic)) for topic in topics)
             return
@@ -211,7 +211,7 @@ class Remembered(Generic[Known]):
             self._learn(ended)
         except JournalLost as silent:
             logger.warning(
-                "%s; what was told of %s before holds", silent, ", ".join(sorted(ended)[:3])
+                "%s; using the previous answer for %s", silent, ", ".join(sorted(ended)[:3])
             )
             self._postpone(ended)
         finally:
@@ -262,7 +262,7 @@ def _told(topic: str, failure: KafkaException) -> Refusal:
     if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
         return Reason.UNKNOWN_TOPIC, f"the topic {topic!r} does not exist; create it"
     if error.code() < 0:
-        raise doubt(failure, "cannot ask for the metadata of target topics") from None
+        raise doubt(failure, "cannot read the metadata of target topics") from None
     return Reason.UNREACHABLE, f"the topic {topic!r} is not available: {error.str()}"
 
 

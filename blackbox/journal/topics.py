@@ -268,7 +268,7 @@ class OwnTopics:
             for topic, count in self._topics.partitions(self.request_topics).items():
                 self._ensure_receipts(topic, count)
         except JournalLost as reason:
-            logger.warning("%s; trying again in %d s", reason, LOOK_S)
+            logger.warning("%s; retrying in %d s", reason, LOOK_S)
             self._has_failed = True
             self._open()
 
@@ -283,9 +283,10 @@ class OwnTopics:
             self._create(name, wanted, KEPT | STAMPED)
         elif have < wanted:
             logger.warning(
-                "%s has %d partitions by now, %s %d: adding. The key of an id may name another "
-                "partition than before: a later request under it does not replace one that is "
-                "pending in the former partition, and both are delivered; cancel such ids over HTTP",
+                "%s now has %d partitions, %s has %d; adding the missing ones. The key of an id "
+                "may now select another partition: a later request with the id does not replace "
+                "one that is pending in the former partition, and both are delivered; cancel such "
+                "ids over HTTP",
                 topic, wanted, name, have,
             )  # fmt: skip
             self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
@@ -302,8 +303,8 @@ class OwnTopics:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise JournalLost(
-                    f"cannot create or grow the topic {name}: {error.args[0].str()}; do it by hand, "
-                    f"or grant Create and Alter on topic {name}"
+                    f"cannot create or grow the topic {name}: {error.args[0].str()}; create or "
+                    f"grow it manually, or grant Create and Alter on topic {name}"
                 ) from None
 
 
@@ -311,7 +312,7 @@ def _why_untold(error: KafkaException, topic: str) -> str:
     """The error that the brokers answer. Raises JournalLost when they did not answer."""
     cause: KafkaError = error.args[0]
     if cause.retriable() or cause.code() < 0:
-        raise doubt(error, f"cannot ask about the topic {topic}") from None
+        raise doubt(error, f"cannot describe the topic {topic}") from None
     return cause.str()
 
 
@@ -328,4 +329,4 @@ def _topic_settings(entries: Mapping[str, ConfigEntry]) -> TopicSettings | str:
             max_message_bytes=int(values["max.message.bytes"]),
         )
     except (KeyError, ValueError) as error:
-        return f"the answer has no usable value: {error!r}"
+        return f"the brokers' answer has no usable value: {error!r}"

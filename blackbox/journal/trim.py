@@ -79,7 +79,7 @@ class Trimmer:
                 if topic not in self._told:
                     self._told.add(topic)
                     logger.warning(
-                        "%s: records that are not needed any more stay in Kafka: %s", topic,
+                        "%s: records that are no longer needed stay in Kafka: %s", topic,
                         explained(cause, f"Delete on topic {topic}"),
                     )  # fmt: skip
                 return False

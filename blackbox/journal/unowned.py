@@ -50,7 +50,7 @@ class Unowned:
         if self._looks < self._enough or member_id != min(members, default=member_id):
             return False
         logger.warning(
-            "membership: no member of the group %s owns %s; joining it again",
+            "membership: no member of the group %s owns %s; rejoining it",
             self._access.group_id, ", ".join(map(str, sorted(unowned))),
         )  # fmt: skip
         self._looks, self._enough = 0, min(2 * self._enough, MOST_LOOKS)

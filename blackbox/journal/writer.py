@@ -145,7 +145,9 @@ class Writer:
         """
         left = self._flush_unless(hopeless)
         if left and not self._is_spoiled:
-            raise JournalLost(f"{self._shard}: {left} records unacknowledged after {SETTLE_S} s")
+            raise JournalLost(
+                f"{self._shard}: {left} records were not acknowledged within {SETTLE_S} s"
+            )
         self._check_places()
         if not self._failed and not self._is_cut_short:
             return {}
@@ -221,15 +223,16 @@ class Writer:
                 self._check_alone(offset, is_first=receipt.barrier)
                 self._transactions.abort()
                 raise TooEarly(
-                    f"{self._shard}: Kafka's clock is {not_before_ms - self._stamped_ms} ms before the "
-                    "due time of what was to be delivered: was it set back? Waiting for it"
+                    f"{self._shard}: Kafka's clock is {not_before_ms - self._stamped_ms} ms behind "
+                    "the due time of the messages to deliver, possibly because it was set back; "
+                    "waiting for it"
                 )
             self._transactions.commit(needs)
         if not places:
             self._check_places()
             what = f"{self._shard}: the receipt was not acknowledged"
             if _RECEIPT not in self._failed:
-                raise JournalLost(f"{what} after {SETTLE_S} s")
+                raise JournalLost(f"{what} within {SETTLE_S} s")
             raise doubt(KafkaException(self._failed[_RECEIPT]), what, needs)
         [[(_, offset)]] = places.values()
         self._check_alone(offset, is_first=receipt.barrier)
@@ -269,15 +272,15 @@ class Writer:
         apart = 2 if self._exactly_once else 1
         if before >= 0 and offset != before + apart and not is_first:
             raise RecoveryRequired(
-                f"{self._shard}: the receipts {before + apart} to {offset - 1} are not of this owner: "
-                "does another group deliver from this topic?"
+                f"{self._shard}: the receipts {before + apart} to {offset - 1} are not of this "
+                "owner; another group may be delivering from this topic"
             )
 
     def _check_places(self) -> None:
         if self._unplaced:
             raise JournalLost(
-                f"{self._shard}: {self._unplaced} records may not be with the brokers: they were "
-                "acknowledged without an offset"
+                f"{self._shard}: {self._unplaced} records were acknowledged without an offset and "
+                "may not have been written"
             )
 
     def _report(
