@@ -59,7 +59,7 @@ class Address:
     def __str__(self) -> str:
         places = ", ".join(map(str, self.places))
         if self.kind == "sentinel":
-            return f"{self.service}, of which the sentinels at {places} tell"
+            return f"{self.service} (sentinels {places})"
         if self.kind == "cluster":
             return f"the nodes of the cluster, {places}"
         return places or str(self.options.get("path", ""))
@@ -89,22 +89,21 @@ def _sentinel(base: str, hosts: str, parts: SplitResult) -> Address:
     service, _, db = unquote(parts.path).removeprefix("/").partition("/")
     if not service:
         raise BadAddress(
-            f"no service is named; wanted: {_SENTINEL}, where the service is the name behind "
-            "`sentinel monitor` in sentinel.conf"
+            f"the service name is missing; wanted: {_SENTINEL}, where the service is the name "
+            "after `sentinel monitor` in sentinel.conf"
         )
     if not _SERVICE.fullmatch(service):
         raise BadAddress(
-            "the service name has other characters than letters, digits, '.', '_' and '-'; "
-            f"wanted: {_SENTINEL}; {_ENCODE}"
+            "the service name may have only letters, digits, '.', '_' and '-'; wanted: "
+            f"{_SENTINEL}; {_ENCODE}"
         )
     if not re.fullmatch(r"\d*", db, re.ASCII):
-        raise BadAddress(f"the db behind {service!r} is no number; wanted: {_SENTINEL}")
+        raise BadAddress(f"the db after {service!r} is not a number; wanted: {_SENTINEL}")
     options = _options(f"{base}://{login}-/{db}?{parts.query}")
     told = {name: options.pop(name) for name in list(options) if name.startswith("sentinel_")}
     if not told.keys() <= _OF_SENTINELS:
         raise BadAddress(
-            "an option that begins with sentinel_ and is neither sentinel_username nor "
-            "sentinel_password; name one of these"
+            "unknown option starting with sentinel_; use sentinel_username or sentinel_password"
         )
     of_sentinels = {name.removeprefix("sentinel_"): value for name, value in told.items()}
     if base == "rediss":
@@ -117,11 +116,11 @@ def _cluster(base: str, hosts: str, parts: SplitResult) -> Address:
     login, places = _places(hosts, "cluster")
     if parts.path.strip("/") not in ("", "0"):
         raise BadAddress(
-            f"a db is named, and a cluster has db 0 only; wanted: {_CLUSTER}; {_ENCODE}"
+            f"a db is given, but a cluster has only db 0; wanted: {_CLUSTER}; {_ENCODE}"
         )
     options = _options(f"{base}://{login}-/?{parts.query}")
     if options.pop("db", 0) != 0:
-        raise BadAddress(f"a db is named, and a cluster has db 0 only; wanted: {_CLUSTER}")
+        raise BadAddress(f"a db is given, but a cluster has only db 0; wanted: {_CLUSTER}")
     return Address("cluster", places, options=_without_place(options))
 
 
@@ -144,7 +143,7 @@ def _places(netloc: str, kind: Kind) -> tuple[str, tuple[Place, ...]]:
         port = int(match[3] or _DEFAULT_PORTS[kind]) if match else 0
         if match is None or not 0 < port <= 65_535:
             wanted = _SENTINEL if kind == "sentinel" else _CLUSTER
-            raise BadAddress(f"hosts that cannot be read; wanted: {wanted}; {_ENCODE}")
+            raise BadAddress(f"the hosts cannot be parsed; wanted: {wanted}; {_ENCODE}")
         places.append(Place(match[1] or match[2], port))
     return login + at, tuple(places)
 
@@ -154,7 +153,9 @@ def _options(url: str) -> dict[str, Any]:
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     except ValueError:
         # the cause may quote a piece of the password
-        raise BadAddress(f"no address of Redis, or a bad option; {WANTED}; {_ENCODE}") from None
+        raise BadAddress(
+            f"not a Redis address, or an invalid option; {WANTED}; {_ENCODE}"
+        ) from None
     return options
 
 

@@ -81,7 +81,7 @@ class Listener:
         if found is not None:
             self._sign_s, self._asked_s = time.monotonic(), None
         elif self._asked_s is not None and time.monotonic() - self._asked_s > SILENCE_S:
-            raise redis.ConnectionError(f"Redis was silent for {2 * SILENCE_S} s")
+            raise redis.ConnectionError(f"Redis did not answer for {2 * SILENCE_S} s")
         return found
 
     def close(self) -> None:

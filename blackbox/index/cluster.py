@@ -34,8 +34,8 @@ class Cluster:
             if slot in held:
                 return self.pool(place)
         raise redis.ConnectionError(
-            f"no node has slot {slot}, that of {key.decode(errors='replace')}; "
-            "look with redis-cli --cluster check"
+            f"no node has slot {slot}, for the key {key.decode(errors='replace')}; run redis-cli "
+            "--cluster check"
         )
 
     def servers(self) -> dict[str, redis.ConnectionPool]:
@@ -80,12 +80,12 @@ class Cluster:
                 self._named = (place, *(other for other in self._named if other != place))
                 return place, slots
             if not slots:
-                said.append(f"{place} belongs to no cluster")
+                said.append(f"{place} does not belong to a cluster")
             elif cut_off is None:
                 cut_off = place, slots
         if cut_off is not None:
             return cut_off
-        raise redis.ConnectionError(f"no node tells of its cluster: {'; '.join(said)}")
+        raise redis.ConnectionError(f"no node describes its cluster: {'; '.join(said)}")
 
     def _look(self, asked: Place) -> tuple[bool, Slots]:
         pipeline = self._client(asked).pipeline(transaction=False)
@@ -103,7 +103,7 @@ def _primaries(slots: list[Any], asked: Place) -> Iterator[tuple[range, Place]]:
 
 def _why_silent(error: Exception) -> str:
     if "cluster support disabled" in str(error):
-        return "is no node of a cluster: use redis:// for a single Redis"
+        return "is not a node of a cluster: use redis:// for a single Redis"
     if isinstance(error, (redis.AuthenticationError, redis.ResponseError)):
         return f"refuses: {error}"
     return f"does not answer: {error}"

@@ -76,7 +76,7 @@ def check(url: str) -> None:
         one.make_connection()
     except (ValueError, TypeError):
         # the cause may quote a piece of the password
-        raise BadAddress("an option that the client does not have, or cannot use") from None
+        raise BadAddress("an option is unknown to the client, or invalid") from None
 
 
 def servers_of(
@@ -186,7 +186,7 @@ class Session:
         command that is wrong.
         """
         if self._lost:
-            raise IndexLost("the connection to Redis was lost before")
+            raise IndexLost("the connection to Redis was lost earlier")
         replies = 0
         coming = iter(commands)
         try:
@@ -235,7 +235,7 @@ class Session:
             return IndexFull(f"Redis has no memory left: {text}")
         self.close()
         if isinstance(failure, NOT_SERVING) or text.startswith(NOT_SERVING_NOW):
-            return IndexLost(f"Redis does not serve now: {reason(failure)}")
+            return IndexLost(f"Redis cannot serve requests now: {reason(failure)}")
         return failure
 
     def close(self) -> None:

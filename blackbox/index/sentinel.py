@@ -47,12 +47,14 @@ class _Sentinels(Sentinel):
                 others = ", ".join(sorted(services)) or "none at all"
                 said.append(f"{_place(sentinel)} knows other services: {others}")
             elif not self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
-                said.append(f"{_place(sentinel)} says that it is down and has no successor yet")
+                said.append(
+                    f"{_place(sentinel)} reports that it is down, without a new primary yet"
+                )
             else:
                 self.sentinels = [sentinel, *(s for s in self.sentinels if s is not sentinel)]
                 return state["ip"], state["port"]
         raise redis.ConnectionError(
-            f"no sentinel names a primary of {service_name!r}: {'; '.join(said)}"
+            f"no sentinel knows a primary of {service_name!r}: {'; '.join(said)}"
         )
 
 
@@ -65,10 +67,10 @@ def _why_silent(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         if "required" in str(error):
             return (
-                "wants a password: add ?sentinel_password=… to the URL, and &sentinel_username=… "
-                "for another user than the default one"
+                "requires a password: add ?sentinel_password=… to the URL, and "
+                "&sentinel_username=… for a user other than the default one"
             )
-        return f"refuses sentinel_username and sentinel_password: {error}"
+        return f"rejects sentinel_username and sentinel_password: {error}"
     if isinstance(error, redis.ResponseError):
-        return f"is no sentinel, or does not tell: {error}"
+        return f"is not a sentinel, or refuses to answer: {error}"
     return f"does not answer: {error}"

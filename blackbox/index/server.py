@@ -59,7 +59,7 @@ class Server:
         try:
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except redis.ResponseError as error:
-            raise NotTold(f"Redis does not tell {' '.join(command)}: {error}") from error
+            raise NotTold(f"Redis refuses {' '.join(command)}: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer {command[0]}: {error}") from error
 
@@ -93,7 +93,7 @@ class RedisServer:
         self._clients.close()
 
     def _answers(self, question: Callable[[Server], T]) -> list[T]:
-        answers, silence = [], IndexLost("all nodes of the cluster were silent just now")
+        answers, silence = [], IndexLost("no node of the cluster answered just now")
         for name, server in self.each().items():
             if time.monotonic() < self._silent_s.get(name, 0.0):
                 continue

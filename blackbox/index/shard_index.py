@@ -79,7 +79,8 @@ LEAVING_WITHIN_S = 2.0
 """How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
 _CHUNK = 1000
 _WHY_ALONE = (
-    "is maxmemory-policy noeviction, or did somebody delete it? Rebuilding from the journals"
+    "check that maxmemory-policy is noeviction and that the key was not deleted; rebuilding from "
+    "the journals"
 )
 _KEPT_APART = (b"named", b"cold", b"moved", b"ended", b"ahead")
 """Fields of the state that say which keys must exist.
@@ -283,7 +284,8 @@ class ShardIndex:
                 ]
             if not self._exec_even_if_full(changes, self.positions):
                 raise PositionsMoved(
-                    f"{self.shard}: the index changed meanwhile; is a service running?"
+                    f"{self.shard}: the index changed during the operation; check whether a "
+                    "service is running"
                 )
             self.positions = positions
 
@@ -352,7 +354,7 @@ class ShardIndex:
                     self.doubtful = left
                     return unwanted
             raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while believing"
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while reading receipts"
             )
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
@@ -462,14 +464,18 @@ class ShardIndex:
                 view, largest = self._look(start, end, touched, ended)
                 if view.positions.requests < start:
                     raise PositionsMoved(
-                        f"{self.shard}: read from {start}, index at {view.positions}"
+                        f"{self.shard}: records were read from {start}, but the index is at "
+                        f"{view.positions}"
                     )
                 if view.positions.requests >= end:
                     self._saw(view.positions.requests)
                     return Plan()
                 self._settled = max(self._settled, view.positions.receipts)
                 if touched.replaced and view.positions.receipts < self._settled:
-                    what = f"receipts {self._settled} were settled, index at {view.positions}"
+                    what = (
+                        f"receipts were settled up to {self._settled}, but the index is at "
+                        f"{view.positions}"
+                    )
                     raise PositionsMoved(
                         f"{self.shard}: {what}"
                     )  # what looks pending may have been delivered
@@ -490,7 +496,7 @@ class ShardIndex:
             if is_in_flight and time.monotonic() > deadline:
                 what = f"after {LEAVING_WITHIN_S:g} s; requests are read again from {start}"
                 raise RecoveryRequired(
-                    f"{self.shard}: what is to be replaced is still being delivered {what}"
+                    f"{self.shard}: the request to replace is still in flight {what}"
                 )
             if is_in_flight:
                 time.sleep(LEAVING_LOOK_S)
@@ -552,7 +558,7 @@ class ShardIndex:
             self.doubtful = claims_of(state[3])
             if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
                 raise PositionsMoved(
-                    f"{self.shard}: Redis lost the key {lost.decode()} alone; {_WHY_ALONE}"
+                    f"{self.shard}: Redis lost a single key, {lost.decode()}; {_WHY_ALONE}"
                 )
             total, *counts = others
             if total != sum(counts):
@@ -681,7 +687,7 @@ class ShardIndex:
                 if not commands or self._exec_even_if_full(commands, found):
                     return
             raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while putting off"
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while postponing"
             )
 
     def count_cold(self) -> int:
@@ -830,7 +836,9 @@ class ShardIndex:
         _, state, receipts, bitmaps = self._session.run(commands)
         positions = positions_of(self.shard, state, receipts)
         if positions is None:
-            raise PositionsMoved(f"{self.shard}: the index is empty, expected {self.positions}")
+            raise PositionsMoved(
+                f"{self.shard}: the index is empty, but positions {self.positions} were expected"
+            )
         if state[2] is not None and (ended is None or state[2] != self._token):
             raise RecoveryRequired(
                 f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
@@ -941,7 +949,8 @@ class ShardIndex:
         _, state, receipts = self._session.run([watch, *self._read_positions(b"token")])
         if (*state, receipts) != self._loaded:
             raise PositionsMoved(
-                f"{self.shard}: expected {self._loaded}, found {(*state, receipts)}"
+                f"{self.shard}: the index has changed: expected {self._loaded}, found "
+                f"{(*state, receipts)}"
             )
 
     def _move_cold(self, plan: Plan, view: View) -> Iterator[bytes]:
@@ -1156,7 +1165,7 @@ class ShardIndex:
     def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Positions:
         found, seen = positions_of(self.shard, state, receipts), self.positions
         if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
-            raise PositionsMoved(f"{self.shard}: the index is at {found}, expected {seen}")
+            raise PositionsMoved(f"{self.shard}: the index is at {found}, but {seen} was expected")
         self._saw(found.requests)
         return found
 
@@ -1182,7 +1191,8 @@ class ShardIndex:
             if self._session.run([in_one_script(self._keys, found, [command])])[0]:
                 return
         raise RecoveryRequired(
-            f"{self.shard}: the index changed {MAX_CONTENTION} times while departing"
+            f"{self.shard}: the index changed {MAX_CONTENTION} times while marking deliveries in "
+            "flight"
         )
 
     def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
@@ -1214,8 +1224,8 @@ def positions_of(
         return Positions(int(requests), int(receipts))
     if version not in (None, FORMAT, *OLDER):
         raise ForeignIndex(
-            f"the index of {shard} in Redis has format {version.decode(errors='replace')!r}; this "
-            f"version reads {FORMAT.decode()}: run the version of blackbox that wrote it"
+            f"the index of {shard} in Redis has format {version.decode(errors='replace')!r}, but "
+            f"this version reads {FORMAT.decode()}; run the version of blackbox that wrote it"
         )
     return None  # there is none, or it is being emptied between the two reads
 

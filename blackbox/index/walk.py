@@ -89,14 +89,14 @@ class Walk:
         self._check_known(skipped, told, early)
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
         if int(cold or 0) > 0 and not segments:
-            raise WalkVoid(f"{self._shard}: Redis lost the key {keys.cold.decode()} alone")
+            raise WalkVoid(f"{self._shard}: Redis lost a single key, {keys.cold.decode()}")
         if segments:
             first = min(map(int, segments))
             bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()])
             self._check(*about)
             lowest = next(iter(Bits({first: bitmap or b""})), None)
             if lowest is None:  # taken from cold between the two reads
-                raise WalkVoid(f"{self._shard}: the cold tier changed; walking again later")
+                raise WalkVoid(f"{self._shard}: the cold tier changed; repeating the walk later")
             self._lowest = lowest
 
     def _check_known(
@@ -112,7 +112,7 @@ class Walk:
             *(int(number or 0) for number in told), *(int(name, 16) + 1 for name in early), 0
         )
         if known_to > self.positions.requests or any(o >= self.positions.requests for o in ended):
-            what = "requests whose outcome is known already are still to be read from Kafka"
+            what = "some requests have a known outcome but are not yet read from Kafka"
             raise WalkVoid(f"{self._shard}: {what}")
 
     def _about(self) -> list[bytes]:
@@ -133,10 +133,10 @@ class Walk:
     ) -> Positions:
         token, rebuild, requests = state
         if token != self._token or rebuild is not None or requests is None or receipts is None:
-            raise WalkVoid(f"{self._shard}: the index was opened anew; walking again later")
+            raise WalkVoid(f"{self._shard}: the index was opened again; repeating the walk later")
         found = Positions(int(requests), int(receipts))
         if sentinel is None or found.requests < self.positions.requests:
-            raise WalkVoid(f"{self._shard}: the index lost something; walking again later")
+            raise WalkVoid(f"{self._shard}: the index lost data; repeating the walk later")
         if found.receipts < self.positions.receipts:
             raise WalkVoid(f"{self._shard}: receipts went back to {found.receipts}")
         return found

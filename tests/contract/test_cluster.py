@@ -157,7 +157,7 @@ def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: Clust
     with opened(empty.url, SHARD) as index:
         index.begin(Positions(7, 3))
         empty.move(PREFIX, other_than(empty, home))
-        with pytest.raises(IndexLost, match="Redis does not serve now: MOVED"):
+        with pytest.raises(IndexLost, match="Redis cannot serve requests now: MOVED"):
             index.settle({}, 4)
     with opened(empty.url, SHARD) as index:
         assert loaded(index) == Kept(Positions(7, 3))
@@ -176,7 +176,7 @@ def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServer
         migrate = ("MIGRATE", HOST, away.port, PREFIX + "state", 0, 5000)
         with redis.Redis.from_url(home.url) as client:
             client.execute_command(*migrate)
-        with pytest.raises(IndexLost, match=r"Redis does not serve now: (ASK|TRYAGAIN)"):
+        with pytest.raises(IndexLost, match=r"Redis cannot serve requests now: (ASK|TRYAGAIN)"):
             store(index, 0, 1, {0: entry(NOW_MS)})
     with opened(empty.url, SHARD) as index, pytest.raises(IndexLost):
         index.load()
@@ -227,12 +227,14 @@ def test_nodes_that_are_all_silent_are_named() -> None:
     for port in ports:
         assert f"{HOST}:{port} does not answer: " in str(silent.value)
     for question in (RedisServer(url).now_ms, RedisServer(url).memory_used):
-        with pytest.raises(IndexLost, match="no node tells of its cluster"):
+        with pytest.raises(IndexLost, match="no node describes its cluster"):
             question()
 
 
 def test_a_single_redis_is_no_cluster(real_redis: EmbeddedRedis) -> None:
-    with pytest.raises(IndexLost, match="is no node of a cluster: use redis:// for a single Redis"):
+    with pytest.raises(
+        IndexLost, match="is not a node of a cluster: use redis:// for a single Redis"
+    ):
         Session(pool(f"redis+cluster://{HOST}:{real_redis.port}"))
 
 
@@ -262,7 +264,7 @@ def forgets(node: EmbeddedRedis, slot: int) -> bool:
 def test_one_node_alone_is_asked_for_all_that_it_does_not_have(cluster: ClusterServers) -> None:
     alone = other_than(cluster, cluster.node_of(PREFIX))
     with opened(alone.url, SHARD) as index:
-        with pytest.raises(IndexLost, match="Redis does not serve now: MOVED"):
+        with pytest.raises(IndexLost, match="Redis cannot serve requests now: MOVED"):
             index.load()
         with pytest.raises(IndexLost):
             index.load()

@@ -111,7 +111,7 @@ def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
         Session(pool(sentinels.url_of("warehouse")))
     port = sentinels.sentinels[0].port
     assert str(unknown.value) == (
-        "cannot connect to Redis: no sentinel names a primary of 'warehouse': "
+        "cannot connect to Redis: no sentinel knows a primary of 'warehouse': "
         f"{HOST}:{port} knows other services: shop"
     )
 
@@ -126,7 +126,7 @@ def test_sentinels_that_are_all_silent_are_named() -> None:
 
 def test_a_redis_is_no_sentinel(sentinels: SentinelServers) -> None:
     url = f"redis+sentinel://{HOST}:{sentinels.primary.port}/shop"
-    with pytest.raises(IndexLost, match="is no sentinel, or does not tell: unknown command"):
+    with pytest.raises(IndexLost, match="is not a sentinel, or refuses to answer: unknown command"):
         Session(pool(url))
 
 
@@ -138,7 +138,7 @@ def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> N
         def says_so() -> bool:
             with pytest.raises(IndexLost) as lost:
                 Session(pool(servers.url))
-            return "says that it is down and has no successor yet" in str(lost.value)
+            return "reports that it is down, without a new primary yet" in str(lost.value)
 
         until("the sentinel has noticed", says_so)
 
@@ -148,8 +148,8 @@ def test_a_sentinel_with_a_password(tmp_path: Path) -> None:
         connections = pool(servers.url)
         assert Session(connections).run(PING) == [b"PONG"]
         assert "hunter2" not in repr(connections)
-        with pytest.raises(IndexLost, match=r"wants a password: add \?sentinel_password="):
+        with pytest.raises(IndexLost, match=r"requires a password: add \?sentinel_password="):
             Session(pool(servers.url_of("shop")))
-        with pytest.raises(IndexLost, match="refuses sentinel_username and") as refused:
+        with pytest.raises(IndexLost, match="rejects sentinel_username and") as refused:
             Session(pool(servers.url_of("shop", PASSWORD)))
         assert PASSWORD not in str(refused.value)

@@ -181,7 +181,9 @@ def test_an_index_of_a_later_format_is_refused_with_the_remedy(
     client.hset(PREFIX + "state", "format", "9")
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
-        with pytest.raises(ForeignIndex, match="format '9'; this version reads 5: run the version"):
+        with pytest.raises(
+            ForeignIndex, match="format '9', but this version reads 5; run the version"
+        ):
             verb()
 
 
@@ -536,7 +538,7 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     index.mark_in_flight([0], index.removed)
 
     with pytest.raises(
-        RecoveryRequired, match=r"is still being delivered after 0\.1 s; requests are read again"
+        RecoveryRequired, match=r"is still in flight after 0\.1 s; requests are read again"
     ):
         store(index, 1, 2, {1: replacing})
     assert held(client).offsets() == [0]
@@ -561,7 +563,7 @@ def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_del
     with pytest.raises(PositionsMoved):
         index.mark_in_flight(named, index.removed)
 
-    with pytest.raises(RecoveryRequired, match="is still being delivered"):
+    with pytest.raises(RecoveryRequired, match="is still in flight"):
         store(successor, 2, 3, {2: replacing})
 
 
@@ -592,7 +594,7 @@ def test_what_an_index_remembers_besides_entries_is_missed_when_it_is_lost_alone
 
     client.delete(PREFIX + key)
 
-    with pytest.raises(PositionsMoved, match=f"Redis lost the key .*{key} alone"):
+    with pytest.raises(PositionsMoved, match=f"Redis lost a single key, .*{key};"):
         index.due(NOW_MS, 10)
     kept = open_index().load()
     assert kept is not None

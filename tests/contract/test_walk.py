@@ -145,7 +145,7 @@ def test_no_walk_begins_while_receipts_speak_of_requests_that_are_not_read_yet(
     store(index, 0, 3, {})
     index.settle({5: None}, 1)
 
-    with pytest.raises(WalkVoid, match="are still to be read from Kafka"):
+    with pytest.raises(WalkVoid, match="not yet read from Kafka"):
         walk()
     store(index, 3, 6, {4: entry()})
     assert walked(walk()) == 4
@@ -157,7 +157,7 @@ def test_no_walk_begins_until_a_replacement_is_read_whose_other_request_was_remo
     store(index, 0, 2, {0: entry(), 1: entry()})
     index.settle({0: None}, 0, early=[2])
 
-    with pytest.raises(WalkVoid, match="still to be read from Kafka"):
+    with pytest.raises(WalkVoid, match="not yet read from Kafka"):
         walk()
     store(index, 2, 3, {2: entry()})
 
