@@ -152,7 +152,7 @@ def test_what_redis_does_not_tell_is_a_warning(
     (found,) = findings(with_redis(settings, url))
     assert found.severity == "warn"
     command = "CONFIG GET aof-load-truncated" if told else "INFO server"
-    assert found.text.startswith(f"not checked: Redis does not tell {command}: ")
+    assert found.text.startswith(f"not checked: Redis refuses {command}: ")
     assert "no permissions" in found.text
 
 
@@ -264,7 +264,7 @@ def test_refusals_come_first(settings: Settings, start_redis: Callable[..., Embe
 
 def test_a_kafka_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
     silent = f"127.0.0.1:{free_port()}"
-    with pytest.raises(JournalLost, match="cannot ask about the topic"):
+    with pytest.raises(JournalLost, match="cannot describe the topic"):
         findings(load(**settings.model_dump() | {"kafka_bootstrap_servers": silent}))
 
 

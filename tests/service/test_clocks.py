@@ -164,5 +164,5 @@ def test_a_clock_of_kafka_that_was_right_and_goes_back_makes_nothing_early(
 
     assert seen.early_s() == []
     assert [body for body, came in seen.came_s.items() if len(came) > 1] == []
-    assert "was it set back?" in service.log.read_text()
+    assert "possibly because it was set back" in service.log.read_text()
     assert "recovering" not in service.log.read_text()

@@ -211,5 +211,5 @@ def test_sentinels_that_do_not_answer_are_named_without_a_password(world: World)
     url = f"redis+sentinel://:hunter2@127.0.0.1:{free_port()}/shop?sentinel_password=hunter3"
     answer = blackbox(world.environment(redis_url=url), "status")
     assert answer.code == 1
-    assert "check that Redis runs at shop, of which the sentinels at 127.0.0.1:" in answer.errors[0]
+    assert "check that Redis runs at shop (sentinels 127.0.0.1:" in answer.errors[0]
     assert "hunter" not in "".join(answer.errors)

@@ -32,7 +32,7 @@ def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: Wor
 
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    assert "not a receipt, and left out, as 3 more behind it" in service.log.read_text()
+    assert "skipping a record that is not a receipt, and 3 more after it" in service.log.read_text()
 
 
 def forge(world: World) -> None:

@@ -73,7 +73,9 @@ def test_an_owner_notices_that_another_group_wrote_receipts_between_its_own(
         commit(owner, Receipt(3))
         commit(other, Receipt(4, barrier=True))
 
-        with pytest.raises(RecoveryRequired, match="not of this owner: does another group deliver"):
+        with pytest.raises(
+            RecoveryRequired, match="not of this owner; another group may be delivering"
+        ):
             commit(owner, Receipt(5))
 
 

@@ -175,5 +175,5 @@ def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
 
     assert verdict.is_exact, verdict
     assert [one.metric("blackbox_recoveries_total") for one in (first, second)] == opened
-    assert "BLACKBOX_INSTANCE_ID=one; going on without one" in first.log.read_text()
-    assert "going on without one" not in second.log.read_text()
+    assert "BLACKBOX_INSTANCE_ID=one; continuing without one" in first.log.read_text()
+    assert "continuing without one" not in second.log.read_text()

@@ -13,7 +13,7 @@ from blackbox.journal.access import OURS, KafkaAccess, Sight
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_setting_that_the_guarantees_rest_on_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is not yours to set"):
+    with pytest.raises(ValueError, match=f"{name} must not be set"):
         KafkaAccess("127.0.0.1:1", "unit", {name: "x"}).check()
 
 

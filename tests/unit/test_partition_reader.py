@@ -118,7 +118,9 @@ class OneAdmin:
 
 def test_no_answer_in_time_is_no_end_of_a_partition() -> None:
     reader = PartitionReader(OneAdmin())  # type: ignore[arg-type]
-    with pytest.raises(JournalLost, match=r"TB/3: its end was not told within 0\.5 s"):
+    with pytest.raises(
+        JournalLost, match=r"TB/3: the broker did not return its end offset within 0\.5 s"
+    ):
         reader.log_end("TB", 3, 0.5)
     assert Topics(Admin()).ends([("TB", 3)], committed=True) == {}  # type: ignore[arg-type]
 

@@ -466,7 +466,7 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     before = held(client)
     client.delete(PREFIX + key)
 
-    with pytest.raises(PositionsMoved, match=rf"Redis lost the key .*{key} alone"):
+    with pytest.raises(PositionsMoved, match=rf"Redis lost a single key, .*{key};"):
         empty_index.due(NOW_MS, 10)
     with caplog.at_level(logging.ERROR):
         recovery.open()

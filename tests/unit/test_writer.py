@@ -153,7 +153,7 @@ def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follow
     monkeypatch.setattr(writer._transactions, "abort", lambda: steps.append("abort"))
 
     if is_early:
-        with pytest.raises(TooEarly, match=f"is {due_ms - 1000} ms before the due time"):
+        with pytest.raises(TooEarly, match=f"is {due_ms - 1000} ms behind the due time"):
             writer.commit(Receipt(at_ms=0), due_ms)
     else:
         writer.commit(Receipt(at_ms=0), due_ms)
