@@ -43,46 +43,50 @@ OLD_REDIS = Finding(
 )
 EVICTION = Finding(
     "refuse",
-    "Redis' maxmemory-policy is {policy}: once full, it throws pending messages away",
+    "Redis' maxmemory-policy is {policy}: once full, it evicts pending messages",
     "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
 )
 NO_AOF = Finding(
     "warn",
-    "Redis' append-only file is off: after a restart it is empty or old, and each shard delivers "
-    "only when it is read again from Kafka",
+    "Redis' append-only file is off: after a restart Redis is empty or out of date, and each shard "
+    "delivers only after a rebuild from Kafka",
     "CONFIG SET appendonly yes, and the same in redis.conf",
 )
 TORN_AOF = Finding(
     "warn",
-    "Redis' aof-load-truncated is yes: a transaction that a crash cut off can come back at a later "
-    "start of Redis, out of its place",
-    "aof-load-truncated no in redis.conf, and redis-check-aof --fix before each start of Redis",
+    "Redis' aof-load-truncated is yes: a transaction that a crash truncated can reappear out of "
+    "order at a later start of Redis",
+    "set aof-load-truncated no in redis.conf, and run redis-check-aof --fix before each start of "
+    "Redis",
 )
 NO_LIMIT = Finding(
     "warn",
-    "Redis has no maxmemory: requests cannot be left in Kafka before its host is out of memory",
+    "Redis has no maxmemory: blackbox cannot hold requests back in Kafka before the host runs out "
+    "of memory",
     "CONFIG SET maxmemory to about 70 % of the host's memory, and the same in redis.conf",
 )
 CLOCKS = Finding(
     "warn",
-    "the clocks of Redis and this host are {skew_ms} ms apart: the earlier one counts, so that "
-    "messages come late by up to that",
+    "the clocks of Redis and this host are {skew_ms} ms apart: the earlier one counts, so messages "
+    "are late by up to this time",
     "synchronise both with NTP",
 )
 REDIS_SILENT = Finding(
     "warn",
     "not checked: {why}",
-    "ask as a Redis user who may INFO and CONFIG GET, as blackbox-reader may, or look at {what} by hand",
+    "use a Redis user with permission for INFO and CONFIG GET, such as blackbox-reader, or check "
+    "{what} manually",
 )
 ONE_NODE = Finding(
     "warn",
-    "Redis is a node of a cluster: shards whose slot another node has do not open",
-    "BLACKBOX_REDIS_URL=redis+cluster://host:port,host:port with some of its nodes",
+    "Redis is a node of a cluster: shards whose slot is on another node do not open",
+    "set BLACKBOX_REDIS_URL=redis+cluster://host:port,host:port with some of its nodes",
 )
 NODE_SILENT = Finding(
     "warn",
-    "not checked: {why}; until it answers, or another node has its slots, their shards stay closed",
-    "start the node again, or give its slots to others: redis-cli --cluster fix",
+    "not checked: {why}; until it answers, or another node takes over its slots, their shards stay "
+    "closed",
+    "restart the node, or move its slots to other nodes: redis-cli --cluster fix",
 )
 COMPACTED = Finding(
     "refuse",
@@ -91,38 +95,38 @@ COMPACTED = Finding(
 )
 COMPACTED_LETTERS = Finding(
     "refuse",
-    "{topic}: cleanup.policy is {policy}: Kafka refuses dead letters that have no key, and keeps "
-    "one of each key",
+    "{topic}: cleanup.policy is {policy}: Kafka refuses dead letters without a key, and keeps only "
+    "one per key",
     _ALTER + "cleanup.policy=delete",
 )
 ORPHANED = Finding(
     "refuse",
-    "{receipts} exists and {topic} does not: if {topic} was deleted, its old receipts would end new "
-    "requests, which get the same offsets, without delivering them",
+    "{receipts} exists but {topic} does not: if {topic} was deleted, its old receipts would end "
+    "new requests with the same offsets without delivering them",
     "delete {receipts} and, in Redis, the keys that begin with blackbox:{{{topic}-, then start; or "
-    "create {topic}, if it never existed",
+    "create {topic} if it never existed",
 )
 FEWER_RECEIPTS = Finding(
     "warn",
-    "{receipts} has {have} partitions and {topic} {wanted}: the service adds the missing ones when "
-    "it starts, and delivers from their shards once they are there. If {topic} has grown, a later "
-    "request under an id does not replace one that is pending in the id's former partition",
-    "nothing, if blackbox may Alter {receipts}; else kafka-topics.sh --alter --topic {receipts} "
-    "--partitions {wanted}. Cancel what is pending under an id over HTTP, before it is asked for again",
+    "{receipts} has {have} partitions, but {topic} has {wanted}: the service adds the missing ones "
+    "when it starts, and then delivers from their shards. If {topic} has grown, a later request "
+    "with an id does not replace one that is pending in the id's former partition",
+    "nothing, if blackbox has Alter on {receipts}; else kafka-topics.sh --alter --topic {receipts} "
+    "--partitions {wanted}. Cancel pending requests with an id over HTTP before you send the id "
+    "again",
 )
 MORE_RECEIPTS = Finding(
     "warn",
-    "{receipts} has {have} partitions and {topic} only {wanted}: harmless, unless {topic} was "
-    "deleted and made anew; then old receipts end new requests without delivering them",
-    "nothing, if {topic} was never deleted; else stop blackbox and delete {receipts} as well",
+    "{receipts} has {have} partitions, but {topic} has only {wanted}: harmless, unless {topic} was "
+    "deleted and created again; then old receipts end new requests without delivering them",
+    "nothing, if {topic} was never deleted; otherwise stop blackbox and delete {receipts} as well",
 )
 SHORT_REQUESTS = Finding(
     "refuse",
-    "{topic}: retention.ms is {have}, less than {wanted}: Kafka would remove requests that are still "
-    "pending, and a lost Redis would lose them",
-    _ALTER
-    + "retention.ms=-1; blackbox then removes what has ended. Or set BLACKBOX_HOT_HORIZON_S to at "
-    "most half of retention.ms",
+    "{topic}: retention.ms is {have}, less than {wanted}: Kafka would remove pending requests, "
+    "which a loss of Redis would then lose",
+    _ALTER + "retention.ms=-1; blackbox then removes requests that have ended. Or set "
+    "BLACKBOX_HOT_HORIZON_S to at most half of retention.ms",
 )
 SHORT_RECEIPTS = Finding(
     "warn",
@@ -132,13 +136,14 @@ SHORT_RECEIPTS = Finding(
 )
 LIMITED_BYTES = Finding(
     "warn",
-    "{topic}: retention.bytes is {limit}: beyond it Kafka removes the oldest records, however new",
+    "{topic}: retention.bytes is {limit}: above this size Kafka removes the oldest records, "
+    "whatever their age",
     _ALTER + "retention.bytes=-1",
 )
 CREATE_TIME = Finding(
     "warn",
-    "{topic}: message.timestamp.type is {type}: a countdown starts at the sender's clock, and a slow "
-    "one makes its messages early",
+    "{topic}: message.timestamp.type is {type}: a countdown starts by the sender's clock, and "
+    "messages are early if that clock is slow",
     _ALTER + "message.timestamp.type=LogAppendTime",
 )
 UNSTAMPED_RECEIPTS = Finding(
@@ -149,8 +154,8 @@ UNSTAMPED_RECEIPTS = Finding(
 )
 KAFKA_SILENT = Finding(
     "warn",
-    "not checked: the brokers do not tell {what} of {topic}: {why}",
-    "grant Describe and DescribeConfigs on topic {topic}, or look by hand",
+    "not checked: the brokers do not return {what} of {topic}: {why}",
+    "grant Describe and DescribeConfigs on topic {topic}, or check manually",
 )
 
 

@@ -48,7 +48,9 @@ def _request_topics(text: str) -> str:
         if contract not in NAMES:
             raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(NAMES)}")
         if topic.endswith(RECEIPTS_SUFFIX):
-            raise ValueError(f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which names receipts")
+            raise ValueError(
+                f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which is reserved for receipts"
+            )
     return text
 
 
@@ -60,7 +62,7 @@ def parse_request_topics(text: str) -> dict[str, str]:
         if not topic or not colon or not contract:
             raise ValueError("wanted: a comma list of topic:format, like TB:countdown")
         if topic in topics:
-            raise ValueError(f"the topic {topic!r} is named twice")
+            raise ValueError(f"the topic {topic!r} is given twice")
         topics[topic] = contract
     return topics
 
@@ -77,7 +79,7 @@ def _expired_topics(info: ValidationInfo) -> set[str]:
 def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None] = ()) -> str:
     own = _topics_so_far(info), info.data.get("dead_letter_topic", "")
     if name in others or is_own_topic(name, *own):
-        raise ValueError(f"{name!r} is a topic of blackbox's own; name another")
+        raise ValueError(f"{name!r} is one of blackbox's own topics; use another one")
     return name
 
 
@@ -98,7 +100,7 @@ def _delivery(promise: str, info: ValidationInfo) -> str:
     if promise != "exactly-once" and "scheduler" in _topics_so_far(info).values():
         raise ValueError(
             "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
-            "are written together or not at all"
+            "must be written atomically"
         )
     return promise
 
@@ -127,7 +129,7 @@ def _without_blanks(value: object) -> object:
 def _token(secret: SecretStr | None) -> SecretStr | None:
     text = "" if secret is None else secret.get_secret_value()
     if not (text.isascii() and (text.isprintable() or not text)):
-        raise ValueError("wanted: printable ASCII characters, as a header can have them")
+        raise ValueError("wanted: printable ASCII characters, as allowed in a header")
     return secret
 
 
@@ -152,22 +154,24 @@ class Settings(BaseSettings):
         "TB:countdown", description="comma list of topic:format"
     )
     dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
-        "blackbox.dead-letters", description="where undeliverable requests go, with their reason"
+        "blackbox.dead-letters",
+        description="topic for requests that cannot be delivered, with the reason",
     )
     history_topic: Annotated[str, AfterValidator(_topic), AfterValidator(_not_our_own)] = Field(
-        "history", description="where the format scheduler leaves a copy of what it delivered"
+        "history",
+        description="topic for copies of the messages that the format scheduler delivered",
     )
     scheduler_grace_s: int = Field(
         -1, ge=-1, le=315_360_000,
-        description="later than this a schedule is not delivered any more; -1: however late",
+        description="a schedule that is later than this is not delivered; -1: no limit",
     )  # fmt: skip
     timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
         None,
         validate_default=True,
-        description="where expired timers are answered; without it <request topic>.expired",
+        description="topic for the answers to expired timers; default: <request topic>.expired",
     )
     oscillator_topic: Annotated[str | None, AfterValidator(_oscillator_topic)] = Field(
-        None, description="where a record for each second is written; without it nowhere"
+        None, description="topic for a record for each second; default: none"
     )
     group_id: str = Field(
         "blackbox",
@@ -177,71 +181,87 @@ class Settings(BaseSettings):
     instance_id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._-]{0,200}$",
-        description="name of this process in the group, the same after a restart: it gets its shards back at once",
+        description=(
+            "name of this process in the group; if it is the same after a restart, the process "
+            "gets its shards back at once"
+        ),
     )
     engine: Literal["spark", "process"] = Field(
-        "spark", description="who runs the verbs: spark, or process for small deployments"
+        "spark", description="the engine: spark, or process for small deployments"
     )
     delivery: Annotated[Literal["exactly-once", "at-least-once"], AfterValidator(_delivery)] = (
         Field("exactly-once", description="with or without a Kafka transaction per batch")
     )
     poll_interval_ms: int = Field(
-        1000, ge=10, le=60_000, description="longest wait between two looks at the index"
+        1000, ge=10, le=60_000, description="longest time between two checks of the index"
     )
     wake_up: bool = Field(
-        True, description="also look at each next due time, not only every poll interval"
+        True, description="also check at each next due time, not only every poll interval"
     )
-    batch_limit: int = Field(1000, ge=1, le=10_000, description="most messages per tick and shard")
+    batch_limit: int = Field(
+        1000, ge=1, le=10_000, description="maximum messages per batch of a shard"
+    )
     retries: int = Field(
         5, ge=0, le=1000,
-        description="tries after the first at a target that is missing, 1, 2, 4 … 60 s apart",
+        description="retries if the target is missing, after 1, 2, 4 … 60 s",
     )  # fmt: skip
     grace_s: int = Field(
-        604_800, ge=3600, le=31_536_000, description="how long a payload outlives its due time"
+        604_800,
+        ge=3600,
+        le=31_536_000,
+        description="how long Redis keeps a payload after its due time",
     )
     max_countdown_s: int = Field(
         34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
     )
     retention_s: int = Field(
         604_800, ge=1, le=315_360_000,
-        description="journals keep what has ended for at least so long, for look-ups, ledger and audit",
+        description=(
+            "how long journals keep requests that have ended, at least, for look-ups, ledger and "
+            "audit"
+        ),
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,
-        description="how often to look from where on the journals are still needed, and to trim them",
+        description="how often to determine the low-water mark and trim the journals",
     )  # fmt: skip
     renew_after_s: int | None = Field(
         None, ge=1, le=315_360_000,
-        description="age at which a request beyond the horizon is written again; by default a day, or "
-        "the horizon if that is longer",
+        description="age at which a request beyond the horizon is renewed; default: a day, or the "
+                    "horizon if that is longer",
     )  # fmt: skip
     hot_horizon_s: int = Field(
         86_400, ge=0, le=315_360_000,
-        description="requests due further ahead stay out of Redis until they come near; 0: all enter",
+        description=(
+            "requests due further ahead stay out of Redis until they are promoted; 0: all are in "
+            "Redis"
+        ),
     )  # fmt: skip
     spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
         "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
     )
     spark_config: Path | None = Field(
-        None, description=".properties file with settings of Spark; wins over defaults"
+        None, description=".properties file with Spark settings; wins over defaults"
     )
     ledger: str | None = Field(
         None,
-        description="where the ledger is: a folder, or a path of Hadoop such as s3a://bucket/x",
+        description="where the ledger is: a folder, or a Hadoop path such as s3a://bucket/x",
     )
     callers_file: Path | None = Field(
-        None, description="TOML file of what each caller is allowed; read again when it changes"
+        None, description="TOML file with the callers' rules; read again when it changes"
     )
     http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     api_token: Token = Field(
-        None, min_length=16, description="bearer token of those who may change things over HTTP"
+        None, min_length=16, description="bearer token that allows changes over HTTP"
     )
     api_read_token: Token = Field(
-        None, min_length=16, description="bearer token of those who may look"
+        None, min_length=16, description="bearer token that allows reads over HTTP"
     )
     metrics_addr: str | None = Field(
-        None, pattern=r"^[^\s:]*:\d{1,5}$", description="host:port, where it listens as well"
+        None,
+        pattern=r"^[^\s:]*:\d{1,5}$",
+        description="host:port of a second listener with the same paths",
     )
 
     @property
@@ -337,7 +357,7 @@ def _properties(variable: str, path: Path | None) -> dict[str, str]:
         why = error.strerror
     except ValueError:
         # the cause may quote a piece of a password
-        why = r"no UTF-8, or a \u without four hex digits"
+        why = r"not UTF-8, or a \u without four hex digits"
     raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
 
 

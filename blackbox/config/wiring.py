@@ -40,8 +40,8 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
         access.check()
     except ValueError as error:
         raise SettingsError(
-            f"BLACKBOX_KAFKA_CONFIG={settings.kafka_config}: {error}; "
-            "wanted: settings of librdkafka, one name=value a line"
+            f"BLACKBOX_KAFKA_CONFIG={settings.kafka_config}: {error}; wanted: librdkafka settings, "
+            "one name=value per line"
         ) from None
     return access
 

@@ -324,7 +324,8 @@ def test_a_topic_that_may_not_be_seen_is_a_warning(
 
     def severities() -> list[tuple[str, bool]]:
         return [
-            (f.severity, f"do not tell anything of {topic}: " in f.text) for f in findings(settings)
+            (f.severity, f"do not return anything of {topic}: " in f.text)
+            for f in findings(settings)
         ]
 
     until("the ACL is in force", lambda: severities() == [("warn", True)])

@@ -94,17 +94,17 @@ BAD = [
         "unknown format 'cron'; wanted: countdown, scheduler, future, timer",
     ),
     ("BLACKBOX_REQUEST_TOPICS", "T B:countdown", "wanted: a topic name of 1 to 249"),
-    ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is named twice"),
+    ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is given twice"),
     ("BLACKBOX_REQUEST_TOPICS", "TB.receipts:countdown", "ends with '.receipts'"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead letters", "wanted: a topic name of 1 to 249"),
-    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB", "'TB' is a topic of blackbox's own; name another"),
-    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB.receipts", "is a topic of blackbox's own"),
-    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "blackbox.dead-letters", "is a topic of blackbox's own"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB", "'TB' is one of blackbox's own topics; use another one"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB.receipts", "is one of blackbox's own topics"),
+    ("BLACKBOX_TIMER_OUTPUT_TOPIC", "blackbox.dead-letters", "is one of blackbox's own topics"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "a b", "wanted: a topic name of 1 to 249"),
-    ("BLACKBOX_OSCILLATOR_TOPIC", "TB", "'TB' is a topic of blackbox's own; name another"),
-    ("BLACKBOX_OSCILLATOR_TOPIC", "TB.receipts", "is a topic of blackbox's own"),
-    ("BLACKBOX_OSCILLATOR_TOPIC", "blackbox.dead-letters", "is a topic of blackbox's own"),
-    ("BLACKBOX_OSCILLATOR_TOPIC", "history", "is a topic of blackbox's own"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "TB", "'TB' is one of blackbox's own topics; use another one"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "TB.receipts", "is one of blackbox's own topics"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "blackbox.dead-letters", "is one of blackbox's own topics"),
+    ("BLACKBOX_OSCILLATOR_TOPIC", "history", "is one of blackbox's own topics"),
     ("BLACKBOX_OSCILLATOR_TOPIC", "a b", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "..", "wanted: a topic name of 1 to 249"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "x" * 250, "wanted: a topic name of 1 to 249"),
@@ -244,7 +244,7 @@ def test_nothing_is_delivered_to_a_topic_of_blackbox() -> None:
 
 @pytest.mark.parametrize("output", [None, "answers"])
 def test_seconds_are_not_written_where_timers_are_answered(output: str | None) -> None:
-    with pytest.raises(SettingsError, match="is a topic of blackbox's own; name another"):
+    with pytest.raises(SettingsError, match="is one of blackbox's own topics; use another one"):
         load(
             request_topics="TB:timer",
             timer_output_topic=output,
