@@ -24,9 +24,9 @@ from blackbox.records.clock import Clock
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 
-FITS = "it fits already"
-NO_INDEX = "it has no index, and needs no decision"
-INTERRUPTED = "a run that was interrupted had written what was pending"
+FITS = "it already matches"
+NO_INDEX = "it has no index; nothing to do"
+INTERRUPTED = "an interrupted run had already written the pending requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Decide:
         groups = {one.group for one in opened}
         is_unknown = bool(groups & {self.ours.group, kept.binding.group})
         is_open = self.has_receipts(shard) and not opened
-        why = "an index of before the topic was opened" if is_unknown else "another topic"
+        why = "an index from before the topic was opened" if is_unknown else "another topic"
         gone = Gone(
             kept.binding.topic_id, 0, self._told_since(kept, receipts, is_open), is_open, is_unknown
         )
@@ -146,7 +146,7 @@ class Decide:
             return self._group(shard, journal, FITS, at)
         by = rebound_by(journal, kept.token)
         if by is None and not is_same and openings(journal, self.ours.topic_id):
-            return Decision("an index of before its receipts topic was opened", is_emptied=True)
+            return Decision("an index from before its receipts topic was opened", is_emptied=True)
         told, unknown_ms = at.receipts, 0
         if is_untold or (by is not None and by.offset < told):
             told, unknown_ms = receipts.end, self._unknown_ms()
@@ -164,7 +164,9 @@ class Decide:
             shard, positions.requests, cut=[] if explained else [lost], unknown_ms=unknown_ms,
             rebound=kept.token,
         )  # fmt: skip
-        why = "an index of before a journal became shorter" if cuts else "a journal became shorter"
+        why = (
+            "an index from before a journal became shorter" if cuts else "a journal became shorter"
+        )
         is_open = self.has_receipts(shard) and not is_untold
         since = self._told_since(kept, receipts, is_open)
         gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))

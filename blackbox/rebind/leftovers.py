@@ -161,7 +161,9 @@ class Leftovers:
         while found := self.index.pending(rank, AT_ONCE):
             rank += len(found)
             if any(offset not in self._seen for offset in found):
-                raise PositionsMoved(f"{self._shard}: an earlier owner changed the index meanwhile")
+                raise PositionsMoved(
+                    f"{self._shard}: an earlier owner changed the index in the meantime"
+                )
 
     def _left(self, there: Mapping[int, Entry]) -> dict[int, Entry]:
         ends = self.newer.ends
@@ -256,8 +258,9 @@ class Leftovers:
         )
         if not self._takes_letters:
             raise RecoveryRequired(
-                f"{self._shard}: some requests become dead letters, and there is no topic "
-                f"{self.dead_letter_topic}; create it, or start a service, which does"
+                f"{self._shard}: some requests become dead letters, but the topic "
+                f"{self.dead_letter_topic} does not exist; create it, or start a service, which "
+                "creates it"
             )
 
 

@@ -108,11 +108,13 @@ class _Run:
         self._topics = topics = Topics(access.admin())
         found = topics.partitions([topic])
         if topic not in found:
-            raise JournalLost(f"there is no topic {topic}")
+            raise JournalLost(f"the topic {topic} does not exist")
         receipts = receipts_topic(topic)
         found |= topics.partitions([receipts], to="Read")
         if receipts not in found:
-            raise JournalLost(f"there is no topic {receipts}; start a service, which creates it")
+            raise JournalLost(
+                f"the topic {receipts} does not exist; start a service, which creates it"
+            )
         self._count, self._receipts_count = found[topic], found[receipts]
         self._access = access
         # Kafka accepted records that callers' clients had compressed, however large they are uncompressed.
@@ -219,8 +221,8 @@ class _Run:
         """
         if self._journal(shard.partition).binding(self._ours.group).topic_id != self._ours.topic_id:
             raise RecoveryRequired(
-                f"{shard}: its topic was deleted and created again meanwhile; run blackbox rebind "
-                f"{shard.topic} once more"
+                f"{shard}: its topic was deleted and created again in the meantime; run blackbox "
+                f"rebind {shard.topic} again"
             )
 
     def _tail(self, shard: Shard, first: int) -> Tail | None:
@@ -271,8 +273,8 @@ class _Run:
         missing, unread = self._journal(shard.partition).check(claims, PATIENCE_S)
         if unread:
             raise RecoveryRequired(
-                f"{shard}: whether {len(unread)} requests were delivered cannot be read: "
-                f"{next(iter(unread.values()))}; run it again once it can, or with --pending drop"
+                f"{shard}: cannot read whether {len(unread)} requests were delivered: "
+                f"{next(iter(unread.values()))}; run rebind again later, or with --pending drop"
             )
         absent = {claim.offset for claim in missing}
         unwanted = index.unwanted([*absent, *told.undelivered.intersection(index.doubtful)])
@@ -304,9 +306,9 @@ class _Run:
         for batch in leftovers.batches():
             if any(entry.target for entry in batch.values()):
                 raise RecoveryRequired(
-                    f"{leftovers.index.shard}: what is pending was asked in the format "
-                    f"{self._contract}, in which blackbox cannot ask for it again; run it with "
-                    "--pending drop, and let callers ask again"
+                    f"{leftovers.index.shard}: its pending requests have the format "
+                    f"{self._contract}, which blackbox cannot write again; run rebind with "
+                    "--pending drop, and let callers send the requests again"
                 )
 
     def _say(self, shard: Shard, decision: Decision, writer: Writer) -> int:
