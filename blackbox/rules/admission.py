@@ -70,7 +70,11 @@ class Admission:
                     left = [one for one in theirs if one.record.offset not in refused]
                     refused |= self._too_many(caller, rule, left)
                 except IndexLost as silent:
-                    logger.warning("the quotas of %r cannot be counted: %s", caller, silent)
+                    logger.warning(
+                        "cannot count the quotas of %r, so they are not enforced now: %s",
+                        caller,
+                        silent,
+                    )
             first = min((one.record.offset for one in asked), default=end)
             again = {o: why for o, why in counted.refused.items() if o >= first}
             self._counted[shard] = _Counted(max(counted.end, end), again | refused)
@@ -84,9 +88,9 @@ class Admission:
         for one in asked:
             seconds[Second("requests", caller, one.start_ms // 1000)].append(one.record.offset)
         before = self._counts.count({second: len(found) for second, found in seconds.items()})
-        why = f"CALLER_SERVICE {caller!r} has asked {most} times in this second already"
+        why = f"CALLER_SERVICE {caller!r} has already sent {most} requests in this second"
         return {
-            offset: (Reason.QUOTA, f"{why} (requests_per_second); ask again later")
+            offset: (Reason.QUOTA, f"{why} (requests_per_second); send it again later")
             for second, offsets in seconds.items()
             for offset in offsets[max(0, most - before[second]) :]
         }
@@ -102,5 +106,6 @@ class Admission:
         self._pending[caller] = known_s, pending + admitted
         why = f"CALLER_SERVICE {caller!r} has {most} requests pending (most_pending)"
         return {
-            one.record.offset: (Reason.QUOTA, f"{why}; ask again later") for one in asked[admitted:]
+            one.record.offset: (Reason.QUOTA, f"{why}; send it again later")
+            for one in asked[admitted:]
         }

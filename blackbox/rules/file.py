@@ -47,10 +47,10 @@ class RulesFile:
         self._state = state
         try:
             self._rules, self.problem = self._read(), None
-            logger.info("%s was read again: its rules hold from now on", self._path)
+            logger.info("%s was read again; its rules are now in effect", self._path)
         except RulesError as error:
             self.problem = str(error)
-            logger.error("%s; the rules that were read before hold on", error)
+            logger.error("%s; the previous rules stay in effect", error)
 
     def _look(self) -> tuple[int, ...] | None:
         try:
@@ -63,7 +63,7 @@ class RulesFile:
         try:
             return parse(self._path.read_text())
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
             raise RulesError(f"BLACKBOX_CALLERS_FILE={self._path}: {why}") from None
         except RulesError as error:
             raise RulesError(f"BLACKBOX_CALLERS_FILE={self._path}: {error}") from None

@@ -112,11 +112,7 @@ class Rules(BaseModel):
         wrong = _wrong(request, start_ms, rule)
         if wrong is None:
             return None
-        who = (
-            f"{request.caller!r}, as one that the rules do not name,"
-            if name == OTHERS
-            else repr(name)
-        )
+        who = f"{request.caller!r}, which the rules do not name," if name == OTHERS else repr(name)
         return Reason.FORBIDDEN, f"CALLER_SERVICE {who} {wrong}"
 
 
@@ -125,12 +121,12 @@ def parse(text: str) -> Rules:
     try:
         found = Rules.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise RulesError(f"no TOML: {error}") from None
+        raise RulesError(f"not valid TOML: {error}") from None
     except ValidationError as error:
         raise RulesError("\n".join(_explained(dict(fault)) for fault in error.errors())) from None
     for topic in found.targets:
         if not is_topic_name(topic):
-            raise RulesError(f"targets.{topic!r}: no name of a topic")
+            raise RulesError(f"targets.{topic!r}: not a valid topic name")
     return found
 
 
@@ -153,5 +149,5 @@ def _explained(fault: Mapping[str, object]) -> str:
     assert isinstance(location, tuple)
     where, given = ".".join(map(str, location)), fault.get("input")
     if fault["type"] == "extra_forbidden":
-        return f"{where}: there is no such rule"
+        return f"{where}: unknown rule"
     return f"{where} = {given!r}: {fault['msg']}"
