@@ -137,7 +137,10 @@ class Countdown(Format):
         began_ms = start_ms(record, latest_ms)
         recurs = _recurs(asked, message, self._max_countdown_s, began_ms)
         if recurs is not None and not self._may_recur:
-            detail = "a request that recurs needs BLACKBOX_DELIVERY=exactly-once; ask for it once"
+            detail = (
+                "a recurring request needs BLACKBOX_DELIVERY=exactly-once; send one that does not "
+                "recur"
+            )
             raise RefusedError(Reason.BAD_RECURRENCE, detail)
         due_ms = self._first_due_ms(asked, recurs, began_ms)
         return Request(
@@ -160,7 +163,7 @@ class Countdown(Format):
             self._asked_ms(None, at, start_ms)  # refuses what is not an instant, or too far ahead
             return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
         first_ms = next_ms(recurs, start_ms, start_ms)
-        return due_at(first_ms, start_ms, self._max_countdown_s, "the first time it recurs")
+        return due_at(first_ms, start_ms, self._max_countdown_s, "the first due time")
 
     def _asked_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
         if (countdown is None) is (at is None):
@@ -276,7 +279,7 @@ def _number(text: str) -> float | _NoNumber:
 def _unreadable(value: bytes, complaint: str) -> RefusedError:
     """Why orjson could not read it; names the field if the standard library, which reads more, can."""
     if not value.strip():
-        return RefusedError(Reason.EMPTY, "the value is blank; write a JSON object")
+        return RefusedError(Reason.EMPTY, "the value has only blanks; write a JSON object")
     if len(value) > MAX_EXPLAINED_BYTES:
         return RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
     try:
@@ -292,7 +295,7 @@ def _unreadable(value: bytes, complaint: str) -> RefusedError:
     for name in _REASON_OF if isinstance(asked, dict) else ():
         held = asked.get(name)
         if isinstance(held, _NoNumber):
-            detail = f"{name} is {shown(held.text)}, which is no finite number; give one"
+            detail = f"{name} is {shown(held.text)}, which is not a finite number; give one"
             return RefusedError(_REASON_OF[name], detail)
         if not _is_writable(held):
             return RefusedError(_REASON_OF[name], f"{name} is not valid JSON: {complaint}")
@@ -310,8 +313,8 @@ def _is_writable(held: Any) -> bool:
 def _unknown_field(asked: dict[str, Any]) -> RefusedError:
     name = min(asked.keys() - _FIELDS)
     close = get_close_matches(name[:SHOWN_CHARS], _FIELDS, n=1)
-    remedy = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REASON_OF)}"
-    return RefusedError(Reason.UNKNOWN_FIELD, f"there is no field {shown(name)}; {remedy}")
+    remedy = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(_REASON_OF)}"
+    return RefusedError(Reason.UNKNOWN_FIELD, f"unknown field {shown(name)}; {remedy}")
 
 
 def _cancel(asked: dict[str, Any]) -> Cancel:
@@ -323,7 +326,7 @@ def _cancel(asked: dict[str, Any]) -> Cancel:
             Reason.BAD_CANCEL, f'{detail}; to cancel write {{"id": …, "cancel": true}} alone'
         )
     if asked.get("id") is None:
-        raise RefusedError(Reason.BAD_ID, "id is missing; a cancel names the id it cancels")
+        raise RefusedError(Reason.BAD_ID, "id is missing; give the id to cancel")
     return Cancel(caller_id_of(asked["id"]))
 
 
@@ -337,14 +340,14 @@ def _message(message: Any, encoding: Any = None) -> bytes | None:
 
 def _base64(name: str, held: Any, encoding: Any) -> bytes:
     if encoding != "base64":
-        detail = f'the encoding of {name} is {shown(encoding)}; the only one is "base64"'
+        detail = f'the encoding of {name} is {shown(encoding)}; give "base64"'
         raise RefusedError(Reason.BAD_ENCODING, detail)
     try:
         if type(held) is str:
             return b64decode(held, validate=True)
-        wrong = "no string"
+        wrong = "not a string"
     except ValueError as error:
-        wrong = f"no base64 ({error})"
+        wrong = f"not base64 ({error})"
     detail = f"{name} is {wrong}: {shown(held)}; encode it with padding and without line breaks"
     raise RefusedError(Reason.BAD_ENCODING, detail)
 
@@ -391,7 +394,7 @@ def _headers(headers: Any) -> Headers:
         detail = f"headers is {shown(headers)}; give an object of strings"
         raise RefusedError(Reason.BAD_HEADERS, detail)
     if len(headers) > MAX_HEADERS:
-        detail = f"headers has {len(headers)} names; give {MAX_HEADERS} at most"
+        detail = f"headers has {len(headers)} names; give at most {MAX_HEADERS}"
         raise RefusedError(Reason.BAD_HEADERS, detail)
     return [_header(name, held) for name, held in headers.items()]
 
@@ -417,12 +420,15 @@ def _recurs(
     if each is None and fields is None:
         if zone is None:
             return None
-        raise RefusedError(Reason.BAD_RECURRENCE, "timezone is given without cron; leave it out")
+        raise RefusedError(Reason.BAD_RECURRENCE, "timezone is given without cron; remove it")
     if asked.get("id") is None:
-        detail = "a request that recurs needs an id; give one, so that it can be cancelled"
+        detail = "a recurring request needs an id, so that it can be cancelled; give one"
         raise RefusedError(Reason.BAD_ID, detail)
     if len(message or b"") > MAX_RECURRING_BYTES:
-        detail = f"message has {len(message or b'')} bytes; {MAX_RECURRING_BYTES} may recur"
+        detail = (
+            f"message has {len(message or b'')} bytes; a recurring one may have "
+            f"{MAX_RECURRING_BYTES}"
+        )
         raise RefusedError(Reason.BAD_RECURRENCE, detail)
     if fields is not None and each is not None:
         raise RefusedError(Reason.BAD_RECURRENCE, "both every and cron are given; give one of them")
@@ -431,7 +437,7 @@ def _recurs(
         if fields is not None:
             return cron(fields, zone, began_ms)
         if zone is not None:
-            raise ValueError("timezone is for cron alone; leave it out")
+            raise ValueError("timezone is only for cron; remove it")
         return every(each, longest_s)
     except ValueError as error:
         name = "every" if fields is None else "cron"

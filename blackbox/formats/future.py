@@ -46,7 +46,7 @@ def _callback(value: bytes | None) -> Callback:
     try:
         return Callback.FromString(value)
     except DecodeError as error:
-        detail = f"the value is no protobuf Future: {error}; see docs/timers.md"
+        detail = f"the value is not a protobuf Future: {error}; see docs/timers.md"
         raise RefusedError(Reason.NOT_PROTOBUF, detail) from None
 
 
@@ -54,5 +54,5 @@ def _second(key: bytes | None) -> int:
     if key is not None and _SECOND.fullmatch(key):
         return int(key)
     given = "missing" if key is None else shown(key)
-    detail = f"the key is {given}; give the unix second it expires at, such as 1769842800"
+    detail = f"the key is {given}; give its expiry in Unix seconds, such as 1769842800"
     raise RefusedError(Reason.BAD_DUE_TIME, detail)

@@ -85,19 +85,23 @@ def _target(headers: Headers) -> str:
     given = _first(headers, TARGET_TOPIC)
     if not given:
         what = "missing" if given is None else "empty"
-        detail = f"{TARGET_TOPIC} is {what}; name the topic that the message goes to"
+        detail = f"{TARGET_TOPIC} is {what}; give the topic to deliver to"
         raise RefusedError(Reason.BAD_TOPIC, detail)
     return given.decode(errors="replace")
 
 
 def _schedule_id(key: bytes | None) -> str:
     if key is not None and len(key) > MAX_ID_BYTES:
-        detail = f"the key has {len(key)} bytes; the id of a schedule has {MAX_ID_BYTES} at most"
-        raise RefusedError(Reason.BAD_ID, f"{detail}, so give a shorter one, such as a hash of it")
+        detail = (
+            f"the key has {len(key)} bytes; the id of a schedule may have at most {MAX_ID_BYTES}"
+        )
+        raise RefusedError(Reason.BAD_ID, f"{detail}; give a shorter one, such as a hash of it")
     try:
         text = (key or b"").decode()
     except UnicodeDecodeError:
-        detail = f"the key is {shown(key)}, which is no UTF-8; it is the id of the schedule"
+        detail = (
+            f"the key is {shown(key)}, which is not UTF-8; give the id of the schedule as UTF-8"
+        )
         raise RefusedError(Reason.BAD_ID, detail) from None
     if not text.strip():
         given = "missing" if key is None else f"{shown(text)}, which is blank"
@@ -109,5 +113,5 @@ def _epoch_s(given: bytes | None) -> int:
     if given is not None and _SECOND.fullmatch(given) and 0 <= int(given) <= _MOST:
         return int(given)
     what = "missing" if given is None else shown(given)
-    detail = f"{EPOCH} is {what}; give a unix second such as 1769842800, not a negative one"
+    detail = f"{EPOCH} is {what}; give a non-negative Unix second such as 1769842800"
     raise RefusedError(Reason.BAD_DUE_TIME, detail)

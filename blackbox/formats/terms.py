@@ -89,9 +89,7 @@ class Targets:
         if not is_topic_name(topic):
             return Invalid(*_bad_topic(topic).args)
         if topic.startswith("__") or self._own_topics(topic):
-            detail = (
-                f"topic {shown(topic)} belongs to Kafka or to blackbox; name a topic of your own"
-            )
+            detail = f"topic {shown(topic)} belongs to Kafka or blackbox; use another topic"
             return Invalid(Reason.FORBIDDEN_TOPIC, detail)
         return None
 
@@ -130,7 +128,7 @@ def due_at(at_ms: int, start_ms: int, max_countdown_s: int, given: str) -> int:
 
 def too_far(given: str, max_countdown_s: int) -> RefusedError:
     limit = f"{max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
-    return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; ask for less")
+    return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; give an earlier time")
 
 
 def caller_of(headers: Headers) -> str | None:
@@ -167,5 +165,8 @@ def is_caller_id(held: object) -> bool:
 
 def _bad_topic(topic: object) -> RefusedError:
     given = "missing" if topic is None else shown(topic)
-    detail = f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} of A-Z a-z 0-9 . _ -, not . or .."
+    detail = (
+        f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} characters of A-Z a-z 0-9 . _ -, other "
+        "than . and .."
+    )
     return RefusedError(Reason.BAD_TOPIC, detail)

@@ -32,7 +32,7 @@ class Timer(Format):
                 return self._older(timer, record, latest_ms)
             return self._current(current.TimerCreate.FromString(record.value), record, latest_ms)
         except DecodeError as error:
-            detail = f"the value is no protobuf timer: {error}; see docs/timers.md"
+            detail = f"the value is not a protobuf timer: {error}; see docs/timers.md"
             raise RefusedError(Reason.NOT_PROTOBUF, detail) from None
 
     def _older(self, timer: older.Timer, record: Record, latest_ms: int) -> Request | Cancel:
@@ -40,10 +40,10 @@ class Timer(Format):
         if timer.action == CANCEL:
             return Cancel(caller_id)
         if timer.action != CREATE:
-            detail = f"action is {timer.action}; 1 creates a timer, 2 cancels it"
+            detail = f"action is {timer.action}; give 1 to create a timer, or 2 to cancel it"
             raise RefusedError(Reason.BAD_CANCEL, detail)
         if not timer.HasField("expire_at"):
-            detail = "expire_at is missing; give the unix second the timer expires at"
+            detail = "expire_at is missing; give the timer's expiry in Unix seconds"
             raise RefusedError(Reason.BAD_DUE_TIME, detail)
         answer = older.TimerExpired(
             header=timer.header if timer.HasField("header") else None,
@@ -58,7 +58,9 @@ class Timer(Format):
     ) -> Request | Cancel:
         asked = timer.request
         if not asked.correlation_id:
-            detail = "correlation_id is missing; give one, it names the timer until it has fired"
+            detail = (
+                "correlation_id is missing; give one: it identifies the timer until it has fired"
+            )
             raise RefusedError(Reason.BAD_ID, detail)
         caller_id = caller_id_of(asked.correlation_id, "correlation_id")
         is_create = asked.type.endswith("TimerCreate")
