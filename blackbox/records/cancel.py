@@ -36,7 +36,7 @@ def cancel_of(record: Record) -> Cancel | Invalid:
             return Cancel(None, str(UUID(text)))
     except ValueError:
         pass
-    detail = f"the header {name} is {text[:80]!r}; give an id as blackbox gives it"
+    detail = f"the header {name} is {text[:80]!r}; give an id that blackbox assigned"
     return Invalid(Reason.BAD_CANCEL, detail)
 
 

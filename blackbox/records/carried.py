@@ -59,7 +59,7 @@ def carry_of(record: Record) -> Carry:
 
 def _bad(value: bytes | None) -> ValueError:
     return ValueError(
-        f"the header {HEADER} is {(value or b'')[:80]!r}; blackbox alone writes it, leave it out"
+        f"the header {HEADER} is {(value or b'')[:80]!r}; only blackbox may write it; remove it"
     )
 
 

@@ -46,7 +46,7 @@ class Refused(RecoveryRequired):
     """
 
     def __init__(self, suspects: dict[int, tuple[str, str]]) -> None:
-        _, detail = next(iter(suspects.values()), ("", "no record told why"))
+        _, detail = next(iter(suspects.values()), ("", "no reason was reported"))
         super().__init__(
             f"{len(suspects)} records could not be written, the transaction was aborted: {detail}"
         )

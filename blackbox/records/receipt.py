@@ -192,13 +192,13 @@ def decode(value: bytes | None) -> Receipt:
         raise NotAReceipt(f"not a receipt: {(value or b'')[:80]!r}")
     if found["v"] != VERSION:
         raise ValueError(
-            f"a receipt of version {found['v']!r}, and this blackbox knows version {VERSION}: run the "
-            "version that wrote it"
+            f"the receipt has version {found['v']!r}, but this blackbox reads version {VERSION}; "
+            "run the version that wrote it"
         )
     parts = {name: found[name] for name in ("at_ms", *_PARTS) if name in found}
     for name, part in parts.items():
         if not _has_shape(name, part):
-            raise NotAReceipt(f"{name} has no such shape: {str(part)[:80]}")
+            raise NotAReceipt(f"{name} has an invalid form: {str(part)[:80]}")
     if "mark" in parts:
         parts["mark"] = Mark(*parts["mark"][: len(Mark._fields)])
     if "doubtful" in parts:

@@ -71,9 +71,9 @@ def cron(expression: object, zone: object, after_ms: int) -> str:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError('timezone: give a name such as "Europe/Berlin"') from None
     if type(expression) is str and len(expression) > LONGEST_CRON_CHARS:
-        raise ValueError(f"{len(expression)} characters; give {LONGEST_CRON_CHARS} at most")
+        raise ValueError(f"{len(expression)} characters; give at most {LONGEST_CRON_CHARS}")
     if type(expression) is not str or len(expression.split()) != 5:
-        raise ValueError('give the five fields of cron, such as "0 8 * * MON-FRI"')
+        raise ValueError('give a cron expression of five fields, such as "0 8 * * MON-FRI"')
     recurs = f"{_CRON} {zone} {' '.join(expression.split())}"
     next_ms(recurs, after_ms, after_ms)
     return recurs
@@ -211,8 +211,8 @@ def _next_match(expression: str, zone: str, after_s: int) -> int:
     else:
         if found is not None:
             return found
-        why = f"it does not come within {LOOKS_AHEAD_YEARS} years"
-    raise ValueError(f"{why}; give five fields of cron, such as 0 8 * * MON-FRI")
+        why = f"it does not match within {LOOKS_AHEAD_YEARS} years"
+    raise ValueError(f"{why}; give a cron expression of five fields, such as 0 8 * * MON-FRI")
 
 
 @lru_cache(maxsize=1024)

@@ -112,8 +112,8 @@ UNDELIVERABLE = (
 
 
 OUTCOME_UNKNOWN = (
-    "it may have been delivered: the receipts of that time were removed from Kafka before they were "
-    "read; replay it if it was not"
+    "it may have been delivered: the receipts of that time were removed from Kafka before they "
+    "were read; replay it if it was not delivered"
 )
 
 
@@ -183,7 +183,7 @@ def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
     try:
         parsed = UUID(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a UUID; expected an id as blackbox gives it") from None
+        raise ValueError(f"{text!r} is not a UUID; expected an id that blackbox assigned") from None
     if parsed.version != 8:
         raise ValueError(f"{text!r} is a UUIDv{parsed.version}, not an id made by blackbox (v8)")
     value = parsed.int
@@ -192,7 +192,7 @@ def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
     for topic in topics:
         if request_id(Shard(topic, partition), offset) == str(parsed):
             return Shard(topic, partition), offset
-    raise ValueError(f"{text!r} belongs to none of the request topics {', '.join(topics)}")
+    raise ValueError(f"{text!r} does not belong to any of the request topics {', '.join(topics)}")
 
 
 _SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,7})@([0-9]{1,19})")

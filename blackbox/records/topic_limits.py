@@ -33,12 +33,14 @@ class Limits(NamedTuple):
         if self.needs_key and message.key is None:
             return (
                 Reason.REFUSED,
-                f"{message.topic}: is compacted and takes no message without a key; give one, or another topic",
+                f"{message.topic}: the topic is compacted and does not accept messages without a "
+                "key; give a key, or another topic",
             )
         if self.most_bytes is not None and (size := batch_bytes(message)) > self.most_bytes:
             return (
                 Reason.TOO_LARGE,
-                f"{message.topic}: {size} bytes with its headers, more than max.message.bytes={self.most_bytes}",
+                f"{message.topic}: {size} bytes with its headers, more than "
+                f"max.message.bytes={self.most_bytes}",
             )
         return None
 
