@@ -356,7 +356,7 @@ def _ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
         ends = (there[Journal(table, shard)].end for table in TABLES)
         for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
             if position > end:
-                detail = f"the position {journal} is {position}, but that journal ends at {end}"
+                detail = f"the position {journal} is {position}, but the journal ends at {end}"
                 yield Finding("positions-ahead", *shard, position, None, None, detail)
 
 
@@ -371,11 +371,11 @@ def _behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> It
             position = None if was is None else getattr(was, journal)
             if waiting and position == (None if now is None else getattr(now, journal)):
                 at = (
-                    "there is no position"
+                    "the shard has no position"
                     if position is None
                     else f"the position {journal} stays {position}"
                 )
-                detail = f"{at}, while {waiting:,} {what} wait"
+                detail = f"{at}, although {waiting:,} {what} wait"
                 yield Finding("positions-behind", *shard, position or 0, None, None, detail)
 
 

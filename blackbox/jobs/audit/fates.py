@@ -340,7 +340,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
     return {
         "lost": (
             gone | (is_known() & pending_throughout & ~entry & ~cold),
-            when(gone, lit("in the cold tier, and Kafka does not keep it any more")).otherwise(
+            when(gone, lit("in the cold tier, but no longer in Kafka")).otherwise(
                 _text(
                     "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
                     "not in the index",
@@ -348,13 +348,13 @@ def _rules() -> dict[str, tuple[Column, Column]]:
             ),
         ),
         "orphan-entry": (is_known() & (entry | cold) & over_throughout, _why_orphan()),
-        "no-payload": (is_known() & entry & ~payload, lit("its entry is there, its payload not")),
-        "orphan-payload": (~entry & payload, lit("its payload is there, its entry not")),
+        "no-payload": (is_known() & entry & ~payload, lit("it has an entry but no payload")),
+        "orphan-payload": (~entry & payload, lit("it has a payload but no entry")),
         "duplicated": (
             is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
             when(
                 col("outcome_of").isNotNull(),
-                _text(col("outcome"), ", as was the request it carries, at ", col("outcome_of")),
+                _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
             ).otherwise(_text(
                 col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
                 ", last ", col("again.outcome"), _at("again.to.to_"),
@@ -390,7 +390,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     several = col("copies") > lit(1)
     twice, said_twice = rules["duplicated"]
     copies = _text(
-        "targets hold it ",
+        "targets contain it ",
         col("copies"),
         " times: ",
         _place("one.at_"),
@@ -416,7 +416,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     )  # fmt: skip
     rules["not-there"] = (
         delivered & is_kept & ~_any(several, same),
-        _text("told to be", _at("to_"), ", which holds something else or nothing"),
+        _text("told to be", _at("to_"), ", which has another message or none"),
     )
     is_told = (
         _is(delivered & same)
@@ -425,22 +425,22 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     )
     rules["unaccounted"] = (
         is_known() & (col("copies") == lit(1)) & ~_is(is_told),
-        _text(_place("one.at_"), " holds it, and no receipt says so"),
+        _text(_place("one.at_"), " contains it, but no receipt says so"),
     )
 
 
 def _why_orphan() -> Column:
     return (
         when(col("outcome").isNotNull(), _text("in the index, but ", col("outcome")))
-        .when(col("kind").isNull(), lit("in the index, but no such request"))
+        .when(col("kind").isNull(), lit("in the index, but there is no such request"))
         .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
-        .when(col("state") == lit("unread"), lit("in the index, but above its position"))
+        .when(col("state") == lit("unread"), lit("in the index, but beyond its position"))
         .when(
             col("carried_by").isNotNull(), _text("in the index, but carried by ", col("carried_by"))
         )
         .when(
             col("kind") == lit("void"),
-            lit("in the index, but it carries on what needs no carrying"),
+            lit("in the index, but it carries a request that is not cold"),
         )
         .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
     )

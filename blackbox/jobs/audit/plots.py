@@ -77,7 +77,7 @@ def lateness(late: Lateness) -> str:
     axes.set_xticks([ms + 1 for ms in marks], [duration(ms) for ms in marks])
     axes.minorticks_off()
     _count_axis(axes)
-    return _svg(figure, "Lateness: how many deliveries were how late")
+    return _svg(figure, "Lateness: number of deliveries by lateness")
 
 
 @mpl.rc_context(_STYLE)
@@ -91,7 +91,7 @@ def pending(due: Series) -> str:
     )  # fmt: skip
     _time_axis(axes, due)
     _count_axis(axes)
-    return _svg(figure, "When what is pending comes due")
+    return _svg(figure, "Pending requests by due time")
 
 
 @mpl.rc_context(_STYLE)
@@ -114,7 +114,7 @@ def throughput(asked: Series, delivered: Series | None) -> str:
         axes.set_title(name, loc="left", color=_COLOURS[name], pad=3)
         _count_axis(axes, 2, whole=False)
     _time_axis(several[-1], asked._replace(counts=[0] * longest))
-    return _svg(figure, "Asked and delivered a second, over time")
+    return _svg(figure, "Requested and delivered per second, over time")
 
 
 @mpl.rc_context(_STYLE)
@@ -139,7 +139,7 @@ def callers(states: Mapping[str | None, Mapping[str, int]]) -> str:
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderpad=0, handlelength=1.2,
         borderaxespad=0.4, columnspacing=1.2, labelcolor=_INK,
     )  # fmt: skip
-    return _svg(figure, "What became of each caller's requests")
+    return _svg(figure, "Fates of each caller's requests")
 
 
 def duration(ms: float) -> str:

@@ -60,10 +60,10 @@ def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
     """Title, description and SVG of each plot; matplotlib has escaped the text in the SVG."""
     drawn: list[tuple[str, str, str]] = []
     if verdict.lateness is not None:
-        about = "deliveries by how long after their due time they were dispatched"
+        about = "deliveries by the time from due time to dispatch"
         drawn.append(("Lateness", about, plots.lateness(verdict.lateness)))
     if verdict.asked is not None:
-        about = "requests asked and messages delivered, a second, UTC"
+        about = "requests written and messages delivered per second, UTC"
         drawn.append(("Throughput", about, plots.throughput(verdict.asked, verdict.delivered)))
     if verdict.due is not None:
         about = (
@@ -71,7 +71,7 @@ def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
         )
         drawn.append(("Coming due", about, plots.pending(verdict.due)))
     if verdict.callers:
-        about = "what became of their requests; dead counts expired and invalid ones too"
+        about = "fates of their requests; dead includes expired and invalid ones"
         drawn.append(("Callers", about, plots.callers(verdict.callers)))
     return [(title, about, Markup(svg)) for title, about, svg in drawn]
 

@@ -213,8 +213,8 @@ class _Run:
                 fresh, _ = self._write(table, self._gathered(table, frame, chosen))
                 if manifests.total(fresh) != manifests.total(chosen):
                     raise LedgerError(
-                        f"{self._files.uri(table)}: compaction read other rows than were written; "
-                        "nothing was changed: run `blackbox ledger --verify`"
+                        f"{self._files.uri(table)}: compaction read different rows from those that "
+                        "were written; nothing was changed; run `blackbox ledger --verify`"
                     )
                 made += fresh
                 gone |= {file.path for file in chosen}
@@ -284,9 +284,9 @@ class _Run:
         count_, _ = manifests.total(held)
         if count_ != written.get["rows"]:
             raise LedgerError(
-                f"{self._files.uri(folder)}: {written.get['rows']} rows were written and {count_} "
-                "are there: all of Spark's executors must see the same files; on a cluster, a "
-                "folder of one machine is none"
+                f"{self._files.uri(folder)}: {written.get['rows']} rows were written, but {count_} "
+                "are readable; all Spark executors must see the same files, so on a cluster a "
+                "local folder of one machine does not work"
             )
         last: dict[Shard, Last] = {}
         for one in measured.values():
@@ -392,9 +392,9 @@ _NONE = 1 << 63
 
 def _gap(journal: Journal, covered: Covered, span: Span) -> str:
     return (
-        f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in Kafka, "
-        f"whose retention removed them before a run read them. Run more often, or give "
-        f"{journal.topic} a longer retention.ms; `blackbox ledger --accept-gap` goes on at "
+        f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in "
+        "Kafka, whose retention removed them before a run read them. Run more often, or raise "
+        f"retention.ms of {journal.topic}; `blackbox ledger --accept-gap` continues at "
         f"{span.start} and records the gap"
     )
 

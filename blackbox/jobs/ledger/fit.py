@@ -12,8 +12,8 @@ from blackbox.journal.receipts import read_receipts
 from blackbox.spark.journals import Journal, Reach
 
 _ANEW = (
-    "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), "
-    "and keep this one for what was before"
+    "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), and "
+    "keep this one for the earlier records"
 )
 
 
@@ -29,14 +29,13 @@ def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Ite
         span = in_kafka.get(journal)
         if span is None and journal.shard.topic in topics:
             yield (
-                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and Kafka "
-                f"has no such partition: the topic was deleted. {_ANEW}"
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, but Kafka has no "
+                f"such partition: the topic was deleted. {_ANEW}"
             )
         elif span is not None and span.end < covered.end:
             yield (
-                f"{journal}: the ledger holds offsets up to {covered.end - 1}, and in "
-                f"Kafka it ends at {span.end - 1}: it was truncated, or deleted and created "
-                f"again. {_ANEW}"
+                f"{journal}: the ledger holds offsets up to {covered.end - 1}, but in Kafka it "
+                f"ends at {span.end - 1}: it was truncated, or deleted and created again. {_ANEW}"
             )
 
 
@@ -49,9 +48,9 @@ def _strangers(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iter
         there_ms = _written_ms(access, journal, last.offset)
         if there_ms is not None and there_ms != last.at_ms:
             yield (
-                f"{journal}: the record at offset {last.offset} was written at "
-                f"{_time(there_ms)}, and the ledger has one written at {_time(last.at_ms)}: the "
-                f"topic was deleted and created again. {_ANEW}"
+                f"{journal}: the record at offset {last.offset} was written at {_time(there_ms)}, "
+                f"but the ledger has one written at {_time(last.at_ms)}: the topic was deleted and "
+                f"created again. {_ANEW}"
             )
 
 

@@ -113,7 +113,9 @@ class Ledger:
         files = Files(session, path)
         manifest = newest(files)
         if not manifest.number:
-            raise LedgerError(f"{files.root} holds no ledger; `blackbox ledger` makes one")
+            raise LedgerError(
+                f"{files.root} does not contain a ledger; `blackbox ledger` creates one"
+            )
         return cls(session, files, manifest)
 
     @property
@@ -155,7 +157,7 @@ class Ledger:
         there = self._there()
         problems = _absent(self._files, named, there)
         problems += [
-            f"{self._files.uri(path)} is named {times} times in the manifest"
+            f"{self._files.uri(path)} is listed {times} times in the manifest"
             for path, times in Counter(file.path for file in named).items()
             if times > 1
         ]
@@ -167,7 +169,8 @@ class Ledger:
             intact = [f for f in listed if _is_as_written(f, measured.get(f.path))]
             seen += sum(file.rows for file in intact)
             problems += [
-                f"{self._files.uri(file.path)} was changed: its rows are not those once written"
+                f"{self._files.uri(file.path)} was changed: its rows are not those that were "
+                "written"
                 for file in listed
                 if file not in intact
             ]
@@ -198,15 +201,15 @@ class Ledger:
         if number:
             [one] = doubled.orderBy(unique).limit(1).collect()
             place = Shard(one["topic"], one["partition"]).source(one["offset"])
-            yield f"{self._files.uri(table)}: {number} rows are there twice, the first of {place}"
+            yield f"{self._files.uri(table)}: {number} rows are duplicated, the first of {place}"
 
     def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
         for shard, (first, last) in _merged(measured).items():
             span = self.reach.get(Journal(table, shard))
             if span is None or first < span.start or last >= span.end:
                 yield (
-                    f"{self._files.uri(table)}: rows of {shard} reach from {first} to {last}, "
-                    "which the manifest does not cover"
+                    f"{self._files.uri(table)}: the rows of {shard} from {first} to {last} are not "
+                    "covered by the manifest"
                 )
 
     def _copies(self, strangers: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
@@ -225,9 +228,8 @@ class Ledger:
                 ):
                     original = file.path.rpartition("/")[2]
                     yield (
-                        f"{self._files.uri(found.path)} is a copy of {original}: its rows are there "
-                        "twice for whoever reads the folder; no reader of the ledger sees it, "
-                        "delete it"
+                        f"{self._files.uri(found.path)} is a copy of {original}, so other readers "
+                        "of the folder see its rows twice; the ledger ignores it; delete it"
                     )
                     break
 

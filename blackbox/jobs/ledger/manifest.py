@@ -106,8 +106,8 @@ def read(files: Files, number: int) -> Manifest:
         raise _damaged(files, path) from None
     if version != FORMAT:
         raise LedgerError(
-            f"{files.uri(path)} has the format {version!r}, and this version of blackbox reads "
-            f"{FORMAT}: use the version of blackbox that wrote it, or a newer one"
+            f"{files.uri(path)} has the format {version!r}, but this version of blackbox reads "
+            f"{FORMAT}; use the version that wrote it, or a newer one"
         )
     try:
         if found.pop("sha256") != _digest(found):
@@ -128,8 +128,8 @@ def publish(files: Files, manifest: Manifest) -> None:
 
 def overtaken(files: Files, number: int) -> LedgerError:
     return LedgerError(
-        f"another run published manifest {number} of {files.root} at the same time; "
-        "nothing of this step was kept, and nothing is lost: run one at a time"
+        f"another run published manifest {number} of {files.root} at the same time; this step was "
+        "discarded, and nothing is lost; run one at a time"
     )
 
 
@@ -174,8 +174,8 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _damaged(files: Files, path: str) -> LedgerError:
     return LedgerError(
-        f"{files.uri(path)} is damaged: restore it from a copy, or delete it to go back to the "
-        "manifest before it; the next run then reads again from Kafka what is missing"
+        f"{files.uri(path)} is damaged: restore it from a copy, or delete it to return to the "
+        "previous manifest; the next run then reads the missing records from Kafka again"
     )
 
 

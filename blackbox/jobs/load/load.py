@@ -84,7 +84,9 @@ def find_files(named: Iterable[str], kind: str | None = None) -> list[tuple[str,
     found: dict[str, str] = {}
     for name in named:
         if "://" in name:
-            raise UnusableFile(f"{name}: wanted: a path of this machine; copy the files here first")
+            raise UnusableFile(
+                f"{name}: wanted: a local path; copy the files to this machine first"
+            )
         paths = (
             [Path(name)]
             if Path(name).exists()
@@ -92,14 +94,14 @@ def find_files(named: Iterable[str], kind: str | None = None) -> list[tuple[str,
         )
         inside = [one for path in paths for one in _files_in(path)]
         if not inside:
-            raise UnusableFile(f"{name}: there is no such file, and none in it")
+            raise UnusableFile(f"{name}: no such file, or a folder without files")
         for path in inside:
             suffix = path.suffix.lower()
             if kind is None and suffix not in KIND_OF_SUFFIX:
                 known = ", ".join(KIND_OF_SUFFIX)
                 raise UnusableFile(
-                    f"{path}: what is in it? Wanted: a name that ends with one of {known}, "
-                    f"or --format {'|'.join(KINDS)}"
+                    f"{path}: unknown format; wanted: a name that ends with one of {known}, or "
+                    f"--format {'|'.join(KINDS)}"
                 )
             found.setdefault(str(path.resolve()), kind or KIND_OF_SUFFIX[suffix])
     return list(found.items())
@@ -132,8 +134,8 @@ def read_files(
         file = File(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
         if pieces and fingerprint in files:
             raise UnusableFile(
-                f"{path} holds the same as {files[fingerprint].path}, and the same content is "
-                "loaded once; leave one of them out (--again NAME loads it once more)"
+                f"{path} has the same content as {files[fingerprint].path}, which is loaded only "
+                "once; leave one of them out (--again NAME loads it once more)"
             )
         files[fingerprint] = file
     return list(files.values())
@@ -224,7 +226,7 @@ class Load:
                 self._wait_for_the_other(rows)
             tries = 0 if self.rows_in > before else tries + 1
             if tries == TRIES:
-                raise NotLoaded(problems[0].problem if problems else "nothing more could be sent")
+                raise NotLoaded(problems[0].problem if problems else "no more rows could be sent")
 
     def ask(self) -> int:
         """How many rows are in the topic now. Safe to call from another thread than the one that sends."""

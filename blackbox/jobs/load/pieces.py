@@ -70,7 +70,7 @@ def check_unchanged(piece: Piece) -> None:
     found = os.stat(piece.path)
     if (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
         raise UnusableFile(
-            f"{piece.path} was changed while it was loaded; what is sent of it stays sent"
+            f"{piece.path} was changed during the load; the rows that were already sent stay sent"
         )
 
 
@@ -95,8 +95,8 @@ def _cut_lines(whole: Piece, chunks: Iterator[bytes]) -> Iterator[Piece]:
         seen += len(chunk)
         if seen - line_start > LONGEST_LINE:
             raise UnusableFile(
-                f"{whole.path}: line {line} is longer than {LONGEST_LINE >> 20} MiB; "
-                "JSON Lines has one JSON object on each line, and no array around them"
+                f"{whole.path}: line {line} is longer than {LONGEST_LINE >> 20} MiB; JSON Lines "
+                "has one JSON object per line, without an array around them"
             )
     if seen > start:
         yield whole._replace(start=start, end=seen, line=start_line)

@@ -133,7 +133,7 @@ def _exactly(line: bytes, asked: dict[str, Any]) -> dict[str, Any] | None:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is written twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -203,7 +203,7 @@ def _cells(file: Any) -> Iterator[tuple[int, list[str]]]:
                 yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _NoCsvError(line, f"no CSV from here on: {error}") from None
+        raise _NoCsvError(line, f"not valid CSV from here on: {error}") from None
 
 
 def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
@@ -214,7 +214,7 @@ def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | B
             read = [_READ_TEXT.get(name, str) for name in names]
             for number, row in islice(rows, skip, None):
                 if len(row) != len(names):
-                    yield number, Bad(UNREADABLE, f"{len(row)} cells under {len(names)} names")
+                    yield number, Bad(UNREADABLE, f"{len(row)} cells, but {len(names)} columns")
                     continue
                 cells = zip(names, read, row, strict=True)
                 yield number, {name: meant(text) for name, meant, text in cells if text}

@@ -97,7 +97,7 @@ class CheckTask:
         size = record_bytes(*row)
         if size > self.most_bytes:
             detail = (
-                f"the record takes {size} bytes, and {self.topic} {self.most_bytes} at most "
+                f"the record has {size} bytes, but {self.topic} accepts at most {self.most_bytes} "
                 "(max.message.bytes of the topic, message.max.bytes of the client)"
             )
             return Bad(Reason.TOO_LARGE, detail)
@@ -152,7 +152,9 @@ class SendTask:
             rows_in += len(rows)
             writer.send(rows, rows_in)
         if rows_in != total:
-            raise UnusableFile(f"{piece.path}: {total} rows were judged, and {rows_in} are in")
+            raise UnusableFile(
+                f"{piece.path}: {total} rows were validated, but {rows_in} were sent"
+            )
 
 
 class Pace:
@@ -182,7 +184,7 @@ def _transactions(
     size = 0
     for number, row in rows:
         if isinstance(row, Bad):
-            raise UnusableFile(f"line or row {number} was good and is bad now: {row.detail}")
+            raise UnusableFile(f"line or row {number} was valid and is now invalid: {row.detail}")
         gathered.append(row)
         size += len(row.value)
         if len(gathered) >= most_rows or size >= TRANSACTION_BYTES:
@@ -196,7 +198,7 @@ def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str
     """The columns that cannot be loaded; the parser checks each name by itself."""
     for place, name in enumerate(names):
         if name in names[:place]:
-            yield 1, str(Reason.DUPLICATE_KEY), f"there are two columns {name[:80]!r}"
+            yield 1, str(Reason.DUPLICATE_KEY), f"the column {name[:80]!r} occurs twice"
         elif name not in OWN_COLUMNS:
             try:
                 asked = parse(Record(0, 0, None, orjson.dumps({name: None}), []), 0)
