@@ -38,6 +38,6 @@ def _check(redis_server: str, file: Path) -> None:
     )
     if done.returncode != 0:
         raise EmbeddedError(
-            f"redis-check-aof cannot repair {file}; move {file.parent} away to start empty. "
-            f"It said:\n{(done.stdout + done.stderr).strip()}"
+            f"redis-check-aof cannot repair {file}; move {file.parent} away to start with an empty "
+            f"Redis. Its output:\n{(done.stdout + done.stderr).strip()}"
         )

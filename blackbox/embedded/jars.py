@@ -68,8 +68,8 @@ def _fetch(java: str, jars: Path) -> None:
         fetched = scratch / "jars"
         if code != 0 or not any(fetched.glob("kafka_*.jar")):
             raise EmbeddedError(
-                f"cannot fetch Kafka {KAFKA_VERSION} (Ivy ended with {code}); check the network "
-                f"or copy the folder {jars} from a host that has it. Ivy said:\n{fetch.tail()}"
+                f"cannot fetch Kafka {KAFKA_VERSION} (Ivy exited with {code}); check the network, "
+                f"or copy the folder {jars} from a host that has it. Ivy's output:\n{fetch.tail()}"
             )
         with contextlib.suppress(FileExistsError):
             fetched.rename(jars)

@@ -159,7 +159,9 @@ class EmbeddedKafka(EmbeddedServer):
         )
         if done.returncode != 0:
             said = (done.stdout + done.stderr).strip()
-            raise EmbeddedError(f"cannot format {self._data} for Kafka; StorageTool said:\n{said}")
+            raise EmbeddedError(
+                f"cannot format {self._data} for Kafka; StorageTool's output:\n{said}"
+            )
         marker.write_text(cluster_id)
         return cluster_id
 

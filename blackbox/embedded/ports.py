@@ -20,8 +20,8 @@ def free_port() -> int:
         if is_free(port):
             return port
     raise EmbeddedError(
-        f"no free port among {ATTEMPTS} tried in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}; "
-        "end some of the servers that listen there"
+        f"no free port among {ATTEMPTS} tried in {PORT_RANGE.start}-{PORT_RANGE.stop - 1}; stop "
+        "some of the servers that listen there"
     )
 
 

@@ -67,7 +67,7 @@ class GuardedProcess:
         assert self._guard.stdout is not None
         answer = self._guard.stdout.readline().decode(errors="replace").strip()
         if not answer.isdigit():
-            reason = answer.removeprefix("error: ") or "its guard process ended"
+            reason = answer.removeprefix("error: ") or "its guard process exited"
             raise EmbeddedError(f"cannot start {program}: {reason}")
         return int(answer)
 
@@ -112,7 +112,7 @@ class GuardedProcess:
         try:
             while not answers():
                 if not self.is_running:
-                    raise self._died(f"{name} ended while starting")
+                    raise self._died(f"{name} exited while starting")
                 if time.monotonic() > give_up_at_s:
                     raise self._died(f"{name} did not answer within {deadline_s:g} s")
                 time.sleep(POLL_S)
@@ -168,6 +168,6 @@ def lock_folder(folder: Path, deadline_s: float = LOCK_DEADLINE_S) -> int:
             if time.monotonic() > give_up_at_s:
                 os.close(descriptor)
                 raise EmbeddedError(
-                    f"{folder} is in use by another process; stop that one or name another folder"
+                    f"{folder} is in use by another process; stop it, or use another folder"
                 ) from None
             time.sleep(POLL_S)

@@ -72,7 +72,8 @@ class EmbeddedRedis(EmbeddedServer):
         if written_by > version:
             raise EmbeddedError(
                 f"{self.folder} was written by Redis {_dotted(written_by)}, but "
-                f"{self._redis_server} is {_dotted(version)}; put that Redis on PATH, or name another folder"
+                f"{self._redis_server} is {_dotted(version)}; put that Redis on PATH, or use "
+                "another folder"
             )
         marker.write_text(_dotted(version))
 

@@ -56,7 +56,7 @@ class EmbeddedServer(ABC):
     def pid(self) -> int:
         """The pid of the server itself."""
         if self._process is None:
-            raise EmbeddedError(f"the embedded {self.NAME} does not run; call start() first")
+            raise EmbeddedError(f"the embedded {self.NAME} is not running; call start() first")
         return self._process.pid
 
     @property
