@@ -120,7 +120,7 @@ class Display:
     def page(self, path: Path) -> None:
         """Print where the audit's page is, and how to open it."""
         opener = "open" if sys.platform == "darwin" else "xdg-open"
-        self._console.print("\nThe audit's page, with plots:\n")
+        self._console.print("\nThe audit report, with plots:\n")
         self._console.print(Text(f"  {opener} {shlex.quote(str(path))}"), soft_wrap=True)
 
     def addresses(self, bootstrap_servers: str, redis_url: str, http: str) -> None:
@@ -134,7 +134,7 @@ class Display:
         self._console.print(f"\nStill running: metrics at {http}/metrics. Try it:\n")
         for line in exports:
             self._console.print(f"  {line}", highlight=False, soft_wrap=True)
-        self._console.print("\nCtrl-C ends it.")
+        self._console.print("\nPress Ctrl-C to stop.")
 
 
 def _panel(progress: Progress) -> Panel:
@@ -180,8 +180,10 @@ def _late(progress: Progress) -> str:
 
 def _sentence(verdict: Verdict) -> Text:
     if verdict.is_good:
-        return Text("✔ Every message came out exactly once, and none early.", style="bold green")
-    return Text(f"✘ Not as asked: {', '.join(verdict.faults)}.", style="bold red")
+        return Text(
+            "✔ Every message was delivered exactly once, and none early.", style="bold green"
+        )
+    return Text(f"✘ Not as expected: {', '.join(verdict.faults)}.", style="bold red")
 
 
 def _counts(verdict: Verdict) -> Text:

@@ -88,7 +88,7 @@ class Demo:
         missing = missing_packages()
         if missing:
             install = "pip install '.[spark]' in a checkout of blackbox"
-            display.note(f"no audit without {', '.join(missing)}: {install}")
+            display.note(f"no audit, missing {', '.join(missing)}: {install}")
             return True
         page = self.report.absolute()
         with display.step("auditing: requests, receipts, Redis and targets, on Spark") as say:
@@ -117,7 +117,7 @@ class Demo:
                 time.sleep(DRAWN_EVERY_S)
             display.show(meter.read(), is_last=True)
         if not service.is_running:
-            display.note(f"the service ended by itself; the end of its log:\n{service.tail()}")
+            display.note(f"the service exited unexpectedly; the end of its log:\n{service.tail()}")
 
 
 def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:

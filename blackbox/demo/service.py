@@ -72,7 +72,7 @@ class DemoAudit(GuardedProcess):
         said = self.tail()
         found = [line for line in said.splitlines() if line.startswith('{"')]
         if code is None or not found:
-            ended = "did not end" if code is None else f"ended with {code}"
+            ended = "did not end" if code is None else f"exited with {code}"
             raise EmbeddedError(f"the audit {ended}; the end of its log:\n{said}")
         verdict: dict[str, Any] = orjson.loads(found[-1])
         return verdict

@@ -68,7 +68,8 @@ class Witness:
             found = self.read(ANSWER_S)
             if not found and len(self._ended) == ended:
                 raise EmbeddedError(
-                    f"nothing read from Kafka for {ANSWER_S:g} s; is this host very busy? Try again"
+                    f"nothing read from Kafka for {ANSWER_S:g} s; the host may be overloaded; try "
+                    "again"
                 )
             records += found
         return records
