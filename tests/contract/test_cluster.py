@@ -247,7 +247,9 @@ def test_a_slot_that_nobody_has_is_named(tmp_path: Path) -> None:
             return sum(forgets(node, slot) for node in servers.nodes) == 0
 
         until("no node has the slot", is_nobodys, every_s=0.2)
-        with pytest.raises(IndexLost, match=rf"no node has slot {slot}, that of blackbox:.TB-3.:"):
+        with pytest.raises(
+            IndexLost, match=rf"no node has slot {slot}, for the key blackbox:.TB-3.:"
+        ):
             ShardIndex(SHARD, pool(servers.url), grace_s=GRACE_S)
 
 

@@ -170,9 +170,13 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
 
 def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
     client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
-    with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 5"):
+    with pytest.raises(
+        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
+    ):
         inspector.standing(SHARD, NOW_MS)
-    with pytest.raises(ForeignIndex, match="of TB-3 in Redis has format '9'; this version reads 5"):
+    with pytest.raises(
+        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
+    ):
         inspector.positions(SHARD)
 
 

@@ -405,7 +405,7 @@ def test_of_a_batch_partly_stored_before_only_the_rest_is_stored(
 def test_a_batch_beyond_the_position_is_refused(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 2, {0: entry()})
 
-    with pytest.raises(PositionsMoved, match=r"read from 3, index at .*requests=2"):
+    with pytest.raises(PositionsMoved, match=r"read from 3, but the index is at .*requests=2"):
         store(index, 3, 4, {3: entry()})
 
     assert held(client).offsets() == [0]

@@ -164,7 +164,7 @@ def test_data_of_redis_6_are_taken_over_by_redis_7(
 def test_data_of_a_newer_redis_are_refused(redis: EmbeddedRedis) -> None:
     redis.folder.mkdir()
     (redis.folder / "redis-version").write_text("99.1")
-    with pytest.raises(EmbeddedError, match=r"was written by Redis 99\.1, but .* name another"):
+    with pytest.raises(EmbeddedError, match=r"was written by Redis 99\.1, but .* use another"):
         redis.start()
 
 
@@ -189,7 +189,7 @@ def test_a_given_port_that_is_taken_is_an_error_with_the_servers_words(
 ) -> None:
     redis.start()
     other = EmbeddedRedis(tmp_path / "other", port=redis.port)
-    with pytest.raises(EmbeddedError, match=r"ended while starting(.|\n)*already in use"):
+    with pytest.raises(EmbeddedError, match=r"exited while starting(.|\n)*already in use"):
         other.start()
 
 

@@ -460,7 +460,7 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
     assert "&lt;b&gt;shop" in page(verdict)
     assert "<b>shop" not in page(verdict)
-    assert "targets hold it 2 times" in said(verdict, twice_in_its_target)[0].detail
+    assert "targets contain it 2 times" in said(verdict, twice_in_its_target)[0].detail
     assert re.fullmatch(
         r"2 outcomes; first delivered at \S+/\d@\d, last dead", said(verdict, told_twice)[0].detail
     )
@@ -473,13 +473,13 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert {
         one.detail for name in (positions_ahead, positions_behind) for one in said(verdict, name)
     } == {
-        "the position requests is 4, but that journal ends at 2",
-        "the position receipts is 7, but that journal ends at 1",
+        "the position requests is 4, but the journal ends at 2",
+        "the position receipts is 7, but the journal ends at 1",
         "the position requests stays 2, while 1 records wait",
         "the position receipts stays 1, while 1 outcomes wait",
     }
     assert {one.detail for one in said(verdict, empty_redis)} == {
-        "there is no position, while 2 records wait", "there is no position, while 1 outcomes wait",
+        "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
     }  # fmt: skip
 
 
@@ -540,8 +540,10 @@ def test_what_cannot_be_audited_is_said_in_one_line(
         assert answer.stderr.count("\n") == 1, answer.stderr
         return answer.stderr
 
-    assert "holds no ledger; `blackbox ledger` makes one" in problem("--ledger", str(tmp_path))
-    named = f"{receipts_topic(books.shard.topic)}/0@0: a receipt of version 2"
+    assert "does not contain a ledger; `blackbox ledger` creates one" in problem(
+        "--ledger", str(tmp_path)
+    )
+    named = f"{receipts_topic(books.shard.topic)}/0@0: the receipt has version 2"
     assert named in problem()
 
 

@@ -466,8 +466,8 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
 
     assert str(told.value).splitlines() == [
         f"{topic}/0: offsets {first} to {last} are neither in the ledger nor in Kafka, whose "
-        f"retention removed them before a run read them. Run more often, or give {topic} a longer "
-        f"retention.ms; `blackbox ledger --accept-gap` goes on at {last + 1} and records the gap"
+        f"retention removed them before a run read them. Run more often, or raise retention.ms of "
+        f"{topic}; `blackbox ledger --accept-gap` continues at {last + 1} and records the gap"
         for topic, first, last in ((books.topic, 3, 5), (books.receipts_topic, 1, 1))
     ]
     assert newest(Files(books.spark, str(path))) == before.manifest
@@ -501,20 +501,20 @@ def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
         return str(told.value)
 
     books.delete()
-    assert f"{books.topic}/0: the ledger holds offsets up to 2, and Kafka has no such" in error()
+    assert f"{books.topic}/0: the ledger holds offsets up to 2, but Kafka has no such" in error()
 
     books.create()
     books.ask(2)
     books.tell(Receipt(NOON_MS, dead=[0]))
     assert (
-        f"{books.topic}/0: the ledger holds offsets up to 2, and in Kafka it ends at 1: it was "
+        f"{books.topic}/0: the ledger holds offsets up to 2, but in Kafka it ends at 1: it was "
         "truncated, or deleted and created again. One ledger cannot hold both: start a new one at "
-        "another path (BLACKBOX_LEDGER or --path), and keep this one for what was before"
+        "another path (BLACKBOX_LEDGER or --path), and keep this one for the earlier records"
     ) in error()
 
     books.ask(5, at_ms=NOON_MS + DAY_MS)
     assert error().startswith(
-        f"{books.topic}/0: the record at offset 2 was written at 2026-01-02T12:00:00.000+00:00, and "
+        f"{books.topic}/0: the record at offset 2 was written at 2026-01-02T12:00:00.000+00:00, but "
         "the ledger has one written at 2026-01-01T12:00:02.000+00:00: the topic was deleted and "
         "created again. One ledger cannot hold both: "
     )
@@ -527,7 +527,9 @@ def test_a_receipt_of_a_later_version_is_named(books: Books, tmp_path: Path) -> 
     books._producer.produce(books.receipts_topic, b'{"v":2,"at_ms":5}', key, 1)
     books.flush()
 
-    with pytest.raises(LedgerError, match=rf"{books.receipts_topic}/1@0: a receipt of version 2"):
+    with pytest.raises(
+        LedgerError, match=rf"{books.receipts_topic}/1@0: the receipt has version 2"
+    ):
         books.extend(tmp_path / "ledger")
 
 
@@ -564,17 +566,17 @@ def swap_bytes(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (shutil.rmtree, "{path} holds no ledger; `blackbox ledger` makes one"),
+        (shutil.rmtree, "{path} does not contain a ledger; `blackbox ledger` creates one"),
         (
             lambda path: change(path, lambda found: found.update(format=2)),
-            "{manifest} has the format 2, and this version of blackbox reads 1: use the version of "
-            "blackbox that wrote it, or a newer one",
+            "{manifest} has the format 2, but this version of blackbox reads 1; use the version that "
+            "wrote it, or a newer one",
         ),
         (lambda path: newest_manifest(path).write_bytes(b""), "{manifest} is damaged: restore"),
         (
             lambda path: newest_manifest(path).write_bytes(newest_manifest(path).read_bytes()[:99]),
-            "{manifest} is damaged: restore it from a copy, or delete it to go back to the manifest "
-            "before it; the next run then reads again from Kafka what is missing",
+            "{manifest} is damaged: restore it from a copy, or delete it to return to the previous "
+            "manifest; the next run then reads the missing records from Kafka again",
         ),
         (
             lambda path: change(path, lambda found: found["files"].pop()),
@@ -666,7 +668,7 @@ def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> N
     found = Ledger.verify(books.spark, str(path))
 
     place = Shard(books.topic, 0).source(0)
-    assert found.problems == [f"file:{path}/requests: 4 rows are there twice, the first of {place}"]
+    assert found.problems == [f"file:{path}/requests: 4 rows are duplicated, the first of {place}"]
 
 
 @pytest.mark.timeout(150 + 30 * KILLS)

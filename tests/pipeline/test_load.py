@@ -232,7 +232,7 @@ def test_a_file_that_comes_into_a_folder_is_all_that_is_sent(hold: Hold, tmp_pat
 def test_two_files_of_one_content_are_refused(hold: Hold, tmp_path: Path) -> None:
     paths = [write_lines(tmp_path / name, [request(0)]) for name in ("a.jsonl", "b.jsonl")]
 
-    with pytest.raises(UnusableFile, match=r"b\.jsonl holds the same as .*a\.jsonl"):
+    with pytest.raises(UnusableFile, match=r"b\.jsonl has the same content as .*a\.jsonl"):
         hold.plan(*paths)
 
 
@@ -245,7 +245,7 @@ def test_a_file_that_changes_between_judging_and_sending_is_not_sent(
     path.write_text(path.read_text().replace("m-9", "n-9"))
     os.utime(path, ns=(0, 0))
 
-    with pytest.raises(UnusableFile, match="was changed while it was loaded"):
+    with pytest.raises(UnusableFile, match="was changed during the load"):
         load.send(spark, verdict.rows)
 
     assert hold.records() == []
@@ -516,8 +516,8 @@ def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["nowhere.csv"], "nowhere.csv: there is no such file"),
-        (["s3a://bucket/a.csv"], "wanted: a path of this machine"),
+        (["nowhere.csv"], "nowhere.csv: no such file"),
+        (["s3a://bucket/a.csv"], "wanted: a local path"),
         (["{}/notes.txt"], "--format parquet|csv|jsonl"),
         (["{}/notes.txt", "--format", "xml"], "wanted: parquet, csv or jsonl"),
         (["{}/notes.txt", "--format", "parquet"], "notes.txt: "),

@@ -120,7 +120,8 @@ def client(world: World) -> Any:
 
 def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World) -> None:
     with pytest.raises(
-        RecoveryRequired, match=f"no topic {world.requests}.receipts; start a service"
+        RecoveryRequired,
+        match=f"the topic {world.requests}.receipts does not exist; start a service",
     ):
         rebinding.rebind(world.settings(), world.requests, "deliver")
 
@@ -291,7 +292,7 @@ def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_
     world.ask(100, within_s=0)
     assert "another group; 0 written again, 0 dropped" in rebind(world, "deliver", **theirs)
     second.wait_ready()
-    assert "it has no index, and needs no decision" not in rebind(world, "deliver", **theirs)
+    assert "it has no index; nothing to do" not in rebind(world, "deliver", **theirs)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
     assert f"group '{world.name}.b'" in why_not_open(world.start_service())

@@ -125,8 +125,8 @@ def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World
     assert letters(world) == {("quota", "burst"): 50 - admitted}
     letter = read_all(world.kafka.bootstrap_servers, world.dead_letters)[0]
     assert header(letter, "blackbox-detail") == (
-        "CALLER_SERVICE 'burst' has asked 5 times in this second already (requests_per_second); "
-        "ask again later"
+        "CALLER_SERVICE 'burst' has already sent 5 requests in this second (requests_per_second); "
+        "send it again later"
     )
 
 
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
     service = world.start_service(callers_file=path)
     assert service.process.wait(30) == 2
     assert service.log.read_text().strip() == (
-        f"error: BLACKBOX_CALLERS_FILE={path}: callers.shop.requests_per_minute: there is no such rule"
+        f"error: BLACKBOX_CALLERS_FILE={path}: callers.shop.requests_per_minute: unknown rule"
     )
 
 

@@ -252,7 +252,7 @@ def test_a_request_topic_that_does_not_exist_is_named(town: Town) -> None:
         "send", "--topic", "x", "--message", "x", "--countdown", "1", "--request-topic", "none"
     )
     assert answer.code == 1
-    assert "'none' is not on" in answer.errors[0]
+    assert "'none' does not exist on" in answer.errors[0]
 
 
 def test_a_request_is_cancelled_by_the_id_that_was_printed(town: Town) -> None:

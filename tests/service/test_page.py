@@ -162,7 +162,7 @@ def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
     form.get_by_label("Caller").fill("sender")
     form.get_by_label("Your own id").fill("order/17")
     press(form, "Send")
-    expect(form.get_by_role("alert")).to_contain_text("name a topic of your own")
+    expect(form.get_by_role("alert")).to_contain_text("use another topic")
     form.get_by_label("Target topic").fill(world.targets[1])
     press(form, "Send")
     expect(form).to_be_hidden()

@@ -1454,7 +1454,7 @@ def test_a_large_record_that_bears_blackboxs_own_header_is_a_dead_letter_as_it_s
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
     forged = LARGE._replace(headers=[*LARGE.headers, ("blackbox-carried", b"mine")])
-    pend(refused_entry(forged, Invalid(Reason.BAD_HEADERS, "blackbox alone writes it"), NOW_MS))
+    pend(refused_entry(forged, Invalid(Reason.BAD_HEADERS, "only blackbox may write it"), NOW_MS))
     journal.request_records[0] = forged
 
     dispatch.tick(NOW_MS)

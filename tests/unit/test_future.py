@@ -55,15 +55,15 @@ def test_a_second_that_is_past_means_at_once(key: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason", "told"),
     [
-        (None, None, Reason.BAD_DUE_TIME, "the key is missing; give the unix second"),
+        (None, None, Reason.BAD_DUE_TIME, "the key is missing; give its expiry in Unix seconds"),
         (b"", None, Reason.BAD_DUE_TIME, "the key is b''"),
         (b"1.5", None, Reason.BAD_DUE_TIME, "the key is b'1.5'"),
         (b" 1800000090", None, Reason.BAD_DUE_TIME, "b' 1800000090'"),
-        (b"9" * 19, None, Reason.BAD_DUE_TIME, "unix second"),
+        (b"9" * 19, None, Reason.BAD_DUE_TIME, "Unix seconds"),
         (b"1800001001", None, Reason.TOO_FAR, "b'1800001001' is later than 1000 s"),
-        (b"1800000090", b"{", Reason.NOT_PROTOBUF, "no protobuf Future"),
+        (b"1800000090", b"{", Reason.NOT_PROTOBUF, "not a protobuf Future"),
         (b"1800000090", b"", Reason.BAD_TOPIC, "topic is ''"),
-        (b"1800000090", b"\n\x01\xff", Reason.NOT_PROTOBUF, "no protobuf Future"),
+        (b"1800000090", b"\n\x01\xff", Reason.NOT_PROTOBUF, "not a protobuf Future"),
         (
             b"1800000090",
             Future(callBackTopic="a b").SerializeToString(),
@@ -74,7 +74,7 @@ def test_a_second_that_is_past_means_at_once(key: bytes) -> None:
             b"1800000090",
             Future(callBackTopic="timers").SerializeToString(),
             Reason.FORBIDDEN_TOPIC,
-            "belongs to Kafka or to blackbox",
+            "belongs to Kafka or blackbox",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_header_that_names_no_id_of_ours_is_a_dead_letter(
 
 
 def test_a_cancel_is_no_entry(index: ShardIndex) -> None:
-    with pytest.raises(ValueError, match="the record at offset 3 is no request"):
+    with pytest.raises(ValueError, match="the record at offset 3 is not a request"):
         intake(index, at_3=Cancel("a")).reread(record(3))
 
 

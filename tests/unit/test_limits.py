@@ -19,7 +19,7 @@ def test_a_compacted_topic_takes_no_message_without_a_key() -> None:
     refusal = limits.refusal(message())
     assert refusal is not None
     assert refusal[0] == Reason.REFUSED
-    assert "orders: is compacted and takes no message without a key" in refusal[1]
+    assert "orders: the topic is compacted and does not accept messages without a key" in refusal[1]
 
 
 @pytest.mark.parametrize("size", [None, 0, 10, 1000, 100_000])

@@ -207,7 +207,7 @@ def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_know
     journal.append(delivered(1))
     journal.unreadable = {0, 1}
 
-    with pytest.raises(RecoveryRequired, match="whether 2 requests were delivered cannot be read"):
+    with pytest.raises(RecoveryRequired, match="cannot read whether 2 requests were delivered"):
         Run(journal, "deliver").run(empty_index)
     assert journal.request_records == []
 
@@ -362,7 +362,7 @@ def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
     run = Run(journal, "deliver")
     run._topics = SimpleNamespace(partitions=lambda names, to: {})
 
-    with pytest.raises(RecoveryRequired, match="there is no topic dead; create it"):
+    with pytest.raises(RecoveryRequired, match="the topic dead does not exist; create it"):
         run.run(empty_index)
 
     assert Run(journal, "deliver").run(empty_index).letters == 1
@@ -562,7 +562,7 @@ def test_an_index_is_needed_once_more_when_its_topic_is_created_again_while_it_i
 
     monkeypatch.setattr(AskingWriter, moment, meanwhile)
     with pytest.raises(
-        RecoveryRequired, match="created again meanwhile; run blackbox rebind TB once more"
+        RecoveryRequired, match="created again in the meantime; run blackbox rebind TB again"
     ):
         Run(journal, "deliver").run(empty_index)
     again = Run(journal, "deliver", OURS._replace(topic_id="newer")).run(empty_index)

@@ -684,7 +684,7 @@ def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
 OTHERS = {
     "another topic": (
         OURS._replace(topic_id="old"),
-        "blackbox knows the topic id old, and Kafka has topic: .* run blackbox rebind TB --pending",
+        "blackbox knows the topic id old, but Kafka has topic: .* run blackbox rebind TB --pending",
     ),
     "another cluster": (
         OURS._replace(cluster_id="north", topic_id="old"),
@@ -727,7 +727,7 @@ def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_o
     client.flushall()
     journal.topic_id = "anew"
 
-    with pytest.raises(ForeignIndex, match="knows the topic id topic, and Kafka has anew"):
+    with pytest.raises(ForeignIndex, match="knows the topic id topic, but Kafka has anew"):
         recovery.open()
 
     assert held(client).positions is None

@@ -66,7 +66,7 @@ def test_what_is_no_receipt_is_told_from_one(value: bytes | None) -> None:
 
 
 def test_a_receipt_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 2, and this blackbox knows version 1"):
+    with pytest.raises(ValueError, match="version 2, but this blackbox reads version 1"):
         decode(b'{"v":2,"at_ms":5}')
 
 

@@ -518,7 +518,7 @@ def test_receipts_written_by_another_version_are_refused(
     journal.receipt_records.append(encode(delivered(0)).replace(b'"v":1', b'"v":2'))
 
     with pytest.raises(
-        ValueError, match="a receipt of version 2, and this blackbox knows version 1"
+        ValueError, match="the receipt has version 2, but this blackbox reads version 1"
     ):
         recovery.open()
 

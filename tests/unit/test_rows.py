@@ -173,12 +173,12 @@ def test_a_row_of_csv_is_named_by_its_first_line(table: Path) -> None:
     found = read(table, "csv")
 
     assert [number for number, _ in found] == [2, 6, 7, 8, 9]
-    assert found[1][1] == Bad("unreadable", "1 cells under 2 names")
+    assert found[1][1] == Bad("unreadable", "1 cells, but 2 columns")
     assert isinstance(found[2][1], Bad)
     assert found[2][1].detail.startswith("column 'message' cannot be written as JSON")
     assert found[3][1] == Written(None, b'{"topic":"o","message":"last"}', [])
     assert isinstance(found[4][1], Bad)
-    assert found[4][1].detail.startswith("no CSV from here on")
+    assert found[4][1].detail.startswith("not valid CSV from here on")
 
 
 @pytest.mark.parametrize(

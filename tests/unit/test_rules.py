@@ -90,8 +90,8 @@ REFUSED = [
     ),
     ({"message": b"x" * 65537}, "'shop' sends a message of 65537 bytes; allowed: 65536"),
     ({"caller": "old-shop"}, "'old-shop' is not admitted"),
-    ({"caller": "x"}, "'x', as one that the rules do not name, is not admitted"),
-    ({"caller": None}, "None, as one that the rules do not name, is not admitted"),
+    ({"caller": "x"}, "'x', which the rules do not name, is not admitted"),
+    ({"caller": None}, "None, which the rules do not name, is not admitted"),
 ]
 
 
@@ -115,11 +115,11 @@ def test_an_empty_file_allows_everything() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[callers.shop", "no TOML"),
-        ("[callers.shop]\nrate = 5", "callers.shop.rate: there is no such rule"),
-        ("[caller.shop]", "caller: there is no such rule"),
+        ("[callers.shop", "not valid TOML"),
+        ("[callers.shop]\nrate = 5", "callers.shop.rate: unknown rule"),
+        ("[caller.shop]", "caller: unknown rule"),
         ("[callers.shop]\nmost_pending = 0", "callers.shop.most_pending = 0: "),
-        ("[targets.'a b']\nmessages_per_second = 1", "targets.'a b': no name of a topic"),
+        ("[targets.'a b']\nmessages_per_second = 1", "targets.'a b': not a valid topic name"),
         ("[targets.a]", "targets.a.messages_per_second"),
     ],
 )

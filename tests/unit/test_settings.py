@@ -230,7 +230,7 @@ def test_the_environment_of_kafka_message_scheduler_is_read(
 def test_timers_are_not_answered_into_a_request_topic(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("BLACKBOX_REQUEST_TOPICS", "TB:timer,TB.expired:countdown")
     with pytest.raises(
-        SettingsError, match=r"TIMER_OUTPUT_TOPIC=None: 'TB\.expired' is a topic of"
+        SettingsError, match=r"TIMER_OUTPUT_TOPIC=None: 'TB\.expired' is one of blackbox's"
     ):
         load()
 

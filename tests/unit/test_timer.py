@@ -137,7 +137,7 @@ def test_a_second_that_is_past_means_at_once(message: Message) -> None:
     ("message", "reason", "told"),
     [
         (None, Reason.EMPTY, "no value"),
-        (b"{", Reason.NOT_PROTOBUF, "no protobuf timer"),
+        (b"{", Reason.NOT_PROTOBUF, "not a protobuf timer"),
         (b"", Reason.BAD_ID, "correlation_id is missing"),
         (older.Timer(expire_at=AT_S), Reason.BAD_ID, "correlation_id is missing"),
         (older.Timer(correlation_id="", expire_at=AT_S), Reason.BAD_ID, "correlation_id is ''"),
