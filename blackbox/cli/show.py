@@ -119,7 +119,7 @@ def _sentence(fate: Fate) -> str:
         "unread": "in Kafka, not yet read",
         "cancel": f"not a request, but a cancel of {fate.caller_id!r}",
         "tombstone": "not a request, but the tombstone of a schedule that has ended",
-        "over": f"not pending any more; {fate.detail}",
+        "over": f"no longer pending; {fate.detail}",
         "undetermined": f"not known: {fate.detail}",
         "unknown": "not found: never written, or already removed from Kafka",
     }[fate.state]

@@ -395,7 +395,7 @@ def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried |
             carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
         )
     if asked is None or isinstance(asked, Cancel):
-        detail = "the carried record is not a request; only blackbox may write the carried header"
+        detail = "the carried record is not a request; only blackbox may write blackbox-carried"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
     return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
 

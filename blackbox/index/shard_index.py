@@ -354,7 +354,7 @@ class ShardIndex:
                     self.doubtful = left
                     return unwanted
             raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while reading receipts"
+                f"{self.shard}: the index changed {MAX_CONTENTION} times while resolving doubtful requests"
             )
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
@@ -1016,7 +1016,7 @@ class ShardIndex:
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
         for at_ms, entry in changes.values():
             if band := band_at(at_ms):
-                assert entry is not None, "what is parked names its target"
+                assert entry is not None, "a parked request needs a target"
                 if self._parked is not None:  # else it is looked up later, not before a MULTI
                     self._parked[band] = waits_for(entry)
         return [*commands, *_zadd(self._keys.due, scored, only_there=True)]
