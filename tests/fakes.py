@@ -80,7 +80,7 @@ class FakeJournal:
     def binding(self, group: str) -> Binding:
         return Binding("cluster", self.topic_id, "receipts", group)
 
-    def committed(self, group: str) -> int:
+    def committed(self) -> int:
         return self.read_before
 
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]:

@@ -236,7 +236,7 @@ class Recovery:
                     "have been delivered before become dead letters", self.shard, receipts.start,
                 )  # fmt: skip
             elif (
-                receipts.end == 0 and (read := self.journal.committed(self.group)) > requests.start
+                receipts.end == 0 and (read := self.journal.committed()) > requests.start
             ):
                 unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
                 logger.error(

@@ -188,7 +188,7 @@ class ShardPool:
             kept = index.load()
             known = None if kept is None else kept.positions.requests
             # Not 0 for a lost index: the group's offset tells whether receipts are missing.
-            self.confirm(shard, journal.committed(settings.group_id) if known is None else known)
+            self.confirm(shard, journal.committed() if known is None else known)
 
         recovery = Recovery(
             shard=shard,

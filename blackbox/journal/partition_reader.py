@@ -10,7 +10,6 @@ from typing import Any
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -127,15 +126,19 @@ class PartitionReader:
             cluster = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).cluster_id
         return Binding(cluster or "", self.topic_id(topic), self.topic_id(receipts), group)
 
-    def committed(self, topic: str, partition: int, group: str) -> int:
-        """The offset that a consumer group has committed, 0 if there is none."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+    def committed(self, topic: str, partition: int) -> int:
+        """The offset that the group has committed, 0 if there is none."""
+        group = self.access.group_id
         with self._asking(
             topic, f"{topic}/{partition}: cannot read the offset committed by the group {group}"
         ):
-            answers = self._clients_admin().list_consumer_group_offsets([asked])
-            [found] = outcome(answers[group], REQUEST_TIMEOUT_S).topic_partitions
-        return max(0, int(found.offset))
+            # Not by an admin client: while the group's coordinator moves, librdkafka dereferences
+            # NULL there, and the process dies (its issue 5315, open).
+            at = TopicPartition(topic, partition)
+            [found] = self._open().committed([at], timeout=REQUEST_TIMEOUT_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        return max(0, found.offset)
 
     def topic_id(self, topic: str) -> str:
         with self._asking(topic, f"{topic}: cannot read its topic id"):

@@ -103,9 +103,9 @@ class ShardJournal:
         """The current cluster, topic ids and group; a topic that is created again gets another id."""
         return self._reader.binding(self._shard.topic, self._receipts_topic, group)
 
-    def committed(self, group: str) -> int:
+    def committed(self) -> int:
         """The request offset that the group has committed; 0 if it never did, or Kafka has expired it."""
-        return self._reader.committed(*self._shard, group)
+        return self._reader.committed(*self._shard)
 
     def written_ms(self, offset: int) -> int | None:
         """When the record at this offset was written, epoch ms; None if there is none."""

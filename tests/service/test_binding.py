@@ -468,7 +468,7 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
         found = 0
         for partition in range(world.partitions):
             with closing(ShardJournal(Shard(world.requests, partition), access)) as journal:
-                found += journal.committed(world.name)
+                found += journal.committed()
         return found
 
     until("its group has said so", lambda: committed() == 100, every_s=0.2)

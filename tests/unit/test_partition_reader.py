@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import ListOffsetsResultInfo
 
 from blackbox.journal import partition_reader
-from blackbox.journal.access import Fetched
+from blackbox.journal.access import Fetched, KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import TopicIds, Topics
 from blackbox.records.errors import JournalLost, JournalSilent
+from tests.servers.mock_cluster import OFFSET_FETCH, mock_cluster
 
 
 class Message:
@@ -152,3 +154,16 @@ def test_a_client_that_got_no_answer_goes_with_who_asked_it() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE]
+)
+def test_a_coordinator_that_moves_to_another_broker_ends_no_process(error: int) -> None:
+    with mock_cluster() as cluster:
+        access = KafkaAccess(cluster.bootstrap_servers, "blackbox")
+        with closing(PartitionReader(access)) as reader:
+            cluster.answer(OFFSET_FETCH, error)
+            with pytest.raises(JournalLost, match="TB/0"):
+                reader.committed("TB", 0)
+            assert reader.committed("TB", 0) == 0
