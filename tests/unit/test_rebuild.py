@@ -225,7 +225,7 @@ def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_let
     assert reasons(client) == {0: unknown, 1: unknown, 2: None}
     assert held(client).holders == {"a": 1}
     letter = entries.decode(held(client).payloads[0])
-    assert (letter.message, "replay this one if the other was not" in (letter.detail or "")) == (
+    assert (letter.message, "replay it if it was not delivered" in (letter.detail or "")) == (
         b"{}",
         True,
     )

@@ -102,7 +102,7 @@ def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(write
 
 @pytest.mark.parametrize(
     ("is_told", "why"),
-    [(True, "acknowledged without an offset"), (False, "was not acknowledged after")],
+    [(True, "acknowledged without an offset"), (False, "was not acknowledged within")],
 )
 def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
     writer: Writer, monkeypatch: pytest.MonkeyPatch, is_told: bool, why: str
