@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -13,23 +11,6 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.exceptions import HTTPException
-
-READS_AT_ONCE = 8
-CHANGES_AT_ONCE = 24
-"""Shares of the 40 threads that answer, so that reads and changes do not block each other.
-
-Each may wait seconds for Kafka or Redis. A read also uses much of the CPU core that delivers.
-"""
-
-TURN_WITHIN_S = 2.0
-CHANGE_WITHIN_S = 10.0
-"""How long a read, or a change, waits for its turn, without using a thread."""
-
-SCHEDULES_WITHIN_S = 10.0
-"""The same for the first page of schedules, one of which is read at a time: it has megabytes."""
-
-LETTERS_WITHIN_S = 10.0
-"""How long a read of the dead letters waits for its turn; there is one at a time."""
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
@@ -57,20 +38,6 @@ class Access:
     hosts: Sequence[str]
     operate_token: str | None = field(default=None, repr=False)
     read_token: str | None = field(default=None, repr=False)
-    _reads: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE), repr=False, compare=False
-    )
-    _changes: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(CHANGES_AT_ONCE), repr=False, compare=False
-    )
-
-    _letters: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(1), repr=False, compare=False
-    )
-
-    _schedules: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(1), repr=False, compare=False
-    )
 
     def check(self, request: Request) -> None:
         """Raise HTTPException 401 or 403 unless the headers allow this request.
@@ -100,27 +67,6 @@ class Access:
         tokens = [token for token in (self.read_token, self.operate_token) if token is not None]
         if tokens and not any(_has(request, token) for token in tokens):
             raise _unknown("BLACKBOX_API_READ_TOKEN or BLACKBOX_API_TOKEN")
-
-    async def turn(self) -> AsyncIterator[None]:
-        """Hold a turn to read. Raises HTTPException 503 while too many others read."""
-        async with _turn(self._reads, TURN_WITHIN_S, f"{READS_AT_ONCE} reads are in progress"):
-            yield
-
-    async def letters_turn(self) -> AsyncIterator[None]:
-        """Hold the turn to read dead letters. Raises HTTPException 503 while another caller has it."""
-        told = "another read of the dead letters is in progress"
-        async with _turn(self._letters, LETTERS_WITHIN_S, told):
-            yield
-
-    def schedules_turn(self, within_s: float | None) -> AbstractAsyncContextManager[None]:
-        """A turn to read a page of schedules. Raises HTTPException 503 if others take longer; never for None."""
-        return _turn(self._schedules, within_s, "another read of schedules is in progress")
-
-    async def change_turn(self) -> AsyncIterator[None]:
-        """Hold a turn to make a change. Raises HTTPException 503 while too many others do."""
-        told = f"{CHANGES_AT_ONCE} changes are waiting for Kafka or Redis"
-        async with _turn(self._changes, CHANGE_WITHIN_S, told):
-            yield
 
     def operate(self, request: Request) -> None:
         """Raise HTTPException 401 or 403 unless this caller may make changes."""
@@ -180,21 +126,6 @@ def _address(url: str) -> _Address:
         return _Address(is_loopback(parts.hostname or ""), parts.port)
     except ValueError:
         return _Address(False, None)
-
-
-@asynccontextmanager
-async def _turn(
-    places: asyncio.Semaphore, within_s: float | None, told: str
-) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(within_s):
-            await places.acquire()
-    except TimeoutError:
-        raise HTTPException(503, f"{told}; try again", {"Retry-After": "1"}) from None
-    try:
-        yield
-    finally:
-        places.release()
 
 
 def is_loopback(host: str) -> bool:

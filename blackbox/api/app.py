@@ -20,6 +20,7 @@ from blackbox.api.access import Access
 from blackbox.api.door import Door, refused
 from blackbox.api.health import Health
 from blackbox.api.pages import READS
+from blackbox.api.turns import Turns
 from blackbox.client import NotSent
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
@@ -67,11 +68,12 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     """Probes, metrics, the API, which `/openapi.json` describes, and the web page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
+    turns = Turns()
     app.add_middleware(Door, access=access)
-    app.include_router(requests.routes(admin, access))
-    app.include_router(letters.routes(admin, access))
-    app.include_router(targets.routes(admin, access))
-    app.include_router(schedules.routes(service, admin, access, settings))
+    app.include_router(requests.routes(admin, turns))
+    app.include_router(letters.routes(admin, access, turns))
+    app.include_router(targets.routes(admin, turns))
+    app.include_router(schedules.routes(service, admin, turns, settings))
     app.include_router(pages.routes())
 
     @app.get("/openapi.json", include_in_schema=False)

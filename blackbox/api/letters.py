@@ -10,6 +10,7 @@ from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, json_body
+from blackbox.api.turns import Turns
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES
 
 MOST_BYTES = 1 << 20
@@ -23,11 +24,11 @@ Asked = Annotated[Places, places_body]
 NAMED = json_body(Places.model_json_schema(), "which letters")
 
 
-def routes(admin: Admin, access: Access) -> APIRouter:
+def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.letters_turn), Depends(access.turn)]
-    changes = [places_body, Depends(access.change_turn)]
+    looks = [Depends(turns.letters), Depends(turns.read)]
+    changes = [places_body, Depends(turns.change)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def lying(

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 
 from blackbox.admin.admin import Admin, Cancelled, Refused, Rescheduled
 from blackbox.admin.pending import LAST_MS, Place, Wanted
-from blackbox.api.access import Access
 from blackbox.api.answers import (
     CancelState,
     Counts,
@@ -32,6 +31,7 @@ from blackbox.api.answers import (
 )
 from blackbox.api.door import small_body
 from blackbox.api.kept import Kept
+from blackbox.api.turns import Turns
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
@@ -155,11 +155,11 @@ async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
 Caller = Annotated[str | None, Depends(_caller)]
 
 
-def routes(admin: Admin, access: Access) -> APIRouter:
+def routes(admin: Admin, turns: Turns) -> APIRouter:
     """Paths under `/requests`, and `/stats`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.turn)]
-    changes = [Depends(access.change_turn)]
+    looks = [Depends(turns.read)]
+    changes = [Depends(turns.change)]
     asks = [whole_body, *changes]  # body first: a slow client must not hold a turn
     kept = Kept(partial(_counts, admin), STATS_KEPT_S)
 

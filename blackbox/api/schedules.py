@@ -15,15 +15,14 @@ from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Place, Wanted
-from blackbox.api.access import SCHEDULES_WITHIN_S, Access
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
+from blackbox.api.turns import SCHEDULES_WITHIN_S, Turns
 from blackbox.config.settings import Settings
 from blackbox.records.entry import Entry
 
 SCHEDULES_AT_ONCE = 1000
-
 
 Read = Callable[[Place | None], tuple[bytes, Place | None]]
 """A page of schedules as JSON behind this place, and where the next one begins."""
@@ -54,10 +53,10 @@ class Schedule(BaseModel):
     value: str | None
 
 
-def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> APIRouter:
+def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> APIRouter:
     """`/liveness`, `/info` and `/schedules`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.turn)]
+    looks = [Depends(turns.read)]
 
     @router.get("/liveness", responses={500: {"model": Failure}})
     async def liveness() -> dict[str, bool]:
@@ -100,15 +99,15 @@ def routes(health: Health, admin: Admin, access: Access, settings: Settings) -> 
             ]
             return b",\n".join(told), next_
 
-        async with access.schedules_turn(SCHEDULES_WITHIN_S):
+        async with turns.schedules(SCHEDULES_WITHIN_S):
             first = await run_in_threadpool(read, None)  # an error is an answer of its own here
-        return StreamingResponse(_array(access, read, *first), media_type="application/json")
+        return StreamingResponse(_array(turns, read, *first), media_type="application/json")
 
     return router
 
 
 async def _array(
-    access: Access, read: Read, text: bytes, next_: Place | None
+    turns: Turns, read: Read, text: bytes, next_: Place | None
 ) -> AsyncIterator[bytes]:
     """Page after page. No turn is held, and nothing but the connection holds a page, while a client takes it."""
     before = b"["
@@ -121,7 +120,7 @@ async def _array(
         if next_ is None:
             break
         yield b"\n"  # returns when the client has taken the page
-        async with access.schedules_turn(None):
+        async with turns.schedules(None):
             text, next_ = await run_in_threadpool(read, next_)
     yield b"[]" if before == b"[" else b"]"
 

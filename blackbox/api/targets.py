@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Path
 from pydantic import AfterValidator
 
 from blackbox.admin.admin import Admin
-from blackbox.api.access import Access
 from blackbox.api.answers import PausedTarget, PausedTargets
 from blackbox.api.requests import FAILURES
+from blackbox.api.turns import Turns
 from blackbox.records.request import is_topic_name
 
 
@@ -23,11 +23,11 @@ def _topic(name: str) -> str:
 Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_topic)]
 
 
-def routes(admin: Admin, access: Access) -> APIRouter:
+def routes(admin: Admin, turns: Turns) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(access.turn)]
-    changes = [Depends(access.change_turn)]
+    looks = [Depends(turns.read)]
+    changes = [Depends(turns.change)]
 
     @router.get("/targets/paused", dependencies=looks)
     def paused() -> PausedTargets:

@@ -17,12 +17,13 @@ import pytest
 
 from blackbox.admin.admin import Admin, Rescheduled, Stats
 from blackbox.admin.pending import Found, Place, Wanted
-from blackbox.api import access, door
-from blackbox.api.access import OPEN, OPEN_FOLDER, READS_AT_ONCE
+from blackbox.api import door, turns
+from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
 from blackbox.api.letters import MOST_TOLD_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
+from blackbox.api.turns import READS_AT_ONCE
 from blackbox.config.settings import SettingsError, load
 from blackbox.core.status import Fate
 from blackbox.engine.metrics import Metrics
@@ -344,7 +345,7 @@ class Watched(Nobody):
 def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "LETTERS_WITHIN_S", 0.5)
+    monkeypatch.setattr(turns, "LETTERS_WITHIN_S", 0.5)
     watched = Watched()
     with client(opened(watched)) as reader, ThreadPoolExecutor(8) as threads:
         look = partial(reader.get, "/dead-letters", params={"limit": 1000})
@@ -393,7 +394,7 @@ def test_schedules_have_all_pages(opened: Open, counts: tuple[int, ...]) -> None
 def test_readers_who_are_slow_to_take_schedules_keep_no_turn_and_are_read_no_page_ahead(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "TURN_WITHIN_S", 0.2)
+    monkeypatch.setattr(turns, "READ_WITHIN_S", 0.2)
     scheduled, slow = Scheduled(1, 1, size=6 << 20), READS_AT_ONCE + 1
     server = opened(scheduled)
     with ExitStack() as ending:
@@ -504,8 +505,8 @@ def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
 def test_nobody_waits_for_those_who_are_slow_to_send(
     opened: Open, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    monkeypatch.setattr(access, "CHANGES_AT_ONCE", 2)
-    monkeypatch.setattr(access, "CHANGE_WITHIN_S", 0.5)
+    monkeypatch.setattr(turns, "CHANGES_AT_ONCE", 2)
+    monkeypatch.setattr(turns, "CHANGE_WITHIN_S", 0.5)
     server = opened(Naming())
     head = f"{method} {path} HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 9\r\n\r\n"
     with ExitStack() as ending, client(server) as prompt:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from blackbox.admin.admin import Admin, Cancelled
 from blackbox.api import requests, schedules
-from blackbox.api.access import CHANGES_AT_ONCE, READS_AT_ONCE, Access
+from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load
 from blackbox.core.status import Fate
 from tests.service.test_http import Patient
@@ -39,10 +39,10 @@ class SlowAdmin:
 
 
 def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.api.access.TURN_WITHIN_S", 0.2)
+    monkeypatch.setattr("blackbox.api.turns.READ_WITHIN_S", 0.2)
     admin = SlowAdmin()
     app = FastAPI()
-    app.include_router(requests.routes(cast(Admin, admin), Access(["127.0.0.1"])))
+    app.include_router(requests.routes(cast(Admin, admin), Turns()))
 
     async def talk() -> tuple[Any, Any, list[Any]]:
         client = httpx.AsyncClient(
@@ -66,12 +66,12 @@ def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.api.access.CHANGE_WITHIN_S", 0.2)
-    admin, access = SlowAdmin(), Access(["127.0.0.1"])
+    monkeypatch.setattr("blackbox.api.turns.CHANGE_WITHIN_S", 0.2)
+    admin, turns = SlowAdmin(), Turns()
     app = FastAPI()
-    app.include_router(requests.routes(cast(Admin, admin), access))
+    app.include_router(requests.routes(cast(Admin, admin), turns))
     settings = load(kafka_bootstrap_servers="127.0.0.1:1")
-    app.include_router(schedules.routes(Patient(), cast(Admin, admin), access, settings))
+    app.include_router(schedules.routes(Patient(), cast(Admin, admin), turns, settings))
 
     async def talk() -> tuple[Any, Any, Any, list[Any]]:
         client = httpx.AsyncClient(
