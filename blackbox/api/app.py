@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request, Response
@@ -25,9 +23,7 @@ from blackbox.client import NotSent
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.records.errors import IndexFull, RecoveryRequired
-from blackbox.records.request import Shard
 
-NOT_STORED = {"Cache-Control": "no-store"}
 FAULTS_TOLD = 10
 """How many faults of one request an error names; a request can have a million."""
 
@@ -45,13 +41,14 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
     @app.api_route("/livez", methods=READS, include_in_schema=False)
     async def live() -> JSONResponse:
-        return _probe("live", service.is_live(), "stuck", service.stuck())
+        return _probe("live", service.is_live(), stuck=list(map(str, service.stuck())))
 
     @app.api_route("/readyz", methods=READS, include_in_schema=False)
     async def ready() -> JSONResponse:
         closed = service.not_open()
         why = {str(one): text for one, text in service.why_not_open().items() if one in closed}
-        return _probe("ready", service.is_ready(), "not_open", closed, {"why": why} if why else {})
+        more = {"why": why} if why else {}
+        return _probe("ready", service.is_ready(), not_open=list(map(str, closed)), **more)
 
     @app.api_route("/metrics", methods=READS, include_in_schema=False)
     async def scrape(accept: Annotated[str, Header()] = "") -> Response:
@@ -81,42 +78,33 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
         return JSONResponse(app.openapi())
 
     @app.exception_handler(HTTPException)
-    def failed(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+    def failed(_: Request, error: HTTPException) -> JSONResponse:
         return refused(error)
 
     @app.exception_handler(ClientDisconnect)
-    def gone(_: Request, error: Exception) -> Response:
+    def gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # the client is gone; this avoids a traceback in the log
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        told = [f"{_last(fault['loc'])}: {fault['msg']}" for fault in faults[:FAULTS_TOLD]]
+        told = [
+            f"{fault['loc'][-1] if fault['loc'] else 'body'}: {fault['msg']}"
+            for fault in faults[:FAULTS_TOLD]
+        ]
         if len(faults) > FAULTS_TOLD:
             told.append(f"and {len(faults) - FAULTS_TOLD} more")
         return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
 
     @app.exception_handler(RecoveryRequired)
-    def silent(_: Request, error: Exception) -> JSONResponse:
+    @app.exception_handler(NotSent)
+    @app.exception_handler(IndexFull)
+    def unavailable(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
 
-    app.add_exception_handler(NotSent, silent)
-    app.add_exception_handler(IndexFull, silent)
     return app
 
 
-def _last(where: Sequence[object]) -> object:
-    return where[-1] if where else "body"
-
-
-def _probe(
-    name: str,
-    is_good: bool,
-    which: str,
-    shards: Sequence[Shard],
-    more: Mapping[str, object] = MappingProxyType({}),
-) -> JSONResponse:
-    content = {name: is_good, which: [str(shard) for shard in shards], **more}
-    return JSONResponse(content, 200 if is_good else 503, NOT_STORED)
+def _probe(name: str, is_good: bool, **details: object) -> JSONResponse:
+    content = {name: is_good, **details}
+    return JSONResponse(content, 200 if is_good else 503, {"Cache-Control": "no-store"})
