@@ -1,11 +1,9 @@
-"""Requests over HTTP: write, find, list, cancel, reschedule, count."""
+"""Requests over HTTP: write, find, list, cancel, reschedule."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
@@ -18,7 +16,6 @@ from blackbox.admin.admin import Admin, Cancelled, Refused, Rescheduled
 from blackbox.admin.pending import LAST_MS, Place, Wanted
 from blackbox.api.answers import (
     CancelState,
-    Counts,
     Due,
     Failure,
     Ids,
@@ -27,20 +24,13 @@ from blackbox.api.answers import (
     RefusedRequest,
     RequestState,
     RescheduledState,
-    ShardState,
 )
 from blackbox.api.door import small_body
-from blackbox.api.kept import Kept
 from blackbox.api.turns import Turns
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
 MOST_DUE_BYTES = 64 << 10
-PROFILE_STEPS = 60
-NAMES = 100
-"""How many callers, and how many targets, the statistics list one by one."""
-
-STATS_KEPT_S = 1.0
 
 FAILURES: dict[int | str, dict[str, Any]] = {
     400: {"model": Failure},
@@ -156,12 +146,11 @@ Caller = Annotated[str | None, Depends(_caller)]
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:
-    """Paths under `/requests`, and `/stats`."""
+    """Paths under `/requests`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(turns.read)]
     changes = [Depends(turns.change)]
     asks = [whole_body, *changes]  # body first: a slow client must not hold a turn
-    kept = Kept(partial(_counts, admin), STATS_KEPT_S)
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
@@ -232,14 +221,6 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
         _check(done, id)
         return RescheduledState.of(done)
 
-    @router.get("/stats", response_model_exclude_none=True, dependencies=looks)
-    def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
-        """Count pending and overdue requests, by caller, by target, and by due time for sixty steps from now.
-
-        The answer is up to a second old.
-        """
-        return kept.get(step_ms)
-
     return router
 
 
@@ -254,39 +235,6 @@ def _lines(body: bytes) -> list[bytes]:
     if not lines:
         raise HTTPException(422, "the body has no requests; send one per line")
     return lines
-
-
-def _counts(admin: Admin, step_ms: int) -> Counts:
-    now_ms = time.time_ns() // 1_000_000
-    edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
-    found = admin.stats(now_ms, edges)
-    shards = [
-        ShardState(
-            shard=str(shard),
-            is_known=one.positions is not None,
-            pending=one.pending,
-            cold=one.cold,
-            due_now=one.due_now,
-            oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
-            next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
-        )
-        for shard, one in found.shards.items()
-    ]
-    return Counts(
-        pending=sum(one.pending for one in shards),
-        cold=sum(one.cold for one in shards),
-        due_now=sum(one.due_now for one in shards),
-        oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
-        shards=shards,
-        callers=dict(found.callers.most_common(NAMES)),
-        callers_left_out=max(0, len(found.callers) - NAMES),
-        targets=dict(found.targets.most_common(NAMES)),
-        targets_left_out=max(0, len(found.targets) - NAMES),
-        counted=found.counted,
-        profile_from_ms=now_ms,
-        profile_step_ms=step_ms,
-        profile=list(found.profile),
-    )
 
 
 def _asked(found: list[str] | list[Refused]) -> Any:

@@ -1,0 +1,109 @@
+"""Statistics over HTTP: pending requests by shard, by caller, by target and by due time."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from blackbox.admin.admin import Admin
+from blackbox.api.kept import Kept
+from blackbox.api.requests import FAILURES
+from blackbox.api.turns import Turns
+
+PROFILE_STEPS = 60
+NAMES = 100
+"""How many callers, and how many targets, are listed one by one."""
+
+KEPT_S = 1.0
+
+
+class ShardState(BaseModel):
+    """Statistics of a shard."""
+
+    shard: str
+    is_known: bool = Field(description="whether its index is in Redis")
+    pending: int
+    cold: int
+    due_now: int
+    oldest_overdue_ms: int
+    next_due_in_ms: int | None = None
+
+
+class Counts(BaseModel):
+    """Statistics of all shards."""
+
+    pending: int
+    cold: int
+    due_now: int
+    oldest_overdue_ms: int
+    shards: list[ShardState]
+    callers: dict[str, int] = Field(
+        description=(
+            "pending requests by caller, for the 100 callers with most of the `counted` ones; '': "
+            "no name"
+        )
+    )
+    callers_left_out: int = Field(description="how many more callers the `counted` requests have")
+    targets: dict[str, int] = Field(
+        description="pending requests by target, for the 100 targets with most of the `counted` ones"
+    )
+    targets_left_out: int = Field(description="how many more targets the `counted` requests have")
+    counted: int = Field(
+        description="how many requests were counted: the soonest 1,000 of each shard"
+    )
+    profile_from_ms: int
+    profile_step_ms: int
+    profile: list[int] = Field(description="how many are due in each step")
+
+
+def routes(admin: Admin, turns: Turns) -> APIRouter:
+    """`/stats`."""
+    router = APIRouter(responses=FAILURES)
+    kept = Kept(partial(_counts, admin), KEPT_S)
+
+    @router.get("/stats", response_model_exclude_none=True, dependencies=[Depends(turns.read)])
+    def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
+        """Count pending and overdue requests, by caller, by target, and by due time for sixty steps from now.
+
+        The answer is up to a second old.
+        """
+        return kept.get(step_ms)
+
+    return router
+
+
+def _counts(admin: Admin, step_ms: int) -> Counts:
+    now_ms = time.time_ns() // 1_000_000
+    edges = [now_ms + step_ms * step for step in range(PROFILE_STEPS + 1)]
+    found = admin.stats(now_ms, edges)
+    shards = [
+        ShardState(
+            shard=str(shard),
+            is_known=one.positions is not None,
+            pending=one.pending,
+            cold=one.cold,
+            due_now=one.due_now,
+            oldest_overdue_ms=now_ms - (one.oldest_due_ms or now_ms),
+            next_due_in_ms=None if one.next_due_ms is None else one.next_due_ms - now_ms,
+        )
+        for shard, one in found.shards.items()
+    ]
+    return Counts(
+        pending=sum(one.pending for one in shards),
+        cold=sum(one.cold for one in shards),
+        due_now=sum(one.due_now for one in shards),
+        oldest_overdue_ms=max((one.oldest_overdue_ms for one in shards), default=0),
+        shards=shards,
+        callers=dict(found.callers.most_common(NAMES)),
+        callers_left_out=max(0, len(found.callers) - NAMES),
+        targets=dict(found.targets.most_common(NAMES)),
+        targets_left_out=max(0, len(found.targets) - NAMES),
+        counted=found.counted,
+        profile_from_ms=now_ms,
+        profile_step_ms=step_ms,
+        profile=list(found.profile),
+    )
