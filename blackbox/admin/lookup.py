@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from threading import Lock
-from typing import Any
 
+from blackbox.admin.pending import as_pending
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.plan import Positions
@@ -23,11 +23,10 @@ from blackbox.core.status import (
     State,
     origin_of,
 )
-from blackbox.index.inspector import Inspector, Pending, Standing
+from blackbox.index.inspector import Inspector, Standing
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.carried import carried, carry_of
-from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost, NotAllowed
 from blackbox.records.request import Record, Shard, request_id
 from blackbox.support.logs import QUIET
@@ -155,7 +154,7 @@ class Registry:
             asked = fates.asked(offset)
             known = asked.fate
             if pending is not None:
-                return replace(known, state="pending", is_cold=False, **_of_pending(pending))
+                return replace(as_pending(known, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
                 is_ended = self.inspector.is_ended(shard, asked.origin)
                 return replace(known, state="ended" if is_ended else "pending", is_cold=True)
@@ -273,19 +272,3 @@ def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
         )
     state: State = "over" if is_over else "undetermined"
     return replace(known, state=state, detail=detail)
-
-
-def _of_pending(pending: Pending) -> dict[str, Any]:
-    entry: Entry | None = pending.entry
-    if entry is None:
-        return {"next_try_ms": pending.next_try_ms}
-    return {
-        "caller": entry.caller,
-        "caller_id": entry.caller_id,
-        "target": entry.target or None,
-        "due_ms": entry.due_ms,
-        "next_try_ms": pending.next_try_ms,
-        "attempts": entry.attempts + entry.waits,
-        "reason": entry.reason,
-        "detail": entry.detail,
-    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from blackbox.core.parking import BAND_MS, LETTERS, band_of, parked_at
+from blackbox.core.status import Fate
 from blackbox.index.inspector import Inspector, Pending
-from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name
+from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
 
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
@@ -71,6 +72,30 @@ class Found(NamedTuple):
 
     place: Place
     pending: Pending
+
+    def fate(self) -> Fate:
+        (_, shard, offset), pending = self
+        origin = None if pending.entry is None else pending.entry.origin
+        id = request_id(shard, offset if origin is None else origin)
+        return as_pending(Fate(id, shard.source(offset), "pending"), pending)
+
+
+def as_pending(fate: Fate, pending: Pending) -> Fate:
+    """The fate of a pending request, with all that its entry in the index says."""
+    fate = replace(fate, state="pending", next_try_ms=pending.next_try_ms)
+    entry = pending.entry
+    if entry is None:
+        return fate
+    return replace(
+        fate,
+        caller=entry.caller,
+        caller_id=entry.caller_id,
+        target=entry.target or None,
+        due_ms=entry.due_ms,
+        attempts=entry.attempts + entry.waits,
+        reason=entry.reason,
+        detail=entry.detail,
+    )
 
 
 def page(

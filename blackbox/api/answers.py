@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from base64 import b64encode
 from bisect import bisect_right
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from blackbox.admin.admin import Cancelled, Rescheduled
+from blackbox.admin.admin import Cancelled
 from blackbox.admin.pending import LAST_MS, Found
 from blackbox.core.status import Fate
 from blackbox.journal.letterbox import Letter
-from blackbox.records.request import request_id
 
 
 class Failure(BaseModel):
@@ -96,37 +95,11 @@ class RequestState(BaseModel):
 
     @classmethod
     def of(cls, fate: Fate) -> RequestState:
-        place = fate.place
-        known: dict[str, Any] = {
-            name: getattr(fate, name) for name in cls.model_fields if name != "place"
-        }
-        if place is not None:
-            known["place"] = PlaceInKafka(
-                topic=place.topic, partition=place.partition, offset=place.offset
-            )
-        return cls(**known)
+        return cls.model_validate(fate, from_attributes=True)
 
     @classmethod
     def of_pending(cls, found: Found) -> RequestState:
-        (_, shard, offset), pending = found
-        entry = pending.entry
-        where = {
-            "source": shard.source(offset), "state": "pending", "next_try_ms": pending.next_try_ms,
-        }  # fmt: skip
-        if entry is None:
-            return cls(id=request_id(shard, offset), **where)
-        asked_at = offset if entry.origin is None else entry.origin
-        return cls(
-            id=request_id(shard, asked_at),
-            **where,
-            caller=entry.caller,
-            caller_id=entry.caller_id,
-            target=entry.target or None,
-            due_ms=entry.due_ms,
-            attempts=entry.attempts + entry.waits,
-            reason=entry.reason,
-            detail=entry.detail,
-        )
+        return cls.of(found.fate())
 
 
 class Page(BaseModel):
@@ -183,11 +156,6 @@ class RescheduledState(BaseModel):
     )
     request: RequestState
 
-    @classmethod
-    def of(cls, done: Rescheduled) -> RescheduledState:
-        assert done.request is not None
-        return cls(outcome=done.outcome, request=RequestState.of(done.request))
-
 
 class LetterState(BaseModel):
     """A dead letter. `value` and `key` are text, or base64 where `…_encoding` says so.
@@ -214,20 +182,11 @@ class LetterState(BaseModel):
         cls, letter: Letter, most_sent_bytes: int | None = None, *, with_record: bool = True
     ) -> LetterState:
         """With key and value cut to so many bytes of JSON each."""
-        key, key_encoding = _shown(letter.key if with_record else None, most_sent_bytes)
-        value, value_encoding = _shown(letter.value if with_record else None, most_sent_bytes)
-        return cls(
-            **{name: getattr(letter, name) for name in SAME_IN_LETTERS},
-            key=key,
-            key_encoding=key_encoding,
-            value=value,
-            value_encoding=value_encoding,
-        )
-
-
-SAME_IN_LETTERS = (
-    "place", "at_ms", "reason", "detail", "source", "caller", "target", "value_bytes", "became",
-)  # fmt: skip
+        state = cls.model_validate(letter.about(), from_attributes=True)
+        if with_record:
+            state.key, state.key_encoding = _shown(letter.key, most_sent_bytes)
+            state.value, state.value_encoding = _shown(letter.value, most_sent_bytes)
+        return state
 
 
 def _shown(held: bytes | None, most_bytes: int | None) -> tuple[str | None, str | None]:

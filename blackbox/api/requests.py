@@ -219,7 +219,7 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         _check(done, id)
-        return RescheduledState.of(done)
+        return RescheduledState.model_validate(done, from_attributes=True)
 
     return router
 
