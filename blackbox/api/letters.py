@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
-from blackbox.api.requests import FAILURES, body_of, json_body
+from blackbox.api.requests import FAILURES, body_of, body_schema
 from blackbox.api.turns import Turns
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES
 
@@ -21,7 +21,7 @@ MOST_TOLD_BYTES = 8 << 20
 
 places_body = Depends(body_of(Places, MOST_BYTES))
 Asked = Annotated[Places, places_body]
-NAMED = json_body(Places.model_json_schema(), "which letters")
+NAMED = body_schema(Places.model_json_schema(), "which letters")
 
 
 def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:

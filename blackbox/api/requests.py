@@ -73,19 +73,17 @@ ASKED = {
 }
 
 
-def _body(media_type: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+def body_schema(
+    schema: dict[str, Any], description: str, media_type: str = "application/json"
+) -> dict[str, Any]:
+    """The OpenAPI description of a body, for a route that reads its body itself."""
     content = {media_type: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content, "description": description}}
 
 
-def json_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """The OpenAPI description of a JSON body, for a route that reads its body itself."""
-    return _body("application/json", schema, description)
-
-
-ONE = json_body(ASKED, "a request, as in Kafka with the format countdown")
-MOVED = json_body(Due.model_json_schema(), "one of the two")
-MANY = _body("application/x-ndjson", {"type": "string"}, "one such request per line")
+ONE = body_schema(ASKED, "a request, as in Kafka with the format countdown")
+MANY = body_schema({"type": "string"}, "one such request per line", "application/x-ndjson")
+NEW_DUE_TIME = body_schema(Due.model_json_schema(), "one of the two")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
@@ -114,8 +112,8 @@ async def _whole_body(request: Request) -> bytes:
 
 whole_body = Depends(_whole_body)
 due_body = Depends(body_of(Due, MOST_DUE_BYTES))
-Whole = Annotated[bytes, whole_body]
-Then = Annotated[Due, due_body]
+WholeBody = Annotated[bytes, whole_body]
+DueBody = Annotated[Due, due_body]
 
 Named = Annotated[
     str | None,
@@ -155,17 +153,16 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
     )  # fmt: skip
-    async def ask(body: Whole, caller: Caller = None) -> Any:
+    async def ask(body: WholeBody, caller: Caller = None) -> Any:
         """Request one message; returns the request's id once Kafka has acknowledged it."""
-        return _asked(await run_in_threadpool(admin.ask, [body], caller))
+        return _ids_or_refusal(await run_in_threadpool(admin.ask, [body], caller))
 
     @router.post(
         "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
     )  # fmt: skip
-    async def ask_for_many(body: Whole, caller: Caller = None) -> Any:
+    async def ask_for_many(body: WholeBody, caller: Caller = None) -> Any:
         """Request many messages; if one request is refused, none is written."""
-        lines = _lines(body)
-        return _asked(await run_in_threadpool(admin.ask, lines, caller))
+        return _ids_or_refusal(await run_in_threadpool(admin.ask, _lines(body), caller))
 
     @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
     def pending(
@@ -210,9 +207,9 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
 
     @router.patch(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=[due_body, *changes],
-        responses=NOT_FOUND | UNDETERMINED, openapi_extra=MOVED,
+        responses=NOT_FOUND | UNDETERMINED, openapi_extra=NEW_DUE_TIME,
     )  # fmt: skip
-    def reschedule(id: str, due: Then) -> RescheduledState:
+    def reschedule(id: str, due: DueBody) -> RescheduledState:
         """Deliver a pending request at another time; reports whether the change was in time."""
         try:
             done = admin.reschedule(id, countdown_s=due.countdown, at=due.at)
@@ -237,7 +234,7 @@ def _lines(body: bytes) -> list[bytes]:
     return lines
 
 
-def _asked(found: list[str] | list[Refused]) -> Any:
+def _ids_or_refusal(found: list[str] | list[Refused]) -> Any:
     refused = [one for one in found if isinstance(one, Refused)]
     if not refused:
         return Ids(ids=[one for one in found if isinstance(one, str)])
