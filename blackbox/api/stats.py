@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.api.kept import Kept
+from blackbox.api.cache import Cache
 from blackbox.api.requests import FAILURES
 from blackbox.api.turns import Turns
 
@@ -63,7 +63,7 @@ class Counts(BaseModel):
 def routes(admin: Admin, turns: Turns) -> APIRouter:
     """`/stats`."""
     router = APIRouter(responses=FAILURES)
-    kept = Kept(partial(_counts, admin), KEPT_S)
+    cache = Cache(partial(_counts, admin), KEPT_S)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=[Depends(turns.read)])
     def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
@@ -71,7 +71,7 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
 
         The answer is up to a second old.
         """
-        return kept.get(step_ms)
+        return cache.get(step_ms)
 
     return router
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blackbox.api.kept import Kept
+from blackbox.api.cache import Cache
 from blackbox.records.errors import IndexLost
 
 
@@ -27,36 +27,36 @@ class Made:
 
 def test_what_many_ask_for_at_once_is_made_once() -> None:
     made = Made(takes_s=0.1)
-    kept = Kept(made, 30)
+    cache = Cache(made, 30)
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(kept.get, [5] * 8)) == {"5, made 1"}
+        assert set(pool.map(cache.get, [5] * 8)) == {"5, made 1"}
     assert made.times == [5]
 
 
 def test_another_question_has_an_answer_of_its_own() -> None:
     made = Made()
-    kept = Kept(made, 30)
-    assert [kept.get(one) for one in (1, 2, 1, 2)] == ["1, made 1", "2, made 2"] * 2
+    cache = Cache(made, 30)
+    assert [cache.get(one) for one in (1, 2, 1, 2)] == ["1, made 1", "2, made 2"] * 2
 
 
 def test_what_is_old_is_made_again_and_kept_no_longer() -> None:
     made = Made()
-    kept = Kept(made, 0.05)
+    cache = Cache(made, 0.05)
     for one in (1, 2):
-        kept.get(one)
+        cache.get(one)
     time.sleep(0.1)
-    assert kept.get(1) == "1, made 3"
-    assert list(kept._kept) == [1]
+    assert cache.get(1) == "1, made 3"
+    assert list(cache._entries) == [1]
 
 
 def test_nobody_waits_a_second_time_for_a_server_that_is_away() -> None:
     made = Made(takes_s=0.1, failure=IndexLost("Redis does not answer"))
-    kept = Kept(made, 0.2)
+    cache = Cache(made, 0.2)
     for _ in range(5):
         with pytest.raises(IndexLost, match="Redis does not answer"):
-            kept.get(1)
+            cache.get(1)
     assert made.times == [1]
     time.sleep(0.3)
     with pytest.raises(IndexLost):
-        kept.get(1)
+        cache.get(1)
     assert made.times == [1, 1]

@@ -13,7 +13,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class Cache(Generic[K, V]):
     """Caches results of `make` for `kept_s`; callers wait while one is being made. Safe from any thread.
 
     RecoveryRequired is cached as well: callers must not wait one by one for a server that is down.
@@ -22,26 +22,28 @@ class Kept(Generic[K, V]):
     def __init__(self, make: Callable[[K], V], kept_s: float) -> None:
         self._make = make
         self._kept_s = kept_s
-        self._kept: dict[K, tuple[float, V | RecoveryRequired]] = {}
+        self._entries: dict[K, tuple[float, V | RecoveryRequired]] = {}
         self._lock = Lock()
 
-    def get(self, asked: K) -> V:
+    def get(self, key: K) -> V:
         with self._lock:
             now_s = time.monotonic()
-            self._kept = {
-                one: held for one, held in self._kept.items() if now_s - held[0] < self._kept_s
+            self._entries = {
+                old_key: entry
+                for old_key, entry in self._entries.items()
+                if now_s - entry[0] < self._kept_s
             }
-            if asked not in self._kept:
-                self._kept[asked] = self._made(asked)
-            _, found = self._kept[asked]
+            if key not in self._entries:
+                self._entries[key] = self._make_entry(key)
+            _, found = self._entries[key]
         if isinstance(found, RecoveryRequired):
             raise type(found)(str(found))
         return found
 
-    def _made(self, asked: K) -> tuple[float, V | RecoveryRequired]:
+    def _make_entry(self, key: K) -> tuple[float, V | RecoveryRequired]:
         began_s = time.monotonic()
         try:
-            return began_s, self._make(asked)
+            return began_s, self._make(key)
         except RecoveryRequired as failure:
             # From its end: waiting for a server that is down may take longer than `kept_s`.
             return time.monotonic(), failure
