@@ -39,7 +39,7 @@ TAKEN_S = 120.0
 MOST_UNREAD_BYTES = 64 << 20
 """Of all answers together that their clients have not read. Each may have megabytes."""
 
-TOLD_EVERY_S = 60.0
+LOGGED_EVERY_S = 60.0
 
 Phase = Literal["head", "body", "answer", "taking", "leftover", "idle"]
 _LIMITS: dict[Phase, float] = {
@@ -62,8 +62,8 @@ def accepted_at_once() -> int:
     return max(1, most_open() // 8)
 
 
-class Seldom:
-    """Lets one log line through per `TOLD_EVERY_S`: clients must not be able to fill the log.
+class LogLimit:
+    """Lets one log line through per `LOGGED_EVERY_S`: clients must not be able to fill the log.
 
     As the filter of a logger it limits the lines of some `levels`, and adds to a line how many were dropped before it.
     """
@@ -73,18 +73,18 @@ class Seldom:
         self._next_s = -math.inf
         self._left_out = 0
 
-    def may_tell(self) -> bool:
+    def allows(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_s:
             self._left_out += 1
             return False
-        self._next_s = now_s + TOLD_EVERY_S
+        self._next_s = now_s + LOGGED_EVERY_S
         return True
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno not in self._levels:
             return True
-        if not self.may_tell():
+        if not self.allows():
             return False
         if self._left_out:
             text = record.getMessage().rstrip()
@@ -105,15 +105,15 @@ class Connection(H11Protocol):
     _is_ended = False
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
-    _is_full = Seldom()
-    _is_unread = Seldom()
+    _full_log = LogLimit()
+    _unread_log = LogLimit()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._enter("head")
         if len(self.connections) > most_open():
             _make_room(one for one in self._all() if one._phase != "answer")
-            if self._is_full.may_tell():
+            if self._full_log.allows():
                 logger.warning(
                     "%d HTTP connections are open, the maximum; each new one closes the one that "
                     "has waited longest for its client",
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
             if held <= MOST_UNREAD_BYTES:
                 return
             _make_room(unread)
-            if self._is_unread.may_tell():
+            if self._unread_log.allows():
                 logger.warning(
                     "clients have left more than %d bytes of answers unread, the maximum; the "
                     "connections that have waited longest are closed",
@@ -141,7 +141,7 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look()
+        self._update_phase()
 
     def send_400_response(self, msg: str) -> None:
         """Send 400 only if no answer has begun; otherwise close. uvicorn's own would fail with a traceback."""
@@ -158,7 +158,7 @@ class Connection(H11Protocol):
         self.transport.set_write_buffer_limits(0)  # writing pauses if anything is left
         if not self.flow.write_paused:
             self._go_on()
-        self._look()
+        self._update_phase()
 
     def _go_on(self) -> None:
         self.transport.set_write_buffer_limits()
@@ -172,7 +172,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look()
+        self._update_phase()
         self._expect_less()
         self._bound_unread()
 
@@ -182,7 +182,7 @@ class Connection(H11Protocol):
             self._unread.cancel()
         if self.cycle is not None and self.cycle.response_complete:
             self._go_on()
-        self._look()
+        self._update_phase()
 
     def timeout_keep_alive_handler(self) -> None:
         """Disable uvicorn's timer: it starts before the answer is read, and waits for that without limit."""
@@ -195,12 +195,12 @@ class Connection(H11Protocol):
         else:
             self._unread = self.loop.call_later(UNREAD_S, self._expect_less, left)
 
-    def _look(self) -> None:
-        phase = self._now()
+    def _update_phase(self) -> None:
+        phase = self._current_phase()
         if phase != self._phase:
             self._enter(phase)
 
-    def _now(self) -> Phase:
+    def _current_phase(self) -> Phase:
         is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
             return "leftover" if is_answered else "body"
@@ -230,17 +230,17 @@ def _make_room(waiting: Iterable[Connection]) -> None:
     min(waiting, key=lambda one: one._since_s)._end()
 
 
-def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
+def limit_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
     """Limit how often this loop logs that connections cannot be accepted, or that one failed."""
-    not_accepted, broken = Seldom(), Seldom()
+    not_accepted, broken = LogLimit(), LogLimit()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if isinstance(context.get("protocol"), Connection):
-            if broken.may_tell():
+            if broken.allows():
                 loop.default_exception_handler(context)
         elif "accept" not in context["message"]:
             loop.default_exception_handler(context)
-        elif not_accepted.may_tell():
+        elif not_accepted.allows():
             logger.error(
                 "cannot accept HTTP connections: %s; raise the limit of open files (ulimit -n)",
                 context.get("exception"),
@@ -250,5 +250,5 @@ def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _uvicorn = logging.getLogger("uvicorn.error")
-_uvicorn.addFilter(Seldom(range(logging.ERROR)))  # "Invalid HTTP request received."
-_uvicorn.addFilter(Seldom(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback
+_uvicorn.addFilter(LogLimit(range(logging.ERROR)))  # "Invalid HTTP request received."
+_uvicorn.addFilter(LogLimit(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback

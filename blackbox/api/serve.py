@@ -11,7 +11,7 @@ from threading import Thread
 import uvicorn
 from fastapi import FastAPI
 
-from blackbox.api.connections import BACKLOG, Connection, accepted_at_once, tell_seldom
+from blackbox.api.connections import BACKLOG, Connection, accepted_at_once, limit_loop_errors
 from blackbox.config.settings import SettingsError
 
 START_S = 10.0
@@ -30,7 +30,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
-        tell_seldom(self._loop)
+        limit_loop_errors(self._loop)
         if not self.should_exit:
             await self._ended.wait()
 
@@ -68,7 +68,9 @@ class HttpServer:
             )
         )
         self._sockets: list[socket.socket] = []
-        self._thread = Thread(target=self._run, name="http", daemon=True)
+        self._thread = Thread(
+            target=self._server.run, args=(self._sockets,), name="http", daemon=True
+        )
 
     @property
     def port(self) -> int:
@@ -107,9 +109,6 @@ class HttpServer:
             self._thread.join(STOP_S)
         for one in self._sockets:
             one.close()
-
-    def _run(self) -> None:
-        self._server.run(sockets=self._sockets)
 
 
 def _listen(host: str | None, port: int, where: str) -> socket.socket:

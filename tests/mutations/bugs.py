@@ -1251,7 +1251,7 @@ BUGS = (
         (
             Change(
                 "api/connections.py",
-                "_uvicorn.addFilter(Seldom(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback\n",
+                "_uvicorn.addFilter(LogLimit(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback\n",
                 "",
             ),
         ),

@@ -216,7 +216,7 @@ def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 8)
-    monkeypatch.setattr(connections.Connection, "_is_full", connections.Seldom())
+    monkeypatch.setattr(connections.Connection, "_full_log", connections.LogLimit())
     with ExitStack() as ending, caplog.at_level(logging.WARNING):
         open_ = []
         for _ in range(40):
@@ -269,7 +269,7 @@ def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_l
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 2 * LARGE)
-    monkeypatch.setattr(connections.Connection, "_is_unread", connections.Seldom())
+    monkeypatch.setattr(connections.Connection, "_unread_log", connections.LogLimit())
     with ExitStack() as ending:
         open_ = []
         for _ in range(5):
@@ -329,9 +329,9 @@ def test_an_answer_that_is_taken_too_slowly_is_given_up(
 
 def tell_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been logged in the last minute."""
-    for seldom in logging.getLogger("uvicorn.error").filters:
-        assert isinstance(seldom, connections.Seldom)
-        monkeypatch.setattr(seldom, "_next_s", -math.inf)
+    for limit in logging.getLogger("uvicorn.error").filters:
+        assert isinstance(limit, connections.LogLimit)
+        monkeypatch.setattr(limit, "_next_s", -math.inf)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
