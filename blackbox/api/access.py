@@ -48,7 +48,7 @@ class Access:
         is_look = request.method in LOOKS
         is_open = is_look and (path in OPEN or path.startswith(OPEN_FOLDER))
         if self.operate_token is self.read_token is None:
-            self._at_home(request)
+            self._check_same_site(request)
             if self.is_closed and not is_open:
                 raise HTTPException(403, CLOSED)
         if not is_look:
@@ -78,14 +78,11 @@ class Access:
                 raise HTTPException(403, told, TOO_LITTLE)
             raise _unknown("BLACKBOX_API_TOKEN")
         if not all(map(is_loopback, self.hosts)):
+            hosts = ", ".join(self.hosts)
             raise HTTPException(
-                403,
-                (
-                    f"changes through {', '.join(self.hosts)} are not allowed; set "
-                    "BLACKBOX_API_TOKEN"
-                ),
+                403, f"changes through {hosts} are not allowed; set BLACKBOX_API_TOKEN"
             )
-        self._at_home(request)
+        self._check_same_site(request)
 
     def may_operate(self, request: Request) -> bool:
         """Whether this caller may make changes."""
@@ -95,7 +92,7 @@ class Access:
             return False
         return True
 
-    def _at_home(self, request: Request) -> None:
+    def _check_same_site(self, request: Request) -> None:
         """On loopback, raise HTTPException 403 for requests from pages of other sites.
 
         Covers DNS rebinding (by Host) and cross-site requests (by Origin and Sec-Fetch-Site).
@@ -144,6 +141,6 @@ def _has(request: Request, token: str) -> bool:
 def _unknown(tokens: str) -> HTTPException:
     return HTTPException(
         401,
-        (f"missing or invalid bearer token: send Authorization: Bearer with the value of {tokens}"),
+        f"missing or invalid bearer token: send Authorization: Bearer with the value of {tokens}",
         CHALLENGE,
     )

@@ -33,7 +33,7 @@ class Door:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
-        self._held = _Held()
+        self._held = _HeldBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -55,7 +55,7 @@ def refused(refusal: HTTPException) -> JSONResponse:
     return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
 
 
-class _Held:
+class _HeldBytes:
     """The counted bytes of all bodies held now."""
 
     count = 0
@@ -67,7 +67,7 @@ class _Body:
     Raises 503 when all bodies held at once would be too large.
     """
 
-    def __init__(self, receive: Receive, held: _Held) -> None:
+    def __init__(self, receive: Receive, held: _HeldBytes) -> None:
         self._receive = receive
         self._held = held
         self._read = 0
