@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Place, Wanted
+from blackbox.admin.pending import Found, Place, Wanted
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
@@ -92,12 +92,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
         def read(after: Place | None) -> tuple[bytes, Place | None]:
             topics = settings.schedule_topics
             found, next_ = admin.page(Wanted(), after, SCHEDULES_AT_ONCE, topics, whole=True)
-            told = [
-                orjson.dumps(_schedule(place.shard.topic, pending.entry))
-                for place, pending in found
-                if pending.entry is not None and pending.entry.reason is None
-            ]
-            return b",\n".join(told), next_
+            return b",\n".join(_schedules(found)), next_
 
         async with turns.schedules(SCHEDULES_WITHIN_S):
             first = await run_in_threadpool(read, None)  # an error is an answer of its own here
@@ -123,6 +118,12 @@ async def _array(
         async with turns.schedules(None):
             text, next_ = await run_in_threadpool(read, next_)
     yield b"[]" if before == b"[" else b"]"
+
+
+def _schedules(found: Iterable[Found]) -> Iterator[bytes]:
+    for place, pending in found:
+        if pending.entry is not None and pending.entry.reason is None:
+            yield orjson.dumps(_schedule(place.shard.topic, pending.entry))
 
 
 def _schedule(topic: str, entry: Entry) -> dict[str, Any]:
