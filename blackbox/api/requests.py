@@ -146,9 +146,15 @@ Caller = Annotated[str | None, Depends(_caller)]
 def routes(admin: Admin, turns: Turns) -> APIRouter:
     """Paths under `/requests`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(turns.read)]
-    changes = [Depends(turns.change)]
-    asks = [whole_body, *changes]  # body first: a slow client must not hold a turn
+    _add_sending(router, admin, turns)
+    _add_reading(router, admin, turns)
+    _add_changes(router, admin, turns)
+    return router
+
+
+def _add_sending(router: APIRouter, admin: Admin, turns: Turns) -> None:
+    # Body first: a slow client must not hold a turn.
+    asks = [whole_body, Depends(turns.change)]
 
     @router.post(
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
@@ -163,6 +169,10 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
     async def ask_for_many(body: WholeBody, caller: Caller = None) -> Any:
         """Request many messages; if one request is refused, none is written."""
         return _ids_or_refusal(await run_in_threadpool(admin.ask, _lines(body), caller))
+
+
+def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
+    looks = [Depends(turns.read)]
 
     @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
     def pending(
@@ -195,6 +205,10 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
             raise _unknown(id)
         return RequestState.of(fate)
 
+
+def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:
+    changes = [Depends(turns.change)]
+
     @router.delete(
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
         responses=NOT_FOUND | UNDETERMINED,
@@ -217,8 +231,6 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
             raise HTTPException(422, str(error)) from None
         _check(done, id)
         return RescheduledState.model_validate(done, from_attributes=True)
-
-    return router
 
 
 def _lines(body: bytes) -> list[bytes]:
