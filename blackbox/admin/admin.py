@@ -4,103 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, TypeVar
 
-from blackbox.admin.dead_letters import PutAway, put_away
+from blackbox.admin.changes import LOOK_S, TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
+from blackbox.admin.dead_letters import DeadLetters, PutAway
 from blackbox.admin.lookup import Registry
 from blackbox.admin.pending import Found, Place, Wanted, page
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, NotSent
-from blackbox.client.moving import moved
-from blackbox.client.request import cancel_value
+from blackbox.admin.writing import Refused, Writer
 from blackbox.config.settings import Settings
-from blackbox.config.wiring import formats, kafka, rules, shared
-from blackbox.core.plan import Positions
-from blackbox.core.status import Fate, LimitReached
+from blackbox.config.wiring import shared
+from blackbox.core.status import Fate
 from blackbox.index.inspector import Standing
 from blackbox.index.server import RedisServer, Room
-from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter, Letterbox
-from blackbox.records.cancel import HEADER
-from blackbox.records.request import (
-    Cancel,
-    Headers,
-    Invalid,
-    Reason,
-    Record,
-    Request,
-    Shard,
-    locate,
-    placed,
-    request_id,
-)
-from blackbox.support.logs import QUIET
-
-T = TypeVar("T")
-
-TAKEN_IN_WITHIN_S = 5.0
-"""How long a change waits until intake has read what was written."""
+from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
+from blackbox.records.request import Shard, locate, placed
 
 LOOKED_FOR_S = 1.0
-"""The same for a look-up, which can be repeated."""
+"""How long a look-up, which can be repeated, waits until intake has read what was written."""
 
-LOOK_S = 0.02
 COUNTED = 1_000
 """How many entries of each shard, the soonest first, are counted by caller and target."""
-
-WRITTEN = "countdown"
-"""The format of the requests that HTTP and the command line write."""
-
-CLIENTS_MOST_BYTES = 1_000_000
-HEADROOM_BYTES = 2_000
-"""Reserved for key, headers and Kafka's overhead in the largest record that a client sends."""
-
-Outcome = Literal["cancelled", "too-late", "asked", "unknown", "undetermined"]
-NEWS: tuple[Outcome, ...] = ("undetermined", "asked", "too-late", "cancelled", "unknown")
-"""Outcomes in order of importance: a cancel of several requests reports the first of these that occurred."""
-
-WAITING = ("pending", "unread")
-_UNTOLD: dict[str, Literal["unknown", "undetermined"]] = {
-    "unknown": "unknown",
-    "undetermined": "undetermined",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The outcome of a cancel.
-
-    cancelled -- the request was pending and is not any more
-    too-late  -- it was delivered, is a dead letter, or was cancelled or replaced before
-    asked     -- the cancel is in Kafka, and its effect is not known yet
-    unknown   -- there is no such request
-    undetermined -- nothing was written: its state was not found within the limit of a look-up
-
-    `request` is the request that the outcome is about; `others` are further requests under the same
-    caller id for which a cancel was tried too.
-    """
-
-    outcome: Outcome
-    request: Fate | None
-    others: tuple[Fate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Rescheduled:
-    """The outcome of a reschedule, as of a cancel; rescheduled: `request` has replaced it, under a new id."""
-
-    outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
-    request: Fate | None
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a request is refused: its number among those given, from 0, the reason word, and the detail."""
-
-    number: int
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +52,14 @@ class Admin:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._formats = formats(settings)
-        self._rules = rules(settings)
+        self._writer = Writer(settings)
         self._shared = shared(settings)
         self._redis = RedisServer(settings.redis_url.get_secret_value())
         self._has_room = Room(self._redis)
         self._lock = Lock()
-        self._writing = Lock()
         self._putting_away = Lock()
-        """Separate from `_writing`: this takes a second among many letters, and no request waits for it."""
+        """Not the writer's: this takes a second among many letters, and no request waits for it."""
         self._made: Registry | None = None
-        self._askers: dict[str, Asker] = {}
-        own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
-        self._most_bytes = int(own) - HEADROOM_BYTES
 
     def find(self, text: str) -> Fate | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
@@ -170,133 +90,24 @@ class Admin:
     def each(
         self,
         topics: Collection[str],
-        wanted: Wanted | None = None,
-        at_once: int = 1000,
+        wanted: Wanted,
+        at_once: int,
     ) -> Iterator[Found]:
         """All pending requests of these request topics, read page by page."""
         after: Place | None = None
         while True:
-            found, after = self.page(wanted or Wanted(), after, at_once, topics)
+            found, after = self.page(wanted, after, at_once, topics)
             yield from found
             if after is None:
                 return
 
-    def ask(
-        self, values: Sequence[bytes], caller: str | None, topic: str | None = None
-    ) -> list[str] | list[Refused]:
+    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[Refused]:
         """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
-        topic = topic or self._written_topic()
-        now_ms = time.time_ns() // 1_000_000
-        headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
-        asked = [self._asked(topic, value, headers, now_ms) for value in values]
-        refused = [
-            Refused(number, *_why(one))
-            for number, one in enumerate(asked)
-            if not isinstance(one, Request)
-        ]
-        if refused:
-            return refused
-        keys = [one.caller_id if isinstance(one, Request) else None for one in asked]
-
-        def write(asker: Asker) -> list[str]:
-            pairs = zip(values, keys, strict=True)
-            written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
-            asker.wait_for(written)
-            return [one.id for one in written]
-
-        return self._write(topic, write)
-
-    def _asked(
-        self, topic: str, value: bytes, headers: Headers, now_ms: int
-    ) -> Request | Cancel | Invalid | None:
-        """Parse and check a request as intake will, except for quotas."""
-        if len(value) > self._most_bytes:
-            return Invalid(
-                Reason.TOO_LARGE,
-                f"the request has {len(value)} bytes; at most {self._most_bytes} are allowed",
-            )
-        asked = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
-        if self._rules is not None and isinstance(asked, Request):
-            refusal = self._rules.rules().refusal(asked, now_ms)
-            if refusal is not None:
-                return Invalid(Reason(refusal[0]), refusal[1])
-        return asked
+        return self._writer.ask(values, caller)
 
     def cancel(self, text: str) -> Cancelled:
         """Cancel the request with this id, or all pending ones under this caller id; returns the outcome."""
-        done = [self._cancel(place, text) for place in self._places(text)]
-        if not done:
-            return Cancelled("unknown", None)
-        worst = min(done, key=lambda one: NEWS.index(one.outcome))
-        others = tuple(one.request for one in done if one is not worst and one.request is not None)
-        return replace(worst, others=others)
-
-    def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
-        registry = self._registry()
-        since, fate = self._look(place)
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while fate.state in WAITING and fate.reason is None:
-            shard, offset = _now_at(place, fate)
-            name = text if text == fate.caller_id else None
-            cancel = self._write_cancel(shard, offset, fate, name)
-            if not _wait_taken_in(registry, shard, cancel, offset, deadline):
-                return Cancelled("asked", fate)
-            before, pending_at = fate, since
-            since, fate = self._look(place, before, since)
-            if fate.state == "ended":
-                return self._ended(fate, (shard, offset), pending_at, cancel, deadline)
-            if fate.carried == before.carried and fate.state in WAITING:
-                return Cancelled("asked", fate)
-        return Cancelled(_UNTOLD.get(fate.state, "too-late"), fate)
-
-    def _ended(
-        self,
-        fate: Fate,
-        place: tuple[Shard, int],
-        since: Positions | None,
-        cancel: int,
-        deadline: float,
-    ) -> Cancelled:
-        """The outcome for an ended request: cancelled, unless it was replaced after `since` by a request
-        that was not cancelled.
-        """
-        if since is not None and since.requests >= cancel:  # no record came before the cancel
-            return Cancelled("cancelled", fate)
-        registry, (shard, offset), left = self._registry(), place, fate
-        try:
-            while left.state == "ended":
-                there = registry.replaced_by(shard, offset, since)
-                if there is None:
-                    return Cancelled("cancelled", fate)
-                if not _wait_taken_in(registry, shard, cancel, there, deadline):
-                    return Cancelled("asked", fate)
-                offset, left = there, registry.fate(shard, there, since)
-        except LimitReached:
-            detail = (
-                "whether it was cancelled or replaced could not be determined: it is too far back"
-            )
-            return Cancelled("too-late", replace(fate, state="over", detail=detail))
-        return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
-
-    def _look(
-        self, place: tuple[Shard, int], before: Fate | None = None, since: Positions | None = None
-    ) -> tuple[Positions | None, Fate]:
-        """The fate of a request, and positions; if it is pending, its outcome will come after them.
-
-        `before` is an earlier fate, found together with the positions `since`.
-        """
-        registry, was_at = self._registry(), None
-        positions = registry.inspector.positions(place[0])
-        if before is not None and before.state == "pending":
-            was_at = _now_at(place, before)
-        fate = registry.fate(*place) if was_at is None else registry.fate(*was_at, since)
-        if was_at is not None and was_at != place:
-            fate = fate.told_of(*place)
-        after = registry.inspector.positions(place[0])
-        if positions is None or after is None:
-            return None, fate
-        # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
-        return Positions(*map(min, positions, after)), fate
+        return self._changes().cancel(self._places(text), text)
 
     def reschedule(
         self, text: str, *, countdown_s: float | None = None, at: str | int | None = None
@@ -307,55 +118,7 @@ class Admin:
         cancelled. Raises ValueError for an invalid time, for a request in another format than
         `countdown`, and when Kafka no longer keeps its record.
         """
-        places = self._places(text)
-        if not places:
-            return Rescheduled("unknown", None)
-        done = self._reschedule(places[0], countdown_s, at)
-        if done.outcome in ("rescheduled", "asked"):
-            for other in places[1:]:
-                # By its own id: the rescheduled request has the same caller id.
-                self._cancel(other, request_id(*other))
-        return done
-
-    def _reschedule(
-        self, place: tuple[Shard, int], countdown_s: float | None, at: str | int | None
-    ) -> Rescheduled:
-        registry = self._registry()
-        since, fate = self._look(place)
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while fate.state in WAITING and fate.reason is None:
-            shard, offset = _now_at(place, fate)
-            new = self._write_moved(shard, offset, countdown_s, at)
-            is_taken_in = _wait_taken_in(registry, shard, new, new, deadline)
-            asked = registry.fate(shard, new)
-            if not is_taken_in:
-                return Rescheduled("asked", asked)
-            if asked.reason != Reason.TOO_LATE:
-                return Rescheduled("rescheduled", asked)
-            before = fate
-            since, fate = self._look(place, before, since)
-            if fate.carried == before.carried:
-                break
-        return Rescheduled(_UNTOLD.get(fate.state, "too-late"), fate)
-
-    def _write_moved(
-        self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
-    ) -> int:
-        if self._settings.topics[shard.topic] != WRITTEN:
-            raise ValueError(
-                f"{shard.topic} has the format {self._settings.topics[shard.topic]}, which cannot "
-                "be rescheduled here; write the request to it again, with the same key or id"
-            )
-        record = self._registry().record(shard, offset)
-        if record is None:
-            raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
-        contract = self._formats[shard.topic]
-        new = moved(shard, record, contract, countdown_s=countdown_s, at=at)
-        now_ms = time.time_ns() // 1_000_000
-        asked = self._asked(shard.topic, new.value, new.headers, now_ms)
-        if not isinstance(asked, Request):
-            raise ValueError(": ".join(_why(asked)))
-        return self._write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
+        return self._changes().reschedule(self._places(text), countdown_s, at)
 
     def letters(
         self,
@@ -370,37 +133,12 @@ class Admin:
         With a `limit`, reading stops once that many are found. Keys and values are cut to `most_bytes`
         while reading: together they may take gigabytes.
         """
-
-        def wanted(letter: Letter) -> Letter | None:
-            is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
-            return letter if is_wanted else None
-
-        box = Letterbox(
-            self._registry().access, self._settings.dead_letter_topic, self._settings.topics
-        )
-        return box.newest(
-            wanted, limit, keep=lambda one: one.glance(self._target_of(one), most_bytes)
-        )
-
-    def _target_of(self, letter: Letter) -> str | None:
-        """The target of the letter's message; None when its request cannot be parsed."""
-        topic = letter.source.rpartition("/")[0]
-        if topic not in self._formats:
-            return None
-        record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
-        asked = self._formats[topic].parse(record, letter.at_ms)
-        return asked.target if isinstance(asked, Request) else None
+        return self._dead_letters().newest(reason, is_open, limit, most_bytes)
 
     def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
-        """Discard or replay dead letters, as `admin.dead_letters.put_away`."""
+        """Discard these dead letters, or write their requests `again`; see `DeadLetters.put_away`."""
         with self._putting_away:  # concurrent transactions would fence each other
-            return put_away(
-                self._registry().access,
-                self._settings.dead_letter_topic,
-                places,
-                request_topics=self._settings.topics,
-                again=again,
-            )
+            return self._dead_letters().put_away(places, again=again)
 
     def paused(self) -> dict[str, int]:
         """The paused targets, and since when, epoch ms."""
@@ -442,9 +180,7 @@ class Admin:
         )
 
     def close(self) -> None:
-        with self._writing:
-            for asker in self._askers.values():
-                asker.close()
+        self._writer.close()
         self._shared.close()
         self._redis.close()
         with self._lock:
@@ -458,6 +194,12 @@ class Admin:
         self._made.count_partitions()
         return self._made
 
+    def _changes(self) -> Changes:
+        return Changes(self._settings, self._registry(), self._writer)
+
+    def _dead_letters(self) -> DeadLetters:
+        return DeadLetters(self._registry(), self._settings.dead_letter_topic)
+
     def _places(self, text: str, within_s: float = TAKEN_IN_WITHIN_S) -> list[tuple[Shard, int]]:
         """The place of the request with this id, or of those pending under this caller id, the newest first.
 
@@ -470,13 +212,13 @@ class Admin:
         except ValueError:
             pass
         registry = self._registry()
+        if found := registry.holders(text):
+            return found
         place = placed(text)
         if place is not None and place[0].topic in self._settings.topics:
-            return registry.holders(text) or [place]
-        found = registry.holders(text)
-        is_short = within_s < TAKEN_IN_WITHIN_S
-        if found or (is_short and not self._has_room()):
-            return found
+            return [place]
+        if within_s < TAKEN_IN_WITHIN_S and not self._has_room():
+            return []
         return self._holders_once_read(registry, text, within_s)
 
     def _holders_once_read(
@@ -491,82 +233,3 @@ class Admin:
                 break
             time.sleep(LOOK_S)
         return registry.holders(text)
-
-    def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
-        """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.
-
-        With `name` it also goes to the partition that the key maps to now. That differs from the
-        request's if partitions were added since, and a later request under `name` may wait there, unread.
-        """
-        key: str | None = None
-        value: bytes | None = None
-        headers: list[tuple[str, bytes]] = []
-        if shard.topic in self._settings.schedule_topics:  # compacted: a record needs its key
-            key = fate.caller_id
-        elif name is not None and self._settings.topics[shard.topic] == WRITTEN:
-            key, value = name, cancel_value(name)
-        else:
-            headers = [(HEADER, request_id(shard, offset).encode())]
-
-        def write(asker: Asker) -> int:
-            if name is not None and key is not None:
-                there, at = asker.ask(value, key=key, headers=headers).place
-                if there == shard:
-                    return at
-            asked = asker.ask(value, key=key, headers=headers, partition=shard.partition)
-            return asked.place[1]
-
-        return self._write(shard.topic, write)
-
-    def _write(self, topic: str, write: Callable[[Asker], T]) -> T:
-        if not self._writing.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
-            raise NotSent(
-                "nothing was written: Kafka has not acknowledged the previous records; try again"
-            )
-        try:
-            if topic not in self._askers:
-                access = kafka(self._settings, QUIET)
-                self._askers[topic] = Asker(
-                    access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
-                )
-            return write(self._askers[topic])
-        finally:
-            self._writing.release()
-
-    def _written_topic(self) -> str:
-        for topic, contract in self._settings.topics.items():
-            if contract == WRITTEN:
-                return topic
-        raise NotSent(
-            f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format "
-            f"{WRITTEN}, the only one that can be written here"
-        )
-
-
-def _wait_taken_in(
-    registry: Registry, shard: Shard, written: int, offset: int, deadline: float
-) -> bool:
-    """Wait until intake has read the record `written` and the request at `offset` is not in flight.
-
-    Returns False at the deadline.
-    """
-    while True:
-        position = registry.inspector.positions(shard)
-        is_read = position is not None and position.requests > written
-        if is_read and not registry.inspector.is_in_flight(shard, offset):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOOK_S)
-
-
-def _why(asked: object) -> tuple[str, str]:
-    if isinstance(asked, Invalid):
-        return asked.reason, asked.detail
-    assert isinstance(asked, Cancel)
-    return Reason.BAD_CANCEL, "cancels are not accepted here; use DELETE /requests/{id}"
-
-
-def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:
-    """Where the request is now: the record that carries it on, if there is one."""
-    return place if fate.carried is None else placed(fate.carried) or place

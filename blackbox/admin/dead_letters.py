@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from blackbox.journal.access import KafkaAccess
+from blackbox.admin.lookup import Registry
 from blackbox.journal.letterbox import Again, Letter, Letterbox
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
-from blackbox.records.request import Headers, Reason, placed
+from blackbox.records.request import Headers, Reason, Record, Request, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,70 +21,89 @@ class PutAway:
     left: dict[str, str]
 
 
-def put_away(
-    access: KafkaAccess,
-    topic: str,
-    places: Sequence[str],
-    *,
-    request_topics: Container[str],
-    again: bool,
-) -> PutAway:
-    """Discard these letters, or write their requests `again`; each letter once, also in concurrent runs.
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """The letters in `topic` about requests of the configured topics."""
 
-    A replay writes the request's original record to its original partition: a countdown starts
-    again, and a past instant is due at once.
-    """
-    box = Letterbox(access, topic, request_topics)
-    asked = frozenset(places)
-    found = box.newest(
-        lambda letter: letter if letter.place in asked else None,
-        keep=lambda letter: letter if again and letter.place in asked else letter.about(),
-    )
-    known = {letter.place: letter for letter in found}
-    left: dict[str, str] = {}
-    wanted: dict[str, Again | None] = {}
-    for place in dict.fromkeys(places):
-        letter = known.get(place)
-        if letter is None:
-            left[place] = (
-                f"no such letter of a configured request topic among the latest of {topic}"
-            )
-        elif letter.became is not None:
-            left[place] = f"already {letter.became}"
-        elif not again:
-            wanted[place] = None
-        else:
-            try:
-                wanted[place] = _again(access, letter)
-            except ValueError as why:
-                left[place] = str(why)
-    done = box.put_away(wanted) if wanted else []
-    left |= {
-        place: "just replayed or discarded by another caller"
-        for place in wanted
-        if place not in done
-    }
-    return PutAway(done, left)
+    registry: Registry
+    topic: str
 
+    def newest(
+        self, reason: str | None, is_open: bool, limit: int | None, most_bytes: int
+    ) -> list[Letter]:
+        """The letters with this reason, as `Admin.letters`."""
 
-def _again(access: KafkaAccess, letter: Letter) -> Again:
-    """The record to write again. Raises ValueError for a letter that cannot be replayed."""
-    if letter.reason == Reason.TOO_LATE:
-        raise ValueError(
-            "the request it should replace was delivered or has ended, so replaying it could "
-            "deliver twice; send a new request if you want that"
+        def wanted(letter: Letter) -> Letter | None:
+            is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
+            return letter if is_wanted else None
+
+        def shown(letter: Letter) -> Letter:
+            return letter.glance(self._target_of(letter), most_bytes)
+
+        return self._box().newest(wanted, limit, keep=shown)
+
+    def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
+        """Discard these letters, or write their requests `again`; each letter once, also in concurrent runs.
+
+        A replay writes the request's original record to its original partition: a countdown starts
+        again, and a past instant is due at once.
+        """
+        box = self._box()
+        asked = frozenset(places)
+        found = box.newest(
+            lambda letter: letter if letter.place in asked else None,
+            keep=lambda letter: letter if again and letter.place in asked else letter.about(),
         )
-    place = placed(letter.source)
-    assert place is not None
-    shard, offset = place
-    is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
-    if letter.value is not None or not is_shortened:
-        return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
-    with closing(ShardJournal(shard, access)) as journal:
-        record = journal.records([offset]).get(offset)
-    if record is None:
-        raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-    return Again(shard, record.key, record.value, _without_condition(record.headers))
+        known = {letter.place: letter for letter in found}
+        left: dict[str, str] = {}
+        wanted: dict[str, Again | None] = {}
+        for place in dict.fromkeys(places):
+            letter = known.get(place)
+            if letter is None:
+                left[place] = (
+                    f"no such letter of a configured request topic among the latest of {self.topic}"
+                )
+            elif letter.became is not None:
+                left[place] = f"already {letter.became}"
+            else:
+                try:
+                    wanted[place] = self._again(letter) if again else None
+                except ValueError as why:
+                    left[place] = str(why)
+        done = box.put_away(wanted) if wanted else []
+        late = "just replayed or discarded by another caller"
+        return PutAway(done, left | {place: late for place in wanted if place not in done})
+
+    def _box(self) -> Letterbox:
+        return Letterbox(self.registry.access, self.topic, self.registry.formats)
+
+    def _again(self, letter: Letter) -> Again:
+        """The record to write again. Raises ValueError for a letter that cannot be replayed."""
+        if letter.reason == Reason.TOO_LATE:
+            raise ValueError(
+                "the request it should replace was delivered or has ended, so replaying it could "
+                "deliver twice; send a new request if you want that"
+            )
+        place = placed(letter.source)
+        assert place is not None
+        shard, offset = place
+        is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
+        if letter.value is not None or not is_shortened:
+            return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
+        with closing(ShardJournal(shard, self.registry.access)) as journal:
+            record = journal.records([offset]).get(offset)
+        if record is None:
+            raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
+        return Again(shard, record.key, record.value, _without_condition(record.headers))
+
+    def _target_of(self, letter: Letter) -> str | None:
+        """The target of the letter's message; None when its request cannot be parsed."""
+        topic = letter.source.rpartition("/")[0]
+        if topic not in self.registry.formats:
+            return None
+        record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
+        asked = self.registry.formats[topic].parse(record, letter.at_ms)
+        return asked.target if isinstance(asked, Request) else None
 
 
 def _without_condition(headers: Headers) -> Headers:

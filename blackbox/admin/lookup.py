@@ -49,7 +49,7 @@ class Registry:
         self._settings = settings
         self.access = kafka(settings, QUIET)
         self.inspector = Inspector.of(settings.redis_url.get_secret_value())
-        self._formats = formats(settings)
+        self.formats = formats(settings)
         self._admin = self.access.admin()
         self._partitions: dict[str, int] = {}
         self._counting = Lock()
@@ -235,7 +235,7 @@ class Registry:
     def _fates(self, shard: Shard, journal: ShardJournal, limit: Limit) -> Fates:
         has_receipts = shard.partition < self._partitions.get(receipts_topic(shard.topic), 0)
         now_ms = time.time_ns() // 1_000_000
-        return Fates(shard, journal, self._formats[shard.topic], now_ms, has_receipts, limit)
+        return Fates(shard, journal, self.formats[shard.topic], now_ms, has_receipts, limit)
 
 
 def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:

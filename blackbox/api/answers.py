@@ -9,7 +9,7 @@ from typing import Annotated, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from blackbox.admin.admin import Cancelled
+from blackbox.admin.changes import Cancelled
 from blackbox.admin.pending import LAST_MS, Found
 from blackbox.core.status import Fate
 from blackbox.journal.letterbox import Letter

@@ -12,8 +12,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from blackbox.admin.admin import Admin, Cancelled, Refused, Rescheduled
+from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.admin.pending import LAST_MS, Place, Wanted
+from blackbox.admin.writing import Refused
 from blackbox.api.answers import (
     CancelState,
     Due,

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.admin import Admin, Cancelled, Rescheduled
+from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
 

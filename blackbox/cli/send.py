@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.admin import WRITTEN
+from blackbox.admin.writing import WRITTEN
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.terminal import chosen_topic, typed_instant
 from blackbox.client.asking import Asker

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from blackbox.admin.admin import WRITTEN
+from blackbox.admin.writing import WRITTEN
 from blackbox.cli.failures import BadUsage
 from blackbox.config.settings import Settings, load
 from blackbox.support import logs

@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Changes
 from blackbox.admin.lookup import Registry
 from blackbox.cli.show import instant
 from blackbox.index.inspector import Inspector
@@ -287,16 +288,16 @@ def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
     now_ms = year.began_ms
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
-    write = Admin._write_moved
+    write = Changes._write_replacement
 
-    def write_once_carried_on(admin: Admin, *terms: Any) -> int:
+    def write_once_carried_on(changes: Changes, *terms: Any) -> int:
         year.promote(now_ms + 8 * HOUR_MS)
         year.pass_to(now_ms + 8 * HOUR_MS)
-        new = write(admin, *terms)
+        new = write(changes, *terms)
         year.pass_to(now_ms + 8 * HOUR_MS)
         return new
 
-    monkeypatch.setattr(Admin, "_write_moved", write_once_carried_on)
+    monkeypatch.setattr(Changes, "_write_replacement", write_once_carried_on)
     admin = Admin(year.settings)
     done = admin.reschedule(request_id(year.shards[0], 0), at=now_ms + 10 * HOUR_MS)
     admin.close()

@@ -15,7 +15,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from blackbox.admin.admin import Admin, Rescheduled, Stats
+from blackbox.admin.admin import Admin, Stats
+from blackbox.admin.changes import Rescheduled
 from blackbox.admin.pending import Found, Place, Wanted
 from blackbox.api import door, turns
 from blackbox.api.access import OPEN, OPEN_FOLDER

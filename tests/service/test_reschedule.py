@@ -15,6 +15,7 @@ import redis
 
 from blackbox import AsyncClient, Client, TooLate
 from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Changes
 from blackbox.embedded import EmbeddedRedis
 from blackbox.records.request import request_id
 from tests.service.conftest import Serve
@@ -51,14 +52,14 @@ def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delive
     id = ask(service, asked(world, 3600))
     named = ask(service, asked(world, 3600, id="named"))
     admin, moved = Admin(world.settings()), []
-    write_cancel = admin._write_cancel
+    write_cancel = Changes._write_cancel
 
-    def write_after_a_reschedule(*cancel: Any) -> int:
+    def write_after_a_reschedule(changes: Changes, *cancel: Any) -> int:
         shard, offset = cancel[:2]
         moved.append(client.reschedule(request_id(shard, offset), timedelta(seconds=4)))
-        return write_cancel(*cancel)
+        return write_cancel(changes, *cancel)
 
-    monkeypatch.setattr(admin, "_write_cancel", write_after_a_reschedule)
+    monkeypatch.setattr(Changes, "_write_cancel", write_after_a_reschedule)
     with closing(admin):
         late, in_time = admin.cancel(id), admin.cancel("named")
     assert late.outcome == "too-late"

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from blackbox.admin import admin as module
-from blackbox.admin.admin import Admin, Cancelled
-from blackbox.admin.dead_letters import PutAway
+from blackbox.admin import changes as module
+from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Cancelled, Changes
+from blackbox.admin.dead_letters import DeadLetters, PutAway
 from blackbox.client.request import request_value
 from blackbox.config.settings import load
 from blackbox.core.plan import Positions
@@ -39,8 +39,8 @@ def test_a_request_is_written_while_letters_are_put_away(
         assert may_end.wait(30)
         return PutAway([], {})
 
-    monkeypatch.setattr(module, "put_away", slow)
-    monkeypatch.setattr(admin, "_registry", lambda: SimpleNamespace(access=None))
+    monkeypatch.setattr(DeadLetters, "put_away", slow)
+    monkeypatch.setattr(admin, "_registry", lambda: None)
     with ThreadPoolExecutor() as pool:
         putting_away = pool.submit(admin.put_away, ["letters/0@1"], again=False)
         assert begun.wait(10)
@@ -100,7 +100,7 @@ def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cance
         monkeypatch.setattr(module, "TAKEN_IN_WITHIN_S", 0.2)
         monkeypatch.setattr(admin, "_registry", lambda: town)
         monkeypatch.setattr(admin, "_places", lambda text: [(SHARD, ASKED)])
-        monkeypatch.setattr(admin, "_write_cancel", written)
+        monkeypatch.setattr(Changes, "_write_cancel", written)
         return admin.cancel(request_id(SHARD, ASKED))
 
     return cancelled

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from blackbox.admin.admin import Admin, Cancelled
+from blackbox.admin.admin import Admin
+from blackbox.admin.changes import Cancelled
 from blackbox.api import requests, schedules
 from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load

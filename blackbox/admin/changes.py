@@ -1,0 +1,238 @@
+"""Cancel and reschedule requests: write to Kafka, and wait until intake has read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from blackbox.admin.lookup import Registry
+from blackbox.admin.writing import WRITTEN, Writer
+from blackbox.client.asking import Asker
+from blackbox.client.moving import moved
+from blackbox.client.request import cancel_value
+from blackbox.config.settings import Settings
+from blackbox.core.plan import Positions
+from blackbox.core.status import Fate, LimitReached
+from blackbox.records.cancel import HEADER
+from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
+
+TAKEN_IN_WITHIN_S = 5.0
+"""How long a change waits until intake has read what was written."""
+
+LOOK_S = 0.02
+
+OUTCOME_ORDER = ("undetermined", "asked", "too-late", "cancelled", "unknown")
+"""By importance: a cancel of several requests reports the first of these outcomes that occurred."""
+
+WAITING = ("pending", "unread")
+_NOT_FOUND: dict[str, Literal["unknown", "undetermined"]] = {
+    "unknown": "unknown",
+    "undetermined": "undetermined",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The outcome of a cancel.
+
+    cancelled -- the request was pending and is not any more
+    too-late  -- it was delivered, is a dead letter, or was cancelled or replaced before
+    asked     -- the cancel is in Kafka, and its effect is not known yet
+    unknown   -- there is no such request
+    undetermined -- nothing was written: its state was not found within the limit of a look-up
+
+    `request` is the request that the outcome is about; `others` are further requests under the same
+    caller id for which a cancel was tried too.
+    """
+
+    outcome: Literal["cancelled", "too-late", "asked", "unknown", "undetermined"]
+    request: Fate | None
+    others: tuple[Fate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The outcome of a reschedule, as of a cancel; rescheduled: `request` has replaced it, under a new id."""
+
+    outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
+    request: Fate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes one request at a time, which is at a place in Kafka."""
+
+    settings: Settings
+    registry: Registry
+    writer: Writer
+
+    def cancel(self, places: Sequence[tuple[Shard, int]], text: str) -> Cancelled:
+        """Cancel the requests at these places, which `text` names: an id, or a caller id."""
+        done = [self._cancel(place, text) for place in places]
+        if not done:
+            return Cancelled("unknown", None)
+        first = min(done, key=lambda one: OUTCOME_ORDER.index(one.outcome))
+        others = tuple(one.request for one in done if one is not first and one.request is not None)
+        return replace(first, others=others)
+
+    def reschedule(
+        self, places: Sequence[tuple[Shard, int]], countdown_s: float | None, at: str | int | None
+    ) -> Rescheduled:
+        """Change the due time of the request at the first place, and cancel the others."""
+        if not places:
+            return Rescheduled("unknown", None)
+        done = self._reschedule(places[0], countdown_s, at)
+        if done.outcome in ("rescheduled", "asked"):
+            for other in places[1:]:
+                # By its own id: the rescheduled request has the same caller id.
+                self._cancel(other, request_id(*other))
+        return done
+
+    def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
+        since, fate = self._look(place)
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while fate.state in WAITING and fate.reason is None:
+            shard, offset = _now_at(place, fate)
+            name = text if text == fate.caller_id else None
+            cancel = self._write_cancel(shard, offset, fate, name)
+            if not self._wait_taken_in(shard, cancel, offset, deadline):
+                return Cancelled("asked", fate)
+            before, pending_at = fate, since
+            since, fate = self._look(place, before, since)
+            if fate.state == "ended":
+                return self._ended(fate, (shard, offset), pending_at, cancel, deadline)
+            if fate.carried == before.carried and fate.state in WAITING:
+                return Cancelled("asked", fate)
+        return Cancelled(_NOT_FOUND.get(fate.state, "too-late"), fate)
+
+    def _ended(
+        self,
+        fate: Fate,
+        place: tuple[Shard, int],
+        since: Positions | None,
+        cancel: int,
+        deadline: float,
+    ) -> Cancelled:
+        """The outcome for an ended request: cancelled, unless one that is not cancelled replaced it after `since`."""
+        if since is not None and since.requests >= cancel:  # no record came before the cancel
+            return Cancelled("cancelled", fate)
+        (shard, offset), left = place, fate
+        try:
+            while left.state == "ended":
+                there = self.registry.replaced_by(shard, offset, since)
+                if there is None:
+                    return Cancelled("cancelled", fate)
+                if not self._wait_taken_in(shard, cancel, there, deadline):
+                    return Cancelled("asked", fate)
+                offset, left = there, self.registry.fate(shard, there, since)
+        except LimitReached:
+            detail = (
+                "whether it was cancelled or replaced could not be determined: it is too far back"
+            )
+            return Cancelled("too-late", replace(fate, state="over", detail=detail))
+        return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
+
+    def _look(
+        self, place: tuple[Shard, int], before: Fate | None = None, since: Positions | None = None
+    ) -> tuple[Positions | None, Fate]:
+        """The fate of a request, and positions; if it is pending, its outcome will come after them.
+
+        `before` is an earlier fate, found together with the positions `since`.
+        """
+        positions = self.registry.inspector.positions(place[0])
+        if before is not None and before.state == "pending":
+            was_at = _now_at(place, before)
+            fate = self.registry.fate(*was_at, since)
+            if was_at != place:
+                fate = fate.told_of(*place)
+        else:
+            fate = self.registry.fate(*place)
+        after = self.registry.inspector.positions(place[0])
+        if positions is None or after is None:
+            return None, fate
+        # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
+        return Positions(*map(min, positions, after)), fate
+
+    def _reschedule(
+        self, place: tuple[Shard, int], countdown_s: float | None, at: str | int | None
+    ) -> Rescheduled:
+        since, fate = self._look(place)
+        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        while fate.state in WAITING and fate.reason is None:
+            shard, offset = _now_at(place, fate)
+            new = self._write_replacement(shard, offset, countdown_s, at)
+            is_taken_in = self._wait_taken_in(shard, new, new, deadline)
+            asked = self.registry.fate(shard, new)
+            if not is_taken_in:
+                return Rescheduled("asked", asked)
+            if asked.reason != Reason.TOO_LATE:
+                return Rescheduled("rescheduled", asked)
+            before = fate
+            since, fate = self._look(place, before, since)
+            if fate.carried == before.carried:
+                break
+        return Rescheduled(_NOT_FOUND.get(fate.state, "too-late"), fate)
+
+    def _write_replacement(
+        self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
+    ) -> int:
+        form = self.settings.topics[shard.topic]
+        if form != WRITTEN:
+            raise ValueError(
+                f"{shard.topic} has the format {form}, which cannot be rescheduled here; write the "
+                "request to it again, with the same key or id"
+            )
+        record = self.registry.record(shard, offset)
+        if record is None:
+            raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
+        contract = self.registry.formats[shard.topic]
+        new = moved(shard, record, contract, countdown_s=countdown_s, at=at)
+        asked = self.writer.check(shard.topic, new.value, new.headers)
+        if isinstance(asked, Invalid):
+            raise ValueError(f"{asked.reason}: {asked.detail}")
+        return self.writer.write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
+
+    def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
+        """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.
+
+        With `name` it also goes to the partition that the key maps to now. That differs from the
+        request's if partitions were added since, and a later request under `name` may wait there, unread.
+        """
+        key: str | None = None
+        value: bytes | None = None
+        headers: list[tuple[str, bytes]] = []
+        if shard.topic in self.settings.schedule_topics:  # compacted: a record needs its key
+            key = fate.caller_id
+        elif name is not None and self.settings.topics[shard.topic] == WRITTEN:
+            key, value = name, cancel_value(name)
+        else:
+            headers = [(HEADER, request_id(shard, offset).encode())]
+
+        def write(asker: Asker) -> int:
+            if name is not None and key is not None:
+                there, at = asker.ask(value, key=key, headers=headers).place
+                if there == shard:
+                    return at
+            asked = asker.ask(value, key=key, headers=headers, partition=shard.partition)
+            return asked.place[1]
+
+        return self.writer.write(shard.topic, write)
+
+    def _wait_taken_in(self, shard: Shard, written: int, offset: int, deadline: float) -> bool:
+        """Whether intake reads the record `written`, and the request at `offset` is not in flight, in time."""
+        inspector = self.registry.inspector
+        while True:
+            position = inspector.positions(shard)
+            is_read = position is not None and position.requests > written
+            if is_read and not inspector.is_in_flight(shard, offset):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+
+
+def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:
+    """Where the request is now: the record that carries it on, if there is one."""
+    return place if fate.carried is None else placed(fate.carried) or place
