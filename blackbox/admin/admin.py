@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from blackbox.admin.changes import LOOK_S, TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
+from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
 from blackbox.admin.dead_letters import DeadLetters, PutAway
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import LOOK_S, Registry
 from blackbox.admin.pending import Found, Place, Wanted, page
 from blackbox.admin.writing import Refused, Writer
 from blackbox.config.settings import Settings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import LOOK_S, Registry
 from blackbox.admin.writing import WRITTEN, Writer
 from blackbox.client.asking import Asker
 from blackbox.client.moving import moved
@@ -20,8 +20,6 @@ from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
 
 TAKEN_IN_WITHIN_S = 5.0
 """How long a change waits until intake has read what was written."""
-
-LOOK_S = 0.02
 
 OUTCOME_ORDER = ("undetermined", "asked", "too-late", "cancelled", "unknown")
 """By importance: a cancel of several requests reports the first of these outcomes that occurred."""

@@ -23,7 +23,7 @@ from blackbox.core.status import (
     State,
     origin_of,
 )
-from blackbox.index.inspector import Inspector, Standing
+from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.carried import carried, carry_of
@@ -162,36 +162,47 @@ class Registry:
             if known.state == "unknown" and offset >= bounds.end:
                 return known
             _wait_for(journal, standing.positions)
-            requests, receipts = _both_behind(since, standing.positions)
+            behind = _search_from(since, standing.positions)
             is_read = standing.positions is not None and offset < standing.positions.requests
             is_gone = known.state == "unknown" and offset < bounds.start
-            may_be_carried = known.state == "unread" or is_gone
-            may_be_carried = may_be_carried and self._has_cold_tier(standing)
+            has_cold_tier = standing.has_cold_tier or bool(self._settings.hot_horizon_s)
+            may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)
             try:
-                there = None
-                if may_be_carried and is_gone:
-                    there = fates.carried_to(asked, 0, requests)
-                elif may_be_carried and self._was_cold(asked):  # 2
-                    there = self._carried_to(shard, journal, asked) or fates.carried_nearby(
-                        asked, self._settings.hot_horizon_s * 1000
-                    )
-                if there is None:
-                    outcome = fates.outcome(asked, receipts)  # 3
-                    if outcome is not None:
-                        return fates.explained(outcome)
-                    if known.state != "unread":
-                        return known
-                if there is None and may_be_carried:  # 4
-                    there = self._carried_to(shard, journal, asked) or fates.carried_to(
-                        asked, self._settings.hot_horizon_s * 1000, requests
-                    )
+                found = self._search(fates, asked, behind, is_gone, may_be_carried)
             except LimitReached:
                 if known.state in NO_REQUEST:
                     return known
                 return _not_found(known, limit, is_over=is_read and not may_be_carried)
-        if there is not None:
-            return self.fate(shard, there, limit=limit).told_of(shard, offset)
+        if isinstance(found, Fate):
+            return found
+        if found is not None:
+            return self.fate(shard, found, limit=limit).told_of(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
+
+    def _search(
+        self, fates: Fates, asked: Asked, behind: Positions, is_gone: bool, may_be_carried: bool
+    ) -> Fate | int | None:
+        """Steps 2 to 4 of `fate`: the fate, or the record that carries the request; None: nothing was found.
+
+        Raises LimitReached.
+        """
+        horizon_ms = self._settings.hot_horizon_s * 1000
+        there = None
+        if may_be_carried and is_gone:
+            there = fates.carried_to(asked, 0, behind.requests)
+        elif may_be_carried and self._was_cold(asked):  # 2
+            there = self._carried_to(fates, asked) or fates.carried_nearby(asked, horizon_ms)
+        if there is not None:
+            return there
+        outcome = fates.outcome(asked, behind.receipts)  # 3
+        if outcome is not None:
+            return fates.explained(outcome)
+        if asked.fate.state != "unread":
+            return asked.fate
+        if not may_be_carried:
+            return None
+        found = self._carried_to(fates, asked)  # 4
+        return found or fates.carried_to(asked, horizon_ms, behind.requests)
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         """The offset of what replaced an ended request after these positions; None: it was cancelled.
@@ -202,9 +213,6 @@ class Registry:
             fates = self._fates(shard, journal, Limit())
             return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
 
-    def _has_cold_tier(self, standing: Standing) -> bool:
-        return standing.has_cold_tier or bool(self._settings.hot_horizon_s)
-
     def _was_cold(self, asked: Asked) -> bool:
         """Whether the request was cold when it was written, if the horizon has not changed since."""
         due_ms, horizon_ms = asked.fate.due_ms, self._settings.hot_horizon_s * 1000
@@ -212,18 +220,18 @@ class Registry:
             return False
         return asked.written_ms is None or due_ms - asked.written_ms > horizon_ms
 
-    def _carried_to(self, shard: Shard, journal: ShardJournal, asked: Asked) -> int | None:
+    def _carried_to(self, fates: Fates, asked: Asked) -> int | None:
         """The record in the index that carries this request, by its caller id or its due time."""
         caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
         if caller_id is not None:
-            holder = self.inspector.offset_of(shard, caller_id)
+            holder = self.inspector.offset_of(fates.shard, caller_id)
             if holder is not None and holder > asked.offset:
-                record = journal.record(holder)
+                record = fates.journal.record(holder)
                 if record is not None and origin_of(record) == asked.origin:
                     return holder
         if due_ms is None:
             return None
-        found = self.inspector.listed(shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
+        found = self.inspector.listed(fates.shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
         for offset, pending in found:
             if pending.entry is not None and pending.entry.origin == asked.origin:
                 return offset
@@ -250,7 +258,7 @@ def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
         time.sleep(LOOK_S)
 
 
-def _both_behind(since: Positions | None, positions: Positions | None) -> Positions:
+def _search_from(since: Positions | None, positions: Positions | None) -> Positions:
     """The positions to search from: `since`, or the start if Redis has gone back in the meantime."""
     if since is None or positions is None:
         return Positions(0, 0)
