@@ -11,7 +11,7 @@ from threading import Lock
 from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
 from blackbox.admin.dead_letters import DeadLetters, PutAway
 from blackbox.admin.lookup import LOOK_S, Registry
-from blackbox.admin.pending import Found, Place, Wanted, page
+from blackbox.admin.pending import Cursor, Found, Wanted, page
 from blackbox.admin.writing import Refused, Writer
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
@@ -76,12 +76,12 @@ class Admin:
     def page(
         self,
         wanted: Wanted,
-        after: Place | None,
+        after: Cursor | None,
         limit: int,
         topics: Collection[str] | None = None,
         *,
         whole: bool = False,
-    ) -> tuple[list[Found], Place | None]:
+    ) -> tuple[list[Found], Cursor | None]:
         """A page of pending requests, of these request topics or of all, as `admin.pending.page`."""
         registry = self._registry()
         shards = [shard for shard in registry.shards() if topics is None or shard.topic in topics]
@@ -94,7 +94,7 @@ class Admin:
         at_once: int,
     ) -> Iterator[Found]:
         """All pending requests of these request topics, read page by page."""
-        after: Place | None = None
+        after: Cursor | None = None
         while True:
             found, after = self.page(wanted, after, at_once, topics)
             yield from found

@@ -23,7 +23,7 @@ MOST_BYTES = 6 << 20
 LAST_MS = 1 << 53
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """Where a page ended. Pages are ordered by time, then shard, then offset; parked requests come last."""
 
     at_ms: int
@@ -34,18 +34,16 @@ class Place(NamedTuple):
         return f"{self.at_ms}:{self.shard.topic}:{self.shard.partition}:{self.offset}"
 
     @classmethod
-    def read(cls, text: str) -> Place:
+    def read(cls, text: str) -> Cursor:
         """The inverse of `str`. Raises ValueError for anything else."""
         try:
             at_ms, topic, partition, offset = text.split(":")
-            place = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
+            cursor = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
+            if is_topic_name(topic) and 0 <= cursor.offset <= MAX_OFFSET and str(cursor) == text:
+                return cursor
         except ValueError:
-            raise ValueError(
-                f"{text[:80]!r} is not a cursor; use `next` of the previous page"
-            ) from None
-        if not is_topic_name(topic) or not 0 <= place.offset <= MAX_OFFSET or str(place) != text:
-            raise ValueError(f"{text[:80]!r} is not a cursor; use `next` of the previous page")
-        return place
+            pass
+        raise ValueError(f"{text[:80]!r} is not a cursor; use `next` of the previous page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Wanted:
 class Found(NamedTuple):
     """A pending request and its place in the order."""
 
-    place: Place
+    place: Cursor
     pending: Pending
 
     def fate(self) -> Fate:
@@ -102,11 +100,11 @@ def page(
     inspector: Inspector,
     shards: Iterable[Shard],
     wanted: Wanted,
-    after: Place | None,
+    after: Cursor | None,
     limit: int,
     *,
     whole: bool = False,
-) -> tuple[list[Found], Place | None]:
+) -> tuple[list[Found], Cursor | None]:
     """At most `limit` requests after `after`, and the `after` of the next page; None: this is the last page.
 
     A page may be short or empty although more pages follow. Entries have messages only if `whole`.
@@ -120,7 +118,7 @@ def page(
     fewest = 1 if whole else at_once
     each = heapq.merge(
         *(
-            _of(listed, fewest, shard, _stretches(inspector, shard, wanted), after)
+            _in_shard(listed, fewest, shard, _stretches(inspector, shard, wanted), after)
             for shard in shards
         )
     )
@@ -134,18 +132,18 @@ def page(
     return found, None
 
 
-def _of(
+def _in_shard(
     listed: Callable[[Shard, int, int, int | None], list[tuple[int, Pending]]],
     fewest: int,
     shard: Shard,
     stretches: Iterable[tuple[int, int]],
-    after: Place | None,
+    after: Cursor | None,
 ) -> Iterator[Found]:
     for first_ms, to_ms in stretches:
         from_ms, behind = _start(shard, first_ms, after)
         while from_ms <= to_ms:
             some = listed(shard, from_ms, to_ms, behind)
-            yield from (Found(Place(p.at_ms, shard, offset), p) for offset, p in some)
+            yield from (Found(Cursor(p.at_ms, shard, offset), p) for offset, p in some)
             if len(some) < fewest:  # there are no more
                 break
             behind, last = some[-1]
@@ -165,7 +163,7 @@ def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[t
         yield parked_at(band, max(from_ms, 0)), parked_at(band, to_ms)
 
 
-def _start(shard: Shard, from_ms: int, after: Place | None) -> tuple[int, int | None]:
+def _start(shard: Shard, from_ms: int, after: Cursor | None) -> tuple[int, int | None]:
     if after is None or after.at_ms < from_ms:
         return from_ms, None
     if shard == after.shard:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
-from blackbox.admin.pending import LAST_MS, Place, Wanted
+from blackbox.admin.pending import LAST_MS, Cursor, Wanted
 from blackbox.admin.writing import Refused
 from blackbox.api.answers import (
     CancelState,
@@ -187,7 +187,7 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
     ) -> Page:
         """List pending requests, the soonest first; `from_ms` and `to_ms` are epoch ms, both inclusive."""
         try:
-            after = None if cursor is None else Place.read(cursor)
+            after = None if cursor is None else Cursor.read(cursor)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         found, next_ = admin.page(Wanted(from_ms, to_ms, target, caller), after, limit)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Found, Place, Wanted
+from blackbox.admin.pending import Cursor, Found, Wanted
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
@@ -24,7 +24,7 @@ from blackbox.records.entry import Entry
 
 SCHEDULES_AT_ONCE = 1000
 
-Read = Callable[[Place | None], tuple[bytes, Place | None]]
+Read = Callable[[Cursor | None], tuple[bytes, Cursor | None]]
 """A page of schedules as JSON behind this place, and where the next one begins."""
 
 
@@ -89,7 +89,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
     async def schedules() -> StreamingResponse:
         """All pending schedules, the soonest first."""
 
-        def read(after: Place | None) -> tuple[bytes, Place | None]:
+        def read(after: Cursor | None) -> tuple[bytes, Cursor | None]:
             topics = settings.schedule_topics
             found, next_ = admin.page(Wanted(), after, SCHEDULES_AT_ONCE, topics, whole=True)
             return b",\n".join(_schedules(found)), next_
@@ -102,7 +102,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 
 
 async def _array(
-    turns: Turns, read: Read, text: bytes, next_: Place | None
+    turns: Turns, read: Read, text: bytes, next_: Cursor | None
 ) -> AsyncIterator[bytes]:
     """Page after page. No turn is held, and nothing but the connection holds a page, while a client takes it."""
     before = b"["

@@ -252,7 +252,7 @@ def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
         index, 10, 15, {offset: entry(NOW_MS, message=b"x" * 100_000) for offset in range(10, 15)}
     )
     pages: list[list[int]] = []
-    after: pending.Place | None = None
+    after: pending.Cursor | None = None
     while not pages or after is not None:
         found, after = page(inspector, [SHARD], Wanted(), after, 1000, whole=whole)
         pages.append([one.place.offset for one in found])

@@ -17,7 +17,7 @@ import pytest
 
 from blackbox.admin.admin import Admin, Stats
 from blackbox.admin.changes import Rescheduled
-from blackbox.admin.pending import Found, Place, Wanted
+from blackbox.admin.pending import Cursor, Found, Wanted
 from blackbox.api import door, turns
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
@@ -369,12 +369,12 @@ class Scheduled(Nobody):
         self.read = 0
 
     def page(
-        self, _: Wanted, after: Place | None, *__: object, whole: bool
-    ) -> tuple[list[Found], Place | None]:
+        self, _: Wanted, after: Cursor | None, *__: object, whole: bool
+    ) -> tuple[list[Found], Cursor | None]:
         assert whole
         self.read += 1
         number = 0 if after is None else after.offset
-        place = Place(0, Shard("TB", 0), number + 1)
+        place = Cursor(0, Shard("TB", 0), number + 1)
         entry = Entry("orders", b"x" * self._size, 0, caller_id=f"page {number}")
         found = [Found(place, Pending(0, entry))] * self._counts[number]
         return found, place if number + 1 < len(self._counts) else None
