@@ -139,8 +139,19 @@ class Asker:
         The key chooses the partition, unless `partition` is given.
         """
         asked = Asked(self._wait_for)
-        self._produce(value, key, [*self._own_headers, *headers], partition, asked)
-        self._producer.poll(0)
+
+        def settle(error: KafkaError | None, message: Message) -> None:
+            asked.settle(error, message)
+            if asked.failure is not None:
+                self._first_refusal = self._first_refusal if self._refused else asked.failure
+                self._refused += 1
+
+        all_headers = [*self._own_headers, *headers]
+        try:
+            produce(self._producer, self.request_topic, value, key, partition, settle, all_headers)
+        except KafkaException as error:
+            raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
+        self.poll()
         return asked
 
     def ask_to_cancel(self, id: str) -> list[Asked]:
@@ -235,25 +246,6 @@ class Asker:
         """Flush for up to `CLOSED_WITHIN_S`; failures are ignored."""
         with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
             self._producer.flush(CLOSED_WITHIN_S)
-
-    def _produce(
-        self,
-        value: bytes | None,
-        key: str | bytes | None,
-        headers: list[tuple[str, bytes | str | None]],
-        partition: int,
-        asked: Asked,
-    ) -> None:
-        def settle(error: KafkaError | None, message: Message) -> None:
-            asked.settle(error, message)
-            if asked.failure is not None:
-                self._first_refusal = self._first_refusal if self._refused else asked.failure
-                self._refused += 1
-
-        try:
-            produce(self._producer, self.request_topic, value, key, partition, settle, headers)
-        except KafkaException as error:
-            raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
 
     def _wait_for(self, asked: Asked) -> None:
         self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)

@@ -14,7 +14,6 @@ from typing import Literal, cast
 from blackbox.client.moving import Moved, moved
 from blackbox.core.status import (
     DEAD,
-    LOOK_UP_S,
     NO_REQUEST,
     Fate,
     Fates,
@@ -83,7 +82,7 @@ class Looker:
         self._partitions: dict[str, int] = {}
         self._lock = Lock()
 
-    def get(self, id: str, timeout_s: float = LOOK_UP_S) -> State:
+    def get(self, id: str, timeout_s: float) -> State:
         """The state of the request with this id, as `Client.get`."""
         shard, offset = self._place(id)
         with self._lock, _telling(self._access.bootstrap_servers):
@@ -95,7 +94,7 @@ class Looker:
         return _state(fate)
 
     def moved(
-        self, id: str, when: datetime | timedelta, timeout_s: float = LOOK_UP_S
+        self, id: str, when: datetime | timedelta, timeout_s: float
     ) -> tuple[Shard, Moved] | None:
         """The record that reschedules the request with this id to `when`; None unless it is pending.
 
@@ -163,7 +162,7 @@ class Looker:
         fates = Fates(shard, journal, self._contract, now_ms, has_receipts, limit)
         fate = fates.fate(offset)
         with suppress(NotAllowed):
-            return fates.explained(fate)
+            fate = fates.explained(fate)
         return fate
 
     def _count(self, topic: str) -> int:
