@@ -10,8 +10,8 @@ from typing import Literal
 from blackbox.admin.lookup import LOOK_S, Registry
 from blackbox.admin.writing import WRITTEN, Writer
 from blackbox.client.asking import Asker
-from blackbox.client.moving import moved
 from blackbox.client.request import cancel_value
+from blackbox.client.rescheduling import replacement_of
 from blackbox.config.settings import Settings
 from blackbox.core.plan import Positions
 from blackbox.core.status import Fate, LimitReached
@@ -186,11 +186,13 @@ class Changes:
         if record is None:
             raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
         contract = self.registry.formats[shard.topic]
-        new = moved(shard, record, contract, countdown_s=countdown_s, at=at)
+        new = replacement_of(shard, record, contract, countdown_s=countdown_s, at=at)
         asked = self.writer.check(shard.topic, new.value, new.headers)
         if isinstance(asked, Invalid):
             raise ValueError(f"{asked.reason}: {asked.detail}")
-        return self.writer.write(shard.topic, lambda asker: asker.ask_to_move(shard, new).place[1])
+        return self.writer.write(
+            shard.topic, lambda asker: asker.write_replacement(shard, new).place[1]
+        )
 
     def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
         """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.

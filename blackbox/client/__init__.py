@@ -2,8 +2,8 @@
 
 from blackbox.client.asking import NotSent
 from blackbox.client.client import AsyncClient, Client, Later, TooLate
-from blackbox.client.looking import NotTold, State
 from blackbox.client.retry import Exhausted, Retry
+from blackbox.client.state import NotTold, State
 
 __all__ = [
     "AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State", "TooLate",

@@ -10,8 +10,8 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.client.moving import Moved
 from blackbox.client.request import cancel_value
+from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.journal.access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
 from blackbox.records.cancel import HEADER as CANCEL_HEADER
@@ -32,12 +32,12 @@ class NotSent(Exception):
     """Kafka did not accept a request; the text says why and what to do."""
 
 
-class Asked:
+class PendingWrite:
     """A request that was handed to the producer."""
 
     __slots__ = ("_place", "_wait", "failure")
 
-    def __init__(self, wait: Callable[[Asked], None]) -> None:
+    def __init__(self, wait: Callable[[PendingWrite], None]) -> None:
         self._wait = wait
         self._place: tuple[Shard, int] | None = None
         self.failure: str | None = None
@@ -52,10 +52,10 @@ class Asked:
         """Where the request was written; waits for the acknowledgement. Raises NotSent."""
         if not self.is_settled:
             self._wait(self)
-        return self.place_by_now
+        return self.place_if_known
 
     @property
-    def place_by_now(self) -> tuple[Shard, int]:
+    def place_if_known(self) -> tuple[Shard, int]:
         """Where the request was written, without waiting. Raises NotSent when that is not known yet."""
         if self._place is None:
             raise NotSent(
@@ -133,12 +133,12 @@ class Asker:
         key: str | bytes | None = None,
         headers: Iterable[tuple[str, bytes | str | None]] = (),
         partition: int = -1,
-    ) -> Asked:
+    ) -> PendingWrite:
         """Write a ready-made request value unchanged; `headers` follow the caller header.
 
         The key chooses the partition, unless `partition` is given.
         """
-        asked = Asked(self._wait_for)
+        asked = PendingWrite(self._wait_for)
 
         def settle(error: KafkaError | None, message: Message) -> None:
             asked.settle(error, message)
@@ -154,7 +154,7 @@ class Asker:
         self.poll()
         return asked
 
-    def ask_to_cancel(self, id: str) -> list[Asked]:
+    def write_cancel(self, id: str) -> list[PendingWrite]:
         """Write a cancel of the pending request with this id, or of all pending ones under this caller id.
 
         A cancel by caller id goes to every partition: requests written before partitions were added
@@ -188,19 +188,21 @@ class Asker:
             self._partitions, self._counted_s = len(found.partitions), time.monotonic()
         return self._partitions
 
-    def ask_to_move(self, shard: Shard, moved: Moved) -> Asked:
+    def write_replacement(self, shard: Shard, record: ReplacementRecord) -> PendingWrite:
         """Write a request that replaces another one.
 
         Its caller header is this caller's name, or the replaced request's if this caller has none.
         """
-        headers = [one for one in moved.headers if not self._own_headers or one[0] != CALLER_HEADER]
-        return self.ask(moved.value, key=moved.key, headers=headers, partition=shard.partition)
+        headers = [
+            one for one in record.headers if not self._own_headers or one[0] != CALLER_HEADER
+        ]
+        return self.ask(record.value, key=record.key, headers=headers, partition=shard.partition)
 
     def poll(self) -> None:
         """Process the acknowledgements that have arrived, without waiting."""
         self._producer.poll(0)
 
-    def wait_for(self, asked: Sequence[Asked]) -> None:
+    def wait_for(self, asked: Sequence[PendingWrite]) -> None:
         """Wait until Kafka has acknowledged these. Raises NotSent on a timeout, or if one was refused.
 
         The results of other requests are ignored.
@@ -247,10 +249,10 @@ class Asker:
         with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
             self._producer.flush(CLOSED_WITHIN_S)
 
-    def _wait_for(self, asked: Asked) -> None:
+    def _wait_for(self, asked: PendingWrite) -> None:
         self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
 
-    def _poll_for(self, asked: Asked, deadline: float) -> None:
+    def _poll_for(self, asked: PendingWrite, deadline: float) -> None:
         while not asked.is_settled and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
 

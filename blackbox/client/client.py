@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asked, Asker
-from blackbox.client.looking import Looker, State
-from blackbox.client.moving import Moved
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, PendingWrite
 from blackbox.client.request import request_value
+from blackbox.client.rescheduling import ReplacementRecord
+from blackbox.client.state import State, StateReader
 from blackbox.core.status import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
@@ -62,12 +62,14 @@ class _Caller:
             request_topic=request_topic,
             kafka_settings=kafka_settings,
         )
-        self._looker = Looker(self._asker.access, request_topic)
+        self._reader = StateReader(self._asker.access, request_topic)
 
-    def _ask_to_move(self, id: str, found: tuple[Shard, Moved] | None) -> Asked:
+    def _write_replacement(
+        self, id: str, found: tuple[Shard, ReplacementRecord] | None
+    ) -> PendingWrite:
         if found is None:
             raise TooLate(f"{id} is no longer pending; get(id) returns its state")
-        return self._asker.ask_to_move(*found)
+        return self._asker.write_replacement(*found)
 
 
 class Client(_Caller):
@@ -115,7 +117,7 @@ class Client(_Caller):
         one cancel record goes to every partition of the request topic. Returns the id of the first
         cancel record once Kafka has acknowledged all of them. Raises NotSent.
         """
-        return self._ids(self._asker.ask_to_cancel(id))[0]
+        return self._ids(self._asker.write_cancel(id))[0]
 
     def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
@@ -127,7 +129,8 @@ class Client(_Caller):
         becomes a dead letter, `too-late`. Raises TooLate when the request is not pending, NotSent, and
         what `get` raises.
         """
-        return self._ids([self._ask_to_move(id, self._looker.moved(id, when, timeout_s))])[0]
+        found = self._reader.replacement(id, when, timeout_s)
+        return self._ids([self._write_replacement(id, found)])[0]
 
     def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """Look up, in Kafka alone, the state of the request with this id, as `send_later` returned it.
@@ -135,9 +138,9 @@ class Client(_Caller):
         Raises ValueError for any other id, including the caller's own. Raises NotTold when Kafka does
         not answer, does not let this caller read, or reading for `timeout_s` did not find the state.
         """
-        return self._looker.get(id, timeout_s)
+        return self._reader.get(id, timeout_s)
 
-    def _ids(self, asked: list[Asked]) -> list[str]:
+    def _ids(self, asked: list[PendingWrite]) -> list[str]:
         self._asker.wait_for(asked)
         return [one.id for one in asked]
 
@@ -146,7 +149,7 @@ class Client(_Caller):
 
     def __exit__(self, *error: object) -> None:
         self._asker.close()
-        self._looker.close()
+        self._reader.close()
 
 
 class AsyncClient(_Caller):
@@ -188,28 +191,28 @@ class AsyncClient(_Caller):
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
         await asyncio.to_thread(self._asker.partitions)  # may wait for Kafka
-        return (await self._ids(self._asker.ask_to_cancel(id)))[0]
+        return (await self._ids(self._asker.write_cancel(id)))[0]
 
     async def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
         """As `Client.reschedule`."""
         async with self._looking:
-            found = await asyncio.to_thread(self._looker.moved, id, when, timeout_s)
-        [moved] = await self._ids([self._ask_to_move(id, found)])
-        return moved
+            found = await asyncio.to_thread(self._reader.replacement, id, when, timeout_s)
+        [new_id] = await self._ids([self._write_replacement(id, found)])
+        return new_id
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """As `Client.get`; reads in a thread, one request at a time."""
         async with self._looking:
-            return await asyncio.to_thread(self._looker.get, id, timeout_s)
+            return await asyncio.to_thread(self._reader.get, id, timeout_s)
 
-    async def _ids(self, asked: list[Asked]) -> list[str]:
+    async def _ids(self, asked: list[PendingWrite]) -> list[str]:
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
                 while not all(one.is_settled for one in asked):
                     await self._next_poll()
-        return [request_id(*one.place_by_now) for one in asked]
+        return [request_id(*one.place_if_known) for one in asked]
 
     async def _next_poll(self) -> None:
         """Wait for the next poll, which all waiting coroutines share."""
@@ -226,10 +229,10 @@ class AsyncClient(_Caller):
 
     async def __aexit__(self, *error: object) -> None:
         self._asker.close()
-        await asyncio.to_thread(self._looker.close)
+        await asyncio.to_thread(self._reader.close)
 
 
-def _ask(asker: Asker, message: Later) -> Asked:
+def _ask(asker: Asker, message: Later) -> PendingWrite:
     when, expires_after = message.when, message.expires_after
     value = request_value(
         message.topic,

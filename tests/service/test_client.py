@@ -187,7 +187,7 @@ def test_a_client_whose_consumer_slept_through_an_outage_looks_again_with_anothe
 ) -> None:
     id = client.send_later(None, "hi", shop.targets[0], FAR)
     assert client.get(id).state == "pending"
-    reader, first_since = client._looker._reader, PartitionReader.first_since
+    reader, first_since = client._reader._reader, PartitionReader.first_since
     slept = reader._consumer
 
     def of_an_earlier_leader(reader: PartitionReader, *at: Any) -> int | None:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 import blackbox
 from blackbox.client import AsyncClient, Client, NotSent, NotTold
-from blackbox.client.asking import Asked, Asker
+from blackbox.client.asking import Asker, PendingWrite
 from blackbox.client.request import request_value
 from blackbox.formats import make_format
 from blackbox.records.request import Record, Request, Shard, locate, request_id
@@ -149,7 +149,7 @@ def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
     sent: list[bytes] = []
 
     class Recorder(Asker):
-        def ask(self, value: bytes | None, **more: Any) -> Asked:
+        def ask(self, value: bytes | None, **more: Any) -> PendingWrite:
             sent.append(value or b"")
             return super().ask(value, **more)
 

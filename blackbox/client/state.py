@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Literal, cast
 
-from blackbox.client.moving import Moved, moved
+from blackbox.client.rescheduling import ReplacementRecord, replacement_of
 from blackbox.core.status import (
     DEAD,
     NO_REQUEST,
@@ -69,7 +69,7 @@ class State:
     detail: str | None = None
 
 
-class Looker:
+class StateReader:
     """Looks up requests of one request topic, one at a time. Safe to use from many threads."""
 
     def __init__(self, access: KafkaAccess, request_topic: str) -> None:
@@ -85,7 +85,7 @@ class Looker:
     def get(self, id: str, timeout_s: float) -> State:
         """The state of the request with this id, as `Client.get`."""
         shard, offset = self._place(id)
-        with self._lock, _telling(self._access.bootstrap_servers):
+        with self._lock, _as_not_told(self._access.bootstrap_servers):
             fate = self._fate(shard, offset, timeout_s)
         if fate.state in NO_REQUEST:
             raise ValueError(
@@ -93,15 +93,15 @@ class Looker:
             )
         return _state(fate)
 
-    def moved(
+    def replacement(
         self, id: str, when: datetime | timedelta, timeout_s: float
-    ) -> tuple[Shard, Moved] | None:
+    ) -> tuple[Shard, ReplacementRecord] | None:
         """The record that reschedules the request with this id to `when`; None unless it is pending.
 
         Raises what `get` raises, and ValueError for a datetime without a time zone.
         """
         shard, offset = self._place(id)
-        with self._lock, _telling(self._access.bootstrap_servers):
+        with self._lock, _as_not_told(self._access.bootstrap_servers):
             fate = self._fate(shard, offset, timeout_s)
             if fate.state != "pending":
                 return None
@@ -110,8 +110,10 @@ class Looker:
         if record is None:
             return None
         if isinstance(when, timedelta):
-            return shard, moved(shard, record, self._contract, countdown_s=when.total_seconds())
-        return shard, moved(shard, record, self._contract, at=when)
+            return shard, replacement_of(
+                shard, record, self._contract, countdown_s=when.total_seconds()
+            )
+        return shard, replacement_of(shard, record, self._contract, at=when)
 
     def close(self) -> None:
         """Close the consumer, after a look-up under way has finished."""
@@ -128,7 +130,7 @@ class Looker:
         is_used = bool(self._partitions)
         limit = Limit(timeout_s, math.inf)
         try:
-            return self._judged(shard, offset, limit)
+            return self._fate_by_journals(shard, offset, limit)
         except LimitReached:
             raise NotTold(
                 f"the state of {request_id(shard, offset)} was not found: {limit} were read, and "
@@ -143,7 +145,7 @@ class Looker:
         # A consumer that was idle during an outage may know no broker, or an old leader: try a new one.
         return self._fate(shard, offset, timeout_s)
 
-    def _judged(self, shard: Shard, offset: int, limit: Limit) -> Fate:
+    def _fate_by_journals(self, shard: Shard, offset: int, limit: Limit) -> Fate:
         receipts = receipts_topic(self._topic)
         if not shard.partition < min(self._count(self._topic), self._count(receipts)):
             self._partitions = Topics(self._access.admin()).partitions(
@@ -170,7 +172,7 @@ class Looker:
 
 
 @contextmanager
-def _telling(servers: str) -> Iterator[None]:
+def _as_not_told(servers: str) -> Iterator[None]:
     """Turn NotAllowed and RecoveryRequired into NotTold."""
     try:
         yield

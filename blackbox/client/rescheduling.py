@@ -16,7 +16,7 @@ from blackbox.records.recurrence import without_mark
 from blackbox.records.request import Headers, Record, Request, Shard, request_id
 
 
-class Moved(NamedTuple):
+class ReplacementRecord(NamedTuple):
     """A record that replaces a request; write it to the partition of that request."""
 
     key: bytes | None
@@ -24,14 +24,14 @@ class Moved(NamedTuple):
     headers: Headers
 
 
-def moved(
+def replacement_of(
     shard: Shard,
     record: Record,
     contract: Format,
     *,
     countdown_s: float | None = None,
     at: datetime | str | int | None = None,
-) -> Moved:
+) -> ReplacementRecord:
     """The same request in the format `countdown` with a new due time; `countdown_s` counts from now.
 
     The message stays the same byte for byte. A recurring request recurs as before, from the new time
@@ -53,4 +53,4 @@ def moved(
     terms |= {"countdown": countdown_s, "at": instant(at)}
     name = request_id(shard, record.offset).encode()
     headers: Headers = [*without_mark(asked.headers), (REPLACES, name)]
-    return Moved(asked.key, orjson.dumps(terms), headers)
+    return ReplacementRecord(asked.key, orjson.dumps(terms), headers)
