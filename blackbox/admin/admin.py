@@ -10,7 +10,7 @@ from threading import Lock
 
 from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
 from blackbox.admin.dead_letters import DeadLetters, PutAway
-from blackbox.admin.lookup import LOOK_S, Registry
+from blackbox.admin.lookup import Registry, wait_until
 from blackbox.admin.pending import Cursor, Found, Wanted, page
 from blackbox.admin.writing import Refused, Writer
 from blackbox.config.settings import Settings
@@ -226,10 +226,10 @@ class Admin:
     ) -> list[tuple[Shard, int]]:
         """The holders of a caller id once intake has read what was written by now, or after `within_s`."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
+
+        def are_read() -> bool:
             positions = {shard: registry.inspector.positions(shard) for shard in ends}
-            if all(one is not None and one.requests >= ends[s] for s, one in positions.items()):
-                break
-            time.sleep(LOOK_S)
+            return all(one is not None and one.requests >= ends[s] for s, one in positions.items())
+
+        wait_until(are_read, time.monotonic() + within_s)
         return registry.holders(text)

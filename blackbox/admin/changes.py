@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blackbox.admin.lookup import LOOK_S, Registry
+from blackbox.admin.lookup import Registry, wait_until
 from blackbox.admin.writing import WRITTEN, Writer
 from blackbox.client.asking import Asker
 from blackbox.client.request import cancel_value
@@ -223,14 +223,13 @@ class Changes:
     def _wait_taken_in(self, shard: Shard, written: int, offset: int, deadline: float) -> bool:
         """Whether intake reads the record `written`, and the request at `offset` is not in flight, in time."""
         inspector = self.registry.inspector
-        while True:
+
+        def is_taken_in() -> bool:
             position = inspector.positions(shard)
             is_read = position is not None and position.requests > written
-            if is_read and not inspector.is_in_flight(shard, offset):
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(LOOK_S)
+            return is_read and not inspector.is_in_flight(shard, offset)
+
+        return wait_until(is_taken_in, deadline)
 
 
 def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:

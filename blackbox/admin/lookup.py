@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from threading import Lock
@@ -182,10 +182,7 @@ class Registry:
     def _search(
         self, fates: Fates, asked: Asked, behind: Positions, is_gone: bool, may_be_carried: bool
     ) -> Fate | int | None:
-        """Steps 2 to 4 of `fate`: the fate, or the record that carries the request; None: nothing was found.
-
-        Raises LimitReached.
-        """
+        """Steps 2 to 4 of `fate`: the fate, or the record that carries the request. Raises LimitReached."""
         horizon_ms = self._settings.hot_horizon_s * 1000
         there = None
         if may_be_carried and is_gone:
@@ -205,10 +202,7 @@ class Registry:
         return found or fates.carried_to(asked, horizon_ms, behind.requests)
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
-        """The offset of what replaced an ended request after these positions; None: it was cancelled.
-
-        Raises LimitReached.
-        """
+        """The offset of what replaced an ended request since; None: it was cancelled. Raises LimitReached."""
         with closing(ShardJournal(shard, self.access)) as journal:
             fates = self._fates(shard, journal, Limit())
             return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
@@ -246,16 +240,23 @@ class Registry:
         return Fates(shard, journal, self.formats[shard.topic], now_ms, has_receipts, limit)
 
 
+def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
+    """Ask again and again; False if it is not true by this deadline of `time.monotonic`."""
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
 def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
     """Wait until the receipts that the index has applied can be read, for up to `VISIBLE_WITHIN_S`.
 
     A producer learns of its commit before consumers can read the records.
     """
-    deadline = time.monotonic() + VISIBLE_WITHIN_S
-    while positions is not None and journal.receipt_bounds().end < positions.receipts:
-        if time.monotonic() > deadline:
-            return
-        time.sleep(LOOK_S)
+    if positions is not None:
+        deadline = time.monotonic() + VISIBLE_WITHIN_S
+        wait_until(lambda: journal.receipt_bounds().end >= positions.receipts, deadline)
 
 
 def _search_from(since: Positions | None, positions: Positions | None) -> Positions:

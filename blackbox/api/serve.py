@@ -43,10 +43,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves `app` on `host`:`port` from `start` to `stop`; port 0 takes a free one.
-
-    It also serves on `also`, another `host:port`, if given.
-    """
+    """Serves `app` on `host`:`port` (0: a free one), and on `also`, another `host:port`, if given."""
 
     def __init__(self, app: FastAPI, host: str, port: int, also: str | None = None) -> None:
         self._host = host

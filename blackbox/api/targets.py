@@ -26,10 +26,9 @@ Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(
 def routes(admin: Admin, turns: Turns) -> APIRouter:
     """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
-    looks = [Depends(turns.read)]
     changes = [Depends(turns.change)]
 
-    @router.get("/targets/paused", dependencies=looks)
+    @router.get("/targets/paused", dependencies=[Depends(turns.read)])
     def paused() -> PausedTargets:
         """List the paused targets, which get no messages until they are resumed."""
         return _told(admin.paused())

@@ -172,10 +172,7 @@ class Asker:
         return [self.ask(None, headers=headers, partition=shard.partition)]
 
     def partitions(self) -> int:
-        """The partition count of the request topic, up to `COUNTED_FOR_S` old; 0 if it does not exist.
-
-        Raises NotSent.
-        """
+        """How many the request topic has, up to `COUNTED_FOR_S` ago; 0 if it does not exist. Raises NotSent."""
         if time.monotonic() - self._counted_s > COUNTED_FOR_S:
             topic = self.request_topic
             try:
