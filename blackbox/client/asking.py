@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -32,15 +33,13 @@ class NotSent(Exception):
     """Kafka did not accept a request; the text says why and what to do."""
 
 
+@dataclass(eq=False, slots=True)
 class PendingWrite:
     """A request that was handed to the producer."""
 
-    __slots__ = ("_place", "_wait", "failure")
-
-    def __init__(self, wait: Callable[[PendingWrite], None]) -> None:
-        self._wait = wait
-        self._place: tuple[Shard, int] | None = None
-        self.failure: str | None = None
+    _wait: Callable[[PendingWrite], None]
+    _place: tuple[Shard, int] | None = None
+    failure: str | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -200,10 +199,7 @@ class Asker:
         self._producer.poll(0)
 
     def wait_for(self, asked: Sequence[PendingWrite]) -> None:
-        """Wait until Kafka has acknowledged these. Raises NotSent on a timeout, or if one was refused.
-
-        The results of other requests are ignored.
-        """
+        """Wait until Kafka has acknowledged these only. Raises NotSent on a timeout, or if one was refused."""
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
         for one in asked:
             self._poll_for(one, deadline)
