@@ -87,12 +87,7 @@ class Admin:
         shards = [shard for shard in registry.shards() if topics is None or shard.topic in topics]
         return page(registry.inspector, shards, wanted, after, limit, whole=whole)
 
-    def each(
-        self,
-        topics: Collection[str],
-        wanted: Wanted,
-        at_once: int,
-    ) -> Iterator[Found]:
+    def each(self, topics: Collection[str], wanted: Wanted, at_once: int) -> Iterator[Found]:
         """All pending requests of these request topics, read page by page."""
         after: Cursor | None = None
         while True:
