@@ -6,9 +6,9 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --durations 30
 
-.PHONY: help install demo test proof fuzz chaos soak mutations screenshots check format bench engines jobs helm constraints advisories sbom protos clean
+.PHONY: help install demo quick test proof length fuzz chaos soak mutations screenshots check format bench engines jobs helm constraints advisories sbom protos clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,10 +31,16 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-test: .venv/archives  ## The tests, on real servers that they start themselves (about 40 minutes on two cores)
+quick: .venv/archives  ## The tests of parts, which start no service (two minutes)
+	$(TESTS) tests/unit tests/contract
+
+test: .venv/archives  ## The tests, on real servers that they start themselves (about 15 minutes on two cores)
 	$(TESTS)
 
-proof: .venv/archives  ## All tests at full length, on both engines where they share the code, too (hours)
+proof: .venv/archives  ## Every test, also those that take long, and docs/proof.md (an hour)
+	BLACKBOX_TEST_PROOF=1 BLACKBOX_TEST_PROOF_PAGE=docs/proof.md $(TESTS)
+
+length: .venv/archives  ## The same with many more requests and faults, on both engines throughout (hours)
 	BLACKBOX_TEST_AT_LENGTH=1 BLACKBOX_TEST_KILLS=50 BLACKBOX_TEST_FREEZES=10 BLACKBOX_TEST_CUTS=20 BLACKBOX_TEST_WORKER_KILLS=50 BLACKBOX_TEST_FAILOVERS=10 \
 	BLACKBOX_TEST_REQUESTS=100000 BLACKBOX_TEST_PENDING=1000000 BLACKBOX_TEST_IDLE_S=60 \
 	$(BIN)/python -m pytest -rP

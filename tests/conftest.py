@@ -21,11 +21,18 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.redis import find_redis
 from tests.alone import Alone
 from tests.promises import NO_TOOL, Promises
+from tests.proof import ProofPage
 from tests.world import AT_LENGTH, World
 
 # How long an example takes says how busy the machine is, not whether the product is right.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+PROOF = bool(os.environ.get("BLACKBOX_TEST_PROOF")) or AT_LENGTH
+"""Whether all tests run."""
+
+PROOF_PAGE = os.environ.get("BLACKBOX_TEST_PROOF_PAGE")
+"""Where the page with the results goes, if one is wanted."""
 
 LOG_TOLD = 4000
 """How much of a service's log, characters."""
@@ -33,18 +40,20 @@ LOG_TOLD = 4000
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
-        config.pluginmanager.register(Promises())
+        config.pluginmanager.register(Promises(is_proof=PROOF))
+        if PROOF_PAGE:
+            config.pluginmanager.register(ProofPage(Path(PROOF_PAGE)))
     cache = getattr(config, "cache", None)  # without the plugin for it, one worker runs all
     if cache is not None:
         config.pluginmanager.register(Alone(cache.mkdir("alone")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long and is seldom needed is run by `make proof`."""
-    if not AT_LENGTH:
-        long = [item for item in items if item.get_closest_marker("at_length") is not None]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    """Tests marked `proof` run only in `make proof`, and those marked `at_length` only at length."""
+    left_out = set() if AT_LENGTH else {"at_length"} if PROOF else {"at_length", "proof"}
+    long = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -43,10 +43,15 @@ both_engines = pytest.mark.parametrize("engine", ["process", "spark"], indirect=
 """Runs a test that has a world once on each engine."""
 
 AT_LENGTH = bool(os.environ.get("BLACKBOX_TEST_AT_LENGTH"))
-"""Whether to run what takes long and is seldom needed, as `make proof` does."""
+"""Whether tests use more requests, faults and rows than a quick run needs."""
 
 both_engines_at_length = both_engines if AT_LENGTH else pytest.mark.usefixtures("engine")
-"""The same for what the engines share so far that it is run on Spark at length only."""
+"""Like `both_engines`, for code that the engines share: on Spark only at length."""
+
+both_engines_in_proof = pytest.mark.parametrize(
+    "engine", ["process", pytest.param("spark", marks=pytest.mark.proof)], indirect=True
+)
+"""Like `both_engines`, for tests that take long on Spark: there only in `make proof`."""
 
 DAEMON = "blackbox.engine.spark.daemon"
 SESSION_S = 1.5

@@ -48,7 +48,7 @@ def kill_primary(servers: SentinelServers) -> None:
     servers.kill_primary()
 
 
-@pytest.mark.parametrize("lose", [fail_over, kill_primary])
+@pytest.mark.parametrize("lose", [pytest.param(fail_over, marks=pytest.mark.proof), kill_primary])
 def test_a_failover_ends_every_session_and_the_next_one_finds_the_new_primary(
     own: SentinelServers, lose: Callable[[SentinelServers], None]
 ) -> None:

@@ -44,6 +44,7 @@ def consumed_values(server: EmbeddedKafka, topic: str, count: int) -> list[bytes
         consumer.close()
 
 
+@pytest.mark.proof
 def test_a_restarted_or_killed_kafka_has_its_data_and_its_port(kafka: EmbeddedKafka) -> None:
     kafka.start()
     first_pid, address = kafka.pid, kafka.bootstrap_servers
@@ -61,6 +62,7 @@ def test_a_restarted_or_killed_kafka_has_its_data_and_its_port(kafka: EmbeddedKa
     assert consumed_values(kafka, "kept", 2) == [b"before stop", b"before kill"]
 
 
+@pytest.mark.proof
 def test_a_port_taken_meanwhile_is_replaced_by_another(
     kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from tests.embedded.deadline import is_alive
 pytestmark = pytest.mark.usefixtures("redis_is_there", "kafka_is_there")
 
 
+@pytest.mark.proof
 def test_a_second_run_on_a_given_folder_finds_its_data(tmp_path: Path) -> None:
     with EmbeddedStack(tmp_path / "run") as stack:
         admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
@@ -29,6 +30,7 @@ def test_a_second_run_on_a_given_folder_finds_its_data(tmp_path: Path) -> None:
         assert Redis.from_url(stack.redis_url).get("kept") == b"yes"
 
 
+@pytest.mark.proof
 def test_other_users_of_the_machine_may_not_use_its_redis_nor_read_its_files(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.model.search import Search
 from tests.model.shard import Fault, Model, Story
@@ -50,15 +51,23 @@ ENDED_WHILE_COLD = Story((COLD, RENEWS_0, Record.CANCELS_0, PROMOTES_1), walks=1
 CANCELLED_WHILE_COLD = Story((COLD, CANCEL, PROMOTES_0), walks=1)
 
 
+LONG = pytest.mark.proof
+LONG_RULES = {Rule.REMOVAL_LABELS, Rule.BARRIER, Rule.REBUILDER}
+
+
+def needing(rule: Rule, *what: object) -> ParameterSet:
+    return pytest.param(rule, *what, id=rule.name.lower(), marks=LONG if rule in LONG_RULES else ())
+
+
 @pytest.mark.timeout(180 if MORE_FAULTS == 0 else 0)
 @pytest.mark.parametrize(
     ("story", "faults"),
     [
-        pytest.param(CANCELLED, 2, id="cancelled"),
+        pytest.param(CANCELLED, 2, id="cancelled", marks=LONG),
         pytest.param(REPLACED, 1, id="replaced"),
-        pytest.param(BEHIND_A_GAP, 2, id="behind a gap"),
-        pytest.param(TWO_ONE_BY_ONE, 1, id="one by one"),
-        pytest.param(ONE_BY_ONE_AND_A_CANCEL, 1, id="one by one, and a cancel"),
+        pytest.param(BEHIND_A_GAP, 2, id="behind a gap", marks=LONG),
+        pytest.param(TWO_ONE_BY_ONE, 1, id="one by one", marks=LONG),
+        pytest.param(ONE_BY_ONE_AND_A_CANCEL, 1, id="one by one, and a cancel", marks=LONG),
     ],
 )
 def test_whatever_happens_every_request_has_its_one_outcome(story: Story, faults: int) -> None:
@@ -80,28 +89,38 @@ LONGER = [
 @pytest.mark.parametrize(
     ("story", "faults"),
     [
-        pytest.param(MARKED_TWO, 1, id="two"),
-        pytest.param(MARKED_TWO._replace(kinds=(EMPTY, FULL)), 2, id="no room"),
+        pytest.param(MARKED_TWO, 1, id="two", marks=LONG),
+        pytest.param(MARKED_TWO._replace(kinds=(EMPTY, FULL)), 2, id="no room", marks=LONG),
         pytest.param(MARKED_CANCEL, 1, id="cancelled"),
-        pytest.param(MARKED_CANCEL._replace(kinds=(EMPTY, CRASH, BACK)), 2, id="rebuilt twice"),
-        pytest.param(IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, BACK, TORN)), 1, id="replaced"),
-        pytest.param(IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, FULL)), 2, id="replaced, no room"),
+        pytest.param(
+            MARKED_CANCEL._replace(kinds=(EMPTY, CRASH, BACK)), 2, id="rebuilt twice", marks=LONG
+        ),
+        pytest.param(
+            IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, BACK, TORN)), 1, id="replaced", marks=LONG
+        ),
+        pytest.param(
+            IN_PLACE_OF_ANOTHER._replace(kinds=(EMPTY, FULL)), 2, id="replaced, no room", marks=LONG
+        ),
         pytest.param(
             IN_PLACE_OF_ANOTHER._replace(is_apart=True, kinds=(EMPTY, BACK, GROUP)),
             1,
             id="replaced by a stream",
+            marks=LONG,
         ),
         pytest.param(PROMOTED, 1, id="promoted"),
         pytest.param(PROMOTED_TWICE._replace(kinds=(EMPTY, FULL)), 2, id="promoted twice"),
-        pytest.param(RENEWED, 1, id="renewed"),
+        pytest.param(RENEWED, 1, id="renewed", marks=LONG),
         pytest.param(CANCELLED_WHILE_COLD, 1, id="cancelled while cold"),
         pytest.param(
             ENDED_IN_THE_INDEX._replace(kinds=(EMPTY, BACK)), 1, id="ended by its id in the index"
         ),
         pytest.param(
-            ENDED_WHILE_COLD._replace(kinds=(EMPTY, BACK)), 1, id="ended by its id while cold"
+            ENDED_WHILE_COLD._replace(kinds=(EMPTY, BACK)),
+            1,
+            id="ended by its id while cold",
+            marks=LONG,
         ),
-        pytest.param(MARKED._replace(kinds=(EMPTY, GROUP)), 2, id="other owners"),
+        pytest.param(MARKED._replace(kinds=(EMPTY, GROUP)), 2, id="other owners", marks=LONG),
         pytest.param(MARKED._replace(kinds=(EMPTY, GROUP), is_once=False), 2, id="at least once"),
         *(LONGER if MORE_FAULTS else ()),
     ],
@@ -135,7 +154,7 @@ NEEDED = [
 
 @pytest.mark.parametrize(
     ("rule", "story", "failure"),
-    [pytest.param(*needed, id=needed[0].name.lower()) for needed in NEEDED],
+    [needing(*needed) for needed in NEEDED],
 )
 def test_without_one_of_the_rules_a_promise_is_broken(
     rule: Rule, story: Story, failure: str
@@ -176,7 +195,7 @@ NEEDED_BY_MARKS = [
 
 @pytest.mark.parametrize(
     ("rule", "story", "kinds", "faults", "failure"),
-    [pytest.param(*needed, id=needed[0].name.lower()) for needed in NEEDED_BY_MARKS],
+    [needing(*needed) for needed in NEEDED_BY_MARKS],
 )
 def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
     rule: Rule, story: Story, kinds: tuple[Fault, ...], faults: int, failure: str

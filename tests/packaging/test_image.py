@@ -239,6 +239,7 @@ def test_a_service_that_is_stuck_or_gone_is_unhealthy() -> None:
     assert not is_healthy(port)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_the_installation_of_the_image_works_as_written(tmp_path: Path) -> None:
     home, sources = tmp_path / "home", tmp_path / "sources"

@@ -240,6 +240,7 @@ def kinds(verdict: Verdict) -> list[tuple[str, int]]:
     return [(one.kind, one.offset) for one in verdict.exceptions]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("shelf", [4], indirect=True)
 def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     shelf: Shelf, type_audit: Callable[..., Result], tmp_path: Path
@@ -491,6 +492,7 @@ def said(verdict: Verdict, fault: Fault) -> list[Finding]:
     )
 
 
+@pytest.mark.proof
 def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
@@ -528,6 +530,7 @@ def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
     assert verdict.unknown == 2
 
 
+@pytest.mark.proof
 def test_what_cannot_be_audited_is_said_in_one_line(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
@@ -547,6 +550,7 @@ def test_what_cannot_be_audited_is_said_in_one_line(
     assert named in problem()
 
 
+@pytest.mark.proof
 def test_an_audit_beside_a_live_service_under_load_finds_nothing(
     world: World, spark: SparkSession
 ) -> None:
@@ -566,6 +570,7 @@ def test_an_audit_beside_a_live_service_under_load_finds_nothing(
     assert verdict.states["delivered"] > 0
 
 
+@pytest.mark.proof
 def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
     world: World, spark: SparkSession
 ) -> None:

@@ -29,6 +29,7 @@ def test_executors_have_no_blackbox_of_their_own(tmp_path: Path) -> None:
     assert "No module named 'blackbox'" in tried.stderr
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
 def test_a_worker_is_killed_under_load_and_the_pipeline_goes_on_without_loss(
     world: World, cluster: Cluster, tmp_path: Path

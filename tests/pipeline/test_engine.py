@@ -27,6 +27,7 @@ pytestmark = [
 WORKER_KILLS = int(os.environ.get("BLACKBOX_TEST_WORKER_KILLS", "4"))
 
 
+@pytest.mark.proof
 @pytest.mark.fault
 def test_python_workers_killed_under_load_lose_and_double_nothing(world: World) -> None:
     service = world.start_service().wait_ready()
@@ -45,6 +46,7 @@ def test_python_workers_killed_under_load_lose_and_double_nothing(world: World) 
     until("every shard is open again", lambda: service.get("/readyz")[0] == 200)
 
 
+@pytest.mark.proof
 def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) -> None:
     service = world.start_service().wait_ready()
     world.ask(200, within_s=1)
@@ -141,6 +143,7 @@ def why_unready(service: ServiceProcess) -> dict[str, str]:
     return why
 
 
+@pytest.mark.proof
 def test_windows_pass_their_shards_on_without_losing_time_or_doubling(
     world: World, tmp_path: Path
 ) -> None:
@@ -161,6 +164,7 @@ def test_windows_pass_their_shards_on_without_losing_time_or_doubling(
     assert sum_s / count < 2
 
 
+@pytest.mark.proof
 def test_a_killed_driver_leaves_no_process_behind(world: World) -> None:
     service = world.start_service().wait_ready()
     family = service.family()
@@ -175,6 +179,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.proof
 def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
     service = world.start_service().wait_ready()
     jvm = next(filter(is_java, service.family()))
@@ -195,6 +200,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("half", ["intake", "dispatch"] if AT_LENGTH else ["intake"])
 def test_a_half_alone_is_not_enough_and_both_halves_together_are(world: World, half: str) -> None:
     other = "dispatch" if half == "intake" else "intake"

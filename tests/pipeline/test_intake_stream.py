@@ -104,6 +104,7 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
         yield read
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("at_once", "count"), [(4000, 5), (2, 5), (4000, 4100)])
 def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
     read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
@@ -153,6 +154,7 @@ def apart(proxy: Proxy, stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]
     brokers.stop()
 
 
+@pytest.mark.proof
 def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_they_do_not(
     apart: World, proxy: Proxy, spark: SparkSession
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_t
         until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
 
 
+@pytest.mark.proof
 def test_many_partitions_that_are_silent_together_take_little_longer_than_one(
     apart: World, proxy: Proxy
 ) -> None:

@@ -265,6 +265,7 @@ def damaged(shelf: tuple[Books, Path], tmp_path: Path) -> tuple[Books, Path]:
     return books, copied(ledger, tmp_path / "ledger")
 
 
+@pytest.mark.proof
 def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new(
     books: Books, tmp_path: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
     assert both.gaps == {}
 
 
+@pytest.mark.proof
 def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
@@ -411,6 +413,7 @@ def test_a_file_is_published_once_however_many_try(
     assert [found.path for found in files.listed("manifest")] == ["manifest/1.json"]
 
 
+@pytest.mark.proof
 def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_system(
     books: Books, tmp_path: Path
 ) -> None:
@@ -448,6 +451,7 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
     assert len(list(folder.glob("manifest/*.json"))) == 2
 
 
+@pytest.mark.proof
 def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepted(
     books: Books, tmp_path: Path
 ) -> None:
@@ -616,6 +620,7 @@ def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path
             books.extend(path)
 
 
+@pytest.mark.proof
 def test_after_a_damaged_manifest_the_one_before_goes_on(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
@@ -671,6 +676,7 @@ def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> N
     assert found.problems == [f"file:{path}/requests: 4 rows are duplicated, the first of {place}"]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(150 + 30 * KILLS)
 def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
@@ -729,6 +735,7 @@ def type_ledger(
     return lambda *typed: CliRunner().invoke(app, ["ledger", *typed], env=environment)
 
 
+@pytest.mark.proof
 def test_the_command_tells_people_and_machines_what_it_did(
     damaged: tuple[Books, Path], type_ledger: Typed
 ) -> None:

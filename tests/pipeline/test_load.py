@@ -152,6 +152,7 @@ def test_each_format_gives_the_same_records(hold: Hold, tmp_path: Path) -> None:
     assert seen == expected
 
 
+@pytest.mark.proof
 def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(50)])
     with lines.open("a") as file:
@@ -445,6 +446,7 @@ def times_in(servers: str, topic: str, count: int) -> Counter[int]:
     return Counter(seen)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180 + KILLS * 60 + ROWS // 5000)
 def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
     world: World, type_load: Callable[..., Answer], tmp_path: Path

@@ -662,6 +662,7 @@ def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
 # Inside Spark
 
 
+@pytest.mark.proof
 def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
     make: Callable[..., Topic], spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

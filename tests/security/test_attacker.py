@@ -171,6 +171,7 @@ def memory(service: ServiceProcess) -> int:
     return held
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: World) -> None:
     service = attacked.start_service(poll_interval_ms=100).wait_ready()

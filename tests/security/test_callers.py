@@ -193,6 +193,7 @@ def test_callers_write_no_log(besieged: tuple[World, ServiceProcess, set[str]]) 
     assert [line for line in lines if not LINE.fullmatch(line) or not line.isprintable()] == []
 
 
+@pytest.mark.proof
 @pytest.mark.service
 def test_callers_reach_no_terminal(besieged: tuple[World, ServiceProcess, set[str]]) -> None:
     world, _, _ = besieged

@@ -176,6 +176,7 @@ def leave_a_letter(town: Town) -> None:
 MEANWHILE = {"orders": Town.ask, "blackbox.dead-letters": Town.ask_for_nothing}
 
 
+@pytest.mark.proof
 @each("run")
 def test_without_one_of_its_rights_the_service_says_which(town: Town, missing: Right) -> None:
     town.create_all()
@@ -192,6 +193,7 @@ def forget(town: Town) -> None:
         client.delete(*client.scan_iter(f"blackbox:{{{town.requests}-0}}:*"))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("letters", [False, True])
 def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_waits_in_doubt(
     town: Town, letters: bool
@@ -220,6 +222,7 @@ def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_w
     assert len(town.kafka.read(town.letters if letters else town.target)) == 1
 
 
+@pytest.mark.proof
 def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None:
     town.create_all()
     refused = f"{town.prefix}seen"
@@ -237,6 +240,7 @@ def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None
 CREATES = "run that creates its topics"
 
 
+@pytest.mark.proof
 def test_a_service_may_be_allowed_to_create_its_topics(town: Town) -> None:
     town.create(town.target)
     town.allow(kafka_rights("run", CREATES))
@@ -245,6 +249,7 @@ def test_a_service_may_be_allowed_to_create_its_topics(town: Town) -> None:
     town.until_delivered(1)
 
 
+@pytest.mark.proof
 @each(CREATES)
 def test_without_the_right_to_create_a_topic_the_service_says_so(
     town: Town, missing: Right
@@ -256,6 +261,7 @@ def test_without_the_right_to_create_a_topic_the_service_says_so(
     until(f"it says: {missing}", lambda: grants(town.own(missing))(log.read_text()))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
     town: Town, is_allowed: bool
@@ -278,6 +284,7 @@ def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
     assert ("recovering" in town.said()) is not is_allowed
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool) -> None:
     [right] = kafka_rights("run when TB grows")
@@ -304,6 +311,7 @@ KNOWS = "run that knows its targets"
 COLD = "run with a cold tier"
 
 
+@pytest.mark.proof
 def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run", COLD))
@@ -312,6 +320,7 @@ def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
     town.until_delivered(1)
 
 
+@pytest.mark.proof
 @each(COLD)
 def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing: Right) -> None:
     town.create_all()
@@ -321,6 +330,7 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+@pytest.mark.proof
 def test_the_cold_tier_delivers_without_knowing_how_long_kafka_keeps_it(town: Town) -> None:
     town.create_all()
     [config] = [right for right in kafka_rights(COLD) if right.operation == "DescribeConfigs"]
@@ -344,6 +354,7 @@ def start_trimming(town: Town) -> ServiceProcess:
     return town.start(retention_s=1, trim_interval_s=1).wait_ready()
 
 
+@pytest.mark.proof
 def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
     town.allow(kafka_rights("run", TRIMS))
     start_trimming(town)
@@ -355,6 +366,7 @@ def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
     until("both are trimmed", are_trimmed, every_s=0.5)
 
 
+@pytest.mark.proof
 @each(TRIMS)
 def test_without_one_of_the_rights_to_trim_the_service_says_which_and_delivers(
     town: Town, missing: Right
@@ -382,6 +394,7 @@ def start_schedules(town: Town) -> None:
     town.kafka.send(town.requests, "x", key="s-1", headers=list(terms.items()))
 
 
+@pytest.mark.proof
 def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
     town.allow(kafka_rights("run", SCHEDULES))
     start_schedules(town)
@@ -390,6 +403,7 @@ def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
     assert [record.value() for record in town.kafka.read(town.requests)] == [b"x", None]
 
 
+@pytest.mark.proof
 @each(SCHEDULES)
 def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Right) -> None:
     town.allow(without(missing, "run", SCHEDULES))
@@ -402,6 +416,7 @@ OSCILLATOR = "run with an oscillator"
 OSCILLATOR_CREATES = "run with an oscillator that creates its topic"
 
 
+@pytest.mark.proof
 def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run", OSCILLATOR, OSCILLATOR_CREATES))
@@ -409,6 +424,7 @@ def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
     until("it writes", lambda: len(town.kafka.read(town.prefix + "oscillator")) > 1)
 
 
+@pytest.mark.proof
 @each(OSCILLATOR, OSCILLATOR_CREATES)
 def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing: Right) -> None:
     town.create_all()
@@ -420,6 +436,7 @@ def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
 
 
+@pytest.mark.proof
 def test_an_oscillator_that_may_not_write_to_a_new_topic_lags(town: Town) -> None:
     town.create_all()
     town.create(town.prefix + "oscillator")
@@ -434,6 +451,7 @@ def test_an_oscillator_that_may_not_write_to_a_new_topic_lags(town: Town) -> Non
 RECURRING = "run with recurring requests"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_allowed: bool) -> None:
     [right] = kafka_rights(RECURRING)
@@ -450,6 +468,7 @@ def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_all
         town.until_delivered(1)
 
 
+@pytest.mark.proof
 def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))
@@ -551,6 +570,7 @@ def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -
     assert grants(town.own(missing))(answer.errors[0]), answer
 
 
+@pytest.mark.proof
 def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
     town.create_all()
     leave_pending(town)
@@ -560,6 +580,7 @@ def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
     assert len(town.kafka.read(town.requests)) == 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("missing", [r for r in kafka_rights(DELIVERS) if r.name == "TB"], ids=str)
 def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
     town: Town, missing: Right
@@ -624,6 +645,7 @@ def client_of(town: Town) -> Client:
     return Client(servers, request_topic=town.requests, kafka_settings=settings)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-authorized")])
 def test_with_its_rights_a_client_is_told_what_became_of_a_request(
     town: Town, more: tuple[str, ...], reason: str | None
@@ -651,6 +673,7 @@ def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
     assert grants(town.own(missing))(str(refused.value))
 
 
+@pytest.mark.proof
 @each("status", "show")
 def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
     town.create_all()

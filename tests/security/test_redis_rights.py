@@ -191,6 +191,7 @@ def ask(town: World, request: dict[str, object]) -> None:
     town.send_raw(json.dumps(request), partition=0)
 
 
+@pytest.mark.proof
 def test_the_user_of_the_service_may_do_exactly_what_the_service_does(
     used_by_the_service: set[str],
 ) -> None:

@@ -133,6 +133,7 @@ def test_commands_tell_no_secret_whatever_goes_wrong(
         assert PLANTED not in "\n".join(answer.errors)
 
 
+@pytest.mark.proof
 def test_services_that_do_not_get_in_tell_no_secret(vault: Vault) -> None:
     logs = {way: vault.folder / f"{number}.log" for number, way in enumerate(AT_THE_START)}
 

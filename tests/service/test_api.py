@@ -59,6 +59,7 @@ def test_a_request_is_asked_found_listed_and_cancelled(world: World, service: ht
     assert service.get("/requests").json() == {"requests": []}
 
 
+@pytest.mark.proof
 def test_by_its_callers_id_a_request_is_cancelled_that_was_written_a_moment_ago(
     world: World, service: httpx.Client
 ) -> None:

@@ -25,6 +25,7 @@ def lines(_: Any, value: Any) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else json.dumps(value).encode()
 
 
+@pytest.mark.proof
 def test_every_answer_is_as_described_and_none_is_a_fault_of_the_server(
     world: World, serve: Serve
 ) -> None:

@@ -43,6 +43,7 @@ def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[W
     redis.stop()
 
 
+@pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.timeout(300)
 def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
@@ -54,6 +55,7 @@ def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> 
     until("intake goes on", lambda: service.metric("blackbox_intake_paused") == 0)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: World) -> None:
     small_world.ask(20_000, within_s=1, size=1000)
@@ -76,6 +78,7 @@ def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World
     assert took_s < RECOVERS_IN_S
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_nobody_who_looks_waits_while_redis_is_full(small_world: World) -> None:
     service = small_world.start_service().wait_ready()

@@ -126,7 +126,7 @@ def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World)
         rebinding.rebind(world.settings(), world.requests, "deliver")
 
 
-@pytest.mark.parametrize("decision", ["deliver", "drop"])
+@pytest.mark.parametrize("decision", ["deliver", pytest.param("drop", marks=pytest.mark.proof)])
 def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     world: World, client: Any, decision: str
 ) -> None:
@@ -156,6 +156,7 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("more", [{}, {"trim_interval_s": 1}], ids=["no mark", "marks"])
 def test_receipts_of_a_topic_that_was_created_again_end_nothing_when_redis_is_lost_after_that(
     world: World, client: Any, more: dict[str, Any]
@@ -188,6 +189,7 @@ def marks(world: World) -> int:
     )
 
 
+@pytest.mark.proof
 def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_their_places(
     world: World,
 ) -> None:
@@ -248,6 +250,7 @@ def bodies(world: World) -> list[str]:
     return [(m.value() or b"").decode() for m in world.received() if m.topic() in world.targets]
 
 
+@pytest.mark.proof
 def test_a_group_that_was_changed_delivers_nothing_until_somebody_decides(
     world: World, client: Any
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_
     assert f"group '{world.name}.b'" in why_not_open(world.start_service())
 
 
+@pytest.mark.proof
 def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_one_delivery(
     world: World, other_redis: EmbeddedRedis
 ) -> None:
@@ -321,6 +325,7 @@ def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_on
     assert second.get("/readyz")[0] == 200
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("by_others", [0, 500])
 def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
     world: World, client: Any, by_others: int
@@ -361,6 +366,7 @@ def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
     assert "named by the last receipt do not exist" not in again.log.read_text()
 
 
+@pytest.mark.proof
 def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     world: World, client: Any
 ) -> None:
@@ -381,6 +387,7 @@ def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     assert pending(world, client) == 100
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("where", "step"),
     [(rebinding, "commit_barrier"), (ShardIndex, "stored")],
@@ -412,6 +419,7 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
     assert pending(world, client) == 10
 
 
+@pytest.mark.proof
 def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one(
     world: World, client: Any
 ) -> None:
@@ -434,6 +442,7 @@ def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one
     assert pending(world, client) == 10
 
 
+@pytest.mark.proof
 def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
     world: World, client: Any
 ) -> None:
@@ -456,6 +465,7 @@ def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
     assert world.received(world.dead_letters) == []
 
 
+@pytest.mark.proof
 def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twice(
     world: World, client: Any
 ) -> None:
@@ -488,6 +498,7 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
     assert len(bodies(world)) == 100
 
 
+@pytest.mark.proof
 def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replayed(
     world: World, client: Any
 ) -> None:
@@ -519,6 +530,7 @@ def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replay
     until("it is delivered", lambda: len(bodies(world)) == 101)
 
 
+@pytest.mark.proof
 def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
     world: World, client: Any
 ) -> None:
@@ -549,6 +561,7 @@ def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
     assert "the records in between were removed" in service.log.read_text()
 
 
+@pytest.mark.proof
 def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
     world: World, client: Any
 ) -> None:
@@ -573,6 +586,7 @@ def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, clien
     assert client.hget(state, "format") == b"99"
 
 
+@pytest.mark.proof
 def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=12, within_s=14)
@@ -644,6 +658,7 @@ def bodies_in_redis(world: World, client: Any) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.proof
 def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
@@ -656,6 +671,7 @@ def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: W
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
+@pytest.mark.proof
 def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
@@ -677,6 +693,7 @@ def ask_anew(world: World) -> None:
         world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_on(
     cut_world: World,
@@ -724,6 +741,7 @@ MOMENTS: dict[str, tuple[type, str, int]] = {
 }
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("moment", MOMENTS if AT_LENGTH else ["Kafka has more than Redis knows"])
 def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
     cut_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -744,6 +762,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
     assert (INTERRUPTED in done) == has_written, done
 
 
+@pytest.mark.proof
 def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
     fragile_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -785,6 +804,7 @@ def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
     world.flush()
 
 
+@pytest.mark.proof
 def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
     fragile_world: World,
 ) -> None:
@@ -807,6 +827,7 @@ def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
     until("all are cancelled", lambda: pending(world, client) == 0)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("count", [3, 6] if AT_LENGTH else [3])
 def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancelled(
     fragile_world: World, count: int

@@ -296,7 +296,11 @@ TROUBLES = (
     Trouble("Redis is full by four fifths", redis_nearly_full, "nobody", ("blackbox_pending", "")),
 )  # fmt: skip
 OFTEN = {target_deleted, target_too_small, garbage, over_quota}
-ROWS = [row for row in TROUBLES if AT_LENGTH or row.make in OFTEN]
+ROWS = [
+    pytest.param(row, marks=pytest.mark.proof if row.make != garbage else ())
+    for row in TROUBLES
+    if AT_LENGTH or row.make in OFTEN
+]
 
 
 def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:

@@ -177,6 +177,7 @@ def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(wo
     until("it is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
 
 
+@pytest.mark.proof
 def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
     fragile_world: World, own_redis: EmbeddedRedis
 ) -> None:
@@ -193,6 +194,7 @@ def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
     assert letters(world) == {}
 
 
+@pytest.mark.proof
 def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
     path = rules(world, "[others]\nadmitted = false")
     service = world.start_service(callers_file=path).wait_ready()
@@ -203,6 +205,7 @@ def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
     assert service.metric("blackbox_pending") == 0
 
 
+@pytest.mark.proof
 def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> None:
     world.contract = "scheduler"
     path = rules(world, "[others]\nadmitted = false")
@@ -238,6 +241,7 @@ def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
     )
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 def test_a_noisy_caller_does_not_delay_a_quiet_one(world: World) -> None:
     noise = f"{world.name}.noise"
@@ -291,6 +295,7 @@ def read(world: World) -> list[int]:
     return [json.loads(m.value() or b"").get("read", 0) for m in found]
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_a_backlog_reaches_a_target_no_faster_than_its_rate(world: World) -> None:
     slow, fast = world.targets[:2]
@@ -310,6 +315,7 @@ def test_a_backlog_reaches_a_target_no_faster_than_its_rate(world: World) -> Non
     assert other.timestamp()[1] < came[-1] - 1000
 
 
+@pytest.mark.proof
 def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: Serve) -> None:
     paused, other = world.targets[:2]
     client, brokers = serve(), world.kafka.bootstrap_servers

@@ -420,6 +420,7 @@ def test_a_second_signal_ends_at_once() -> None:
         process.communicate()
 
 
+@pytest.mark.proof
 def test_run_embedded_brings_its_servers_along_and_takes_them_away(
     stack: EmbeddedStack, tmp_path: Path
 ) -> None:

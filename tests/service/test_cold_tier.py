@@ -67,6 +67,7 @@ def test_a_far_request_is_not_in_redis_and_delivered_on_time_under_its_own_id(ye
     assert "blackbox-carried" not in headers
 
 
+@pytest.mark.proof
 def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_once(
     year: Year,
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_cold_request_is_cancelled_and_replaced_like_any_other(year: Year, at_
     assert year.delivered() == ["new"]
 
 
+@pytest.mark.proof
 def test_a_lost_redis_is_rebuilt_with_both_tiers_at_any_moment(year: Year) -> None:
     now_ms = year.began_ms
     for hour in range(2, 7):
@@ -310,6 +312,7 @@ def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
     assert year.delivered() == ["far"]
 
 
+@pytest.mark.proof
 def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
     world.start_service(hot_horizon_s=4).wait_ready()
     world.ask(600, within_s=12)

@@ -110,6 +110,7 @@ def test_a_kept_demo_ends_with_a_good_verdict_and_goes_on_until_ctrl_c(demo: Sta
     assert running.left_behind() == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("moment", "seconds"),
     [("all shards open", 60)]

@@ -25,6 +25,7 @@ from tests.world import (
     World,
     both_engines,
     both_engines_at_length,
+    both_engines_in_proof,
     until,
 )
 
@@ -34,7 +35,7 @@ KILLS = int(os.environ.get("BLACKBOX_TEST_KILLS", "2"))
 FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "1"))
 
 
-@both_engines_at_length
+@both_engines
 def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> None:
     world.start_service().wait_ready()
     world.ask(2000, within_s=2)
@@ -101,7 +102,7 @@ def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world:
     assert [int(one.value() or b"") for one in world.received()] == list(range(1000))
 
 
-@both_engines
+@both_engines_in_proof
 @pytest.mark.fault
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> None:

@@ -60,6 +60,7 @@ def shard_keys(world: World) -> list[str]:
     return [f"blackbox:{{{world.requests}-{partition}}}:" for partition in range(PARTITIONS)]
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_a_primary_that_dies_under_load(world: World, sentinels: SentinelServers) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
@@ -73,6 +74,7 @@ def test_a_primary_that_dies_under_load(world: World, sentinels: SentinelServers
     assert verdict.is_exact, verdict
 
 
+@pytest.mark.proof
 def test_a_primary_that_dies_with_what_its_replica_never_got(
     world: World, sentinels: SentinelServers
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_primary_that_dies_with_what_its_replica_never_got(
     assert verdict.is_exact, verdict
 
 
+@pytest.mark.proof
 def test_a_failover_that_an_operator_orders(world: World, sentinels: SentinelServers) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
     for _ in range(FAILOVERS):
@@ -97,6 +100,7 @@ def test_a_failover_that_an_operator_orders(world: World, sentinels: SentinelSer
     assert verdict.is_exact, verdict
 
 
+@pytest.mark.proof
 def test_slots_that_move_to_other_nodes_under_load(world: World, cluster: ClusterServers) -> None:
     keys = shard_keys(world)
     cluster.spread(keys)
@@ -109,6 +113,7 @@ def test_slots_that_move_to_other_nodes_under_load(world: World, cluster: Cluste
     assert verdict.is_exact, verdict
 
 
+@pytest.mark.proof
 def test_a_node_that_dies_under_load_and_comes_back(world: World, cluster: ClusterServers) -> None:
     cluster.spread(shard_keys(world))
     service = world.start_service(redis_url=cluster.url).wait_ready()
@@ -127,6 +132,7 @@ def delivered(world: World) -> int:
     return sum(message.topic() in world.targets for message in world.received())
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_while_a_node_is_dead_the_shards_of_others_deliver(world: World, tmp_path: Path) -> None:
     with ClusterServers(tmp_path / "cluster", needs_all=False) as servers:
@@ -163,6 +169,7 @@ def refused_in(environment: Mapping[str, str], server: EmbeddedRedis) -> list[st
 EVICTION = check.EVICTION.found(policy="allkeys-lru").text
 
 
+@pytest.mark.proof
 def test_operators_see_and_check_a_primary_behind_sentinels(
     world: World, sentinels: SentinelServers
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.service
 REQUESTS = 40
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: World) -> None:
     world = fragile_world

@@ -72,6 +72,7 @@ def written_to(world: World, service: httpx.Client) -> int:
     return max(locate(id, [world.requests])[0].partition for id in ids)
 
 
+@pytest.mark.proof
 def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in_both(
     grown: Grown,
 ) -> None:
@@ -106,6 +107,7 @@ def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in
     assert log.count("does not replace one that is pending in the former partition") == 1
 
 
+@pytest.mark.proof
 def test_a_cancel_ends_also_what_was_written_a_moment_ago_to_the_new_partition(
     grown: Grown,
 ) -> None:

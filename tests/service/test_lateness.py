@@ -30,6 +30,7 @@ TRIES = 3
 IDLE_PERCENT = {"process": 5, "spark": 20}
 
 
+@pytest.mark.proof
 @both_engines
 @pytest.mark.alone
 @pytest.mark.timeout(600)
@@ -40,6 +41,7 @@ def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine
     assert least_p99_ms(world, REQUESTS, P99_MS[engine]) <= P99_MS[engine]
 
 
+@pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.alone
 @pytest.mark.timeout(600)
@@ -67,6 +69,7 @@ def least_p99_ms(world: World, count: int, enough_ms: int) -> int:
     return min(p99_ms)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.timeout(900)
 def test_many_pending_and_nothing_due_costs_next_to_nothing(

@@ -90,6 +90,7 @@ def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> Non
     assert "(discarded)" in blackbox(world.environment(), "letters", "--all").out
 
 
+@pytest.mark.proof
 def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
     services = [serve(retries=1), serve(retries=1)]
     topic = undeliverable(world)

@@ -100,6 +100,7 @@ def admin(year: Year) -> Iterator[Admin]:
     admin.close()
 
 
+@pytest.mark.proof
 def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
     world: World, serve: Serve, read: Read
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None
     assert service.delete(f"/requests/{world.requests}/0@99999").status_code == 404
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
 def test_an_outcome_is_found_where_the_request_was_written_or_due(
     world: World, year: Year, admin: Admin, read: Read
@@ -175,6 +177,7 @@ def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
         assert (read.receipts, read.requests) == (0, 0)
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
 def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
     world: World, read: Read
@@ -241,6 +244,7 @@ def fill(year: Year, count: int) -> None:
     year.world.flush()
 
 
+@pytest.mark.proof
 def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_record_is_gone(
     world: World, serve: Serve
 ) -> None:

@@ -11,14 +11,14 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from tests.world import World, both_engines, both_engines_at_length
+from tests.world import World, both_engines_at_length, both_engines_in_proof
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
 
 CUTS = int(os.environ.get("BLACKBOX_TEST_CUTS", "3"))
 
 
-@both_engines
+@both_engines_in_proof
 def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     fragile_world: World,
 ) -> None:
@@ -33,6 +33,7 @@ def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
     assert pending(client, fragile_world) == 0
 
 
+@pytest.mark.proof
 def test_an_index_whose_positions_are_deleted_is_rebuilt_while_the_service_runs(
     fragile_world: World,
 ) -> None:

@@ -198,6 +198,7 @@ def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     kafka.stop()
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
     fragile_world: World,
@@ -206,6 +207,7 @@ def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
     nothing_is_lost(fragile_world, 0)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_so_they_do_while_far_requests_are_written_again(fragile_world: World) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)

@@ -67,6 +67,7 @@ def now() -> int:
     return int(time.time())
 
 
+@pytest.mark.proof
 def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
     world: World,
 ) -> None:

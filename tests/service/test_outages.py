@@ -63,6 +63,7 @@ def freeze_kafka(world: World) -> Callable[[], None]:
     return lambda: os.kill(world.kafka.pid, signal.SIGCONT)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World) -> None:
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
@@ -76,6 +77,7 @@ def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World)
     assert verdict.is_exact, verdict
 
 
+@pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
 def test_a_stop_takes_less_than_five_seconds_while_a_server_is_away(

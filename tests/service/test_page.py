@@ -243,6 +243,7 @@ def test_a_cancel_that_comes_too_late_says_so(world: World, page: Page, api: htt
     expect(requests(page)).to_contain_text("cancelled or replaced")
 
 
+@pytest.mark.proof
 def test_many_are_listed_page_by_page_and_by_when_they_are_due(
     world: World, page: Page, api: httpx.Client
 ) -> None:
@@ -364,6 +365,7 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
     assert [became(api, place) for place in placed] == ["discarded", "discarded"]
 
 
+@pytest.mark.proof
 def test_a_topic_is_paused_and_resumed_when_that_is_confirmed_and_what_waits_is_put_off(
     world: World, page: Page, api: httpx.Client
 ) -> None:
@@ -433,6 +435,7 @@ def guarded(world: World) -> ServiceProcess:
     return world.start_service(retries=0, api_token=CHANGE, api_read_token=LOOK).wait_ready()
 
 
+@pytest.mark.proof
 def test_who_has_no_token_or_a_wrong_one_is_asked_again(
     world: World, watched: Watched, guarded: ServiceProcess, api: httpx.Client
 ) -> None:
@@ -468,7 +471,7 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
     assert page.evaluate(kept) == '[{},{},""]'
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", [pytest.param("/", marks=pytest.mark.proof), "/docs"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(
     world: World, watched: Watched, service: ServiceProcess, api: httpx.Client, path: str
 ) -> None:
@@ -532,6 +535,7 @@ def test_light_and_dark_are_as_the_reader_has_it_and_every_text_has_contrast(
     assert page.evaluate(READABLE) == []
 
 
+@pytest.mark.proof
 def test_the_description_of_the_api_has_every_operation_and_leads_back(
     watched: Watched, page: Page, api: httpx.Client
 ) -> None:
@@ -584,6 +588,7 @@ def test_no_script_of_the_page_writes_html_or_keeps_anything() -> None:
         assert re.findall(forbidden, script.read_text()) == [], script.name
 
 
+@pytest.mark.proof
 def test_a_service_that_stops_is_told_and_one_that_answers_again_too(
     world: World, watched: Watched
 ) -> None:

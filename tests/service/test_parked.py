@@ -60,6 +60,7 @@ def dues(messages: Sequence[Message]) -> list[int]:
     return [int(dict(one.headers() or [])["blackbox-due-ms"] or 0) for one in messages]
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(world: World) -> None:
     paused = f"{world.name}.paused"

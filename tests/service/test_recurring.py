@@ -45,6 +45,7 @@ def at_ms(local: str) -> int:
     return int(datetime.fromisoformat(local).replace(tzinfo=BERLIN).timestamp() * 1000)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("first", "expected"),
     [
@@ -79,6 +80,7 @@ def test_after_two_hours_without_it_cron_fires_once_and_goes_on(year: Year) -> N
     ]
 
 
+@pytest.mark.proof
 def test_a_lost_index_goes_on_where_it_was(year: Year) -> None:
     began_ms = at_ms("2027-05-01T10:00")
     year.ask("daily", began_ms, id="d", every="P1D")
@@ -110,6 +112,7 @@ def test_it_fires_on_its_grid_until_it_is_cancelled(world: World, serve: Serve) 
     assert service.get("/requests").json() == {"requests": []}
 
 
+@pytest.mark.proof
 def test_no_time_comes_twice_though_its_owner_is_killed(world: World) -> None:
     now = datetime.now(BERLIN).replace(microsecond=0)
     for number in range(50):

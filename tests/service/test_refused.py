@@ -79,6 +79,7 @@ def p99_ms(world: World) -> int:
     return verdict.late_at(0.99)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_large_requests_that_are_refused_neither_fill_redis_nor_delay_others(world: World) -> None:
     config = world.folder / "compressing.properties"

@@ -46,6 +46,7 @@ def delivered(world: World, target: int = 0) -> list[bytes | None]:
     return [m.value() for m in read_all(world.kafka.bootstrap_servers, world.targets[target])]
 
 
+@pytest.mark.proof
 def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delivered(
     world: World, service: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def partition_of(id: str) -> int:
     return int(id.replace("-", "")[10:12] + id.replace("-", "")[13:16], 16)
 
 
+@pytest.mark.proof
 def test_the_client_needs_nobody_but_kafka_and_the_service_follows(
     world: World, client: Client, serve: Serve
 ) -> None:
@@ -166,6 +168,7 @@ def test_the_command_says_the_new_id_or_that_it_is_too_late(
     assert (late.code, late.out.startswith("too late: ")) == (1, True)
 
 
+@pytest.mark.proof
 def test_in_a_rebuilt_index_each_is_what_it_was(
     fragile_world: World, own_redis: EmbeddedRedis
 ) -> None:

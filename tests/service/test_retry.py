@@ -35,6 +35,7 @@ def first(message: Message) -> dict[str, bytes | None]:
     return dict(reversed(headers_of(message)))
 
 
+@pytest.mark.proof
 def test_a_message_that_fails_three_times_comes_four_times_each_later_and_unchanged(
     world: World,
 ) -> None:

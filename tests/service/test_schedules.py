@@ -212,6 +212,7 @@ def test_with_a_grace_what_is_later_is_a_dead_letter_with_a_tombstone(schedules:
     assert values(read_all(schedules.kafka.bootstrap_servers, history(schedules))) == {b"fresh": 1}
 
 
+@pytest.mark.proof
 def test_each_fires_once_with_one_tombstone_and_one_copy_though_owners_are_killed(
     schedules: World,
 ) -> None:
@@ -234,6 +235,7 @@ def test_each_fires_once_with_one_tombstone_and_one_copy_though_owners_are_kille
         assert Counter((dict(headers(m))["scheduler-key"] or b"").decode() for m in records) == once
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World) -> None:
     """Callers who schedule anew at the very moment when the schedule before is delivered."""
@@ -265,6 +267,7 @@ def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World)
             assert int(source.rpartition(b"@")[2]) == ended[place]
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("quick_cleaner")
 def test_a_compacted_topic_gives_a_lost_index_back(compacted: World) -> None:
     start(compacted)

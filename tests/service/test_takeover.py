@@ -106,6 +106,7 @@ def patient(world: World) -> Callable[..., ServiceProcess]:
     return partial(world.start_service, kafka_config=config)
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_for_the_group(
     world: World, patient: Callable[..., ServiceProcess]
@@ -148,6 +149,7 @@ def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_o
     assert world.wait_delivered().is_exact
 
 
+@pytest.mark.proof
 def test_an_owner_with_a_name_that_stops_leaves_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
@@ -162,6 +164,7 @@ def test_an_owner_with_a_name_that_stops_leaves_the_group(
     assert time.monotonic() - began < PATIENCE_S / 2
 
 
+@pytest.mark.proof
 def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:

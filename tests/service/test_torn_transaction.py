@@ -73,6 +73,7 @@ def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read
     assert (verdict.lost, verdict.duplicated) == ([], []), verdict
 
 
+@pytest.mark.proof
 def test_a_message_behind_no_leader_is_not_taken_for_delivered_and_takes_no_time_from_others(
     stack: EmbeddedStack, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_target_created_meanwhile_gets_its_message(world: World) -> None:
     assert reasons(world) == {}
 
 
+@pytest.mark.proof
 @both_engines_at_length
 def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_seconds_at_most(
     world: World,

@@ -97,6 +97,7 @@ class Books:
         return self.steps_ms[bisect_right(self.begun_ms, at_ms) - 1]
 
 
+@pytest.mark.proof
 def test_requests_due_over_a_year_come_out_once_each_and_the_journals_keep_little_more_than_a_week(
     year: PastYear,
 ) -> None:

@@ -84,6 +84,7 @@ def test_the_page_is_read_as_it_was_written() -> None:
     assert third.name not in written(found)
 
 
+@pytest.mark.proof
 def test_where_a_test_that_is_named_is_gone_none_is_run(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_fails(): assert False\n")
     there, gone = "test_some.py::test_fails", "test_some.py::test_gone"

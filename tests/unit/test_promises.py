@@ -84,18 +84,41 @@ def test_in_ci_a_tool_that_is_missing_fails_the_run(
     run.assert_outcomes(failed=1, passed=1)
 
 
+@pytest.mark.parametrize(("is_proof", "code"), [(False, 0), (True, 1)])
+def test_what_takes_long_is_required_of_a_proof_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, is_proof: bool, code: int
+) -> None:
+    promised = f"import pytest\n@pytest.mark.proof\ndef test_promise(): {SKIP}"
+    assert run_whole(pytester, monkeypatch, promised, f"Promises(is_proof={is_proof})").ret == code
+
+
+def test_a_proof_tells_of_each_guarantee_what_its_tests_came_to(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = "ProofPage(__import__('pathlib').Path('proof.md'))"
+    run_whole(pytester, monkeypatch, PARAMETERS.format("assert False"), plugin)
+    page = (pytester.path / "proof.md").read_text()
+    assert "**2 passed, 1 failed, 0 skipped** in 0 minutes" in page
+    assert "| Never lost | `tests/test_it.py::test_promise` | **1 failed** | 0 |" in page
+    assert "| `tests/test_it.py` | 3 | **1 failed** | 0 |" in page
+
+
 def run_whole(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promised: str
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    promised: str,
+    plugin: str = "Promises()",
 ) -> pytest.RunResult:
     """A run of all tests of a project whose page names `test_promise`."""
-    page = pytester.path / "guarantees.md"
-    page.write_text("`tests/test_it.py::test_promise`")
-    monkeypatch.setattr("tests.promises.PAGE", page)
-    pytester.makeini("[pytest]\ntestpaths = tests")
+    page = pytester.mkdir("docs") / "guarantees.md"
+    page.write_text("| **Never lost.** | `tests/test_it.py::test_promise` |")
+    for module in ("promises", "proof"):
+        monkeypatch.setattr(f"tests.{module}.PAGE", page)
+    pytester.makeini("[pytest]\ntestpaths = tests\nmarkers = proof")
     tests = pytester.mkdir("tests")
     (tests / "test_it.py").write_text(f"{promised}\ndef test_other(): pass\n")
     pytester.makeconftest(
-        "from tests.promises import Promises\n"
-        "def pytest_configure(config): config.pluginmanager.register(Promises())\n"
+        "from tests.promises import Promises\nfrom tests.proof import ProofPage\n"
+        f"def pytest_configure(config): config.pluginmanager.register({plugin})\n"
     )
     return pytester.runpytest_inprocess()
