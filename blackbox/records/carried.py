@@ -44,23 +44,18 @@ def carried(headers: Headers) -> bool:
 
 def carry_of(record: Record) -> Carry:
     """The header of a carried record, parsed. Raises ValueError for one that promotion did not write."""
-    value = record.headers[-1][1]
+    value = record.headers[-1][1] or b""
     try:
-        previous, origin, timestamp_ms, is_cold = orjson.loads(value or b"")
+        previous, origin, timestamp_ms, is_cold = orjson.loads(value)
+        numbers = (previous, origin, timestamp_ms)
+        if not all(type(number) is int for number in numbers) or type(is_cold) is not bool:
+            raise ValueError
+        if not 0 <= origin <= previous < record.offset <= MAX_OFFSET or timestamp_ms < 0:
+            raise ValueError
     except (ValueError, TypeError):
-        raise _bad(value) from None
-    numbers = (previous, origin, timestamp_ms)
-    if not all(type(number) is int for number in numbers) or type(is_cold) is not bool:
-        raise _bad(value)
-    if not 0 <= origin <= previous < record.offset <= MAX_OFFSET or timestamp_ms < 0:
-        raise _bad(value)
+        why = f"the header {HEADER} is {value[:80]!r}; only blackbox may write it; remove it"
+        raise ValueError(why) from None
     return Carry(previous, origin, timestamp_ms, is_cold)
-
-
-def _bad(value: bytes | None) -> ValueError:
-    return ValueError(
-        f"the header {HEADER} is {(value or b'')[:80]!r}; only blackbox may write it; remove it"
-    )
 
 
 def carry_on(record: Record, *, is_cold: bool) -> Headers:

@@ -66,14 +66,6 @@ def encode(entry: Entry | Request) -> bytes:
     return _encode_unusual(*entry)
 
 
-def _line(head: dict[str, Any], headers: HeaderValues) -> bytes:
-    line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-    if headers and _NUL in line:  # the Kafka client cuts off text at a NUL, but not bytes
-        head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
-        line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-    return line
-
-
 _NUL, _BACKSLASH = b"\\u0000", ord("\\")
 
 
@@ -101,7 +93,11 @@ def _encode_unusual(
     for name, value, absent in zip(_SELDOM, seldom, _ABSENT, strict=False):
         if value != absent:
             head[name] = value
-    return _line(head, headers) + (message or b"")
+    line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    if headers and _NUL in line:  # the Kafka client cuts off text at a NUL, but not bytes
+        head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
+        line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+    return line + (message or b"")
 
 
 _USUAL = {"target", "due_ms", "headers", "caller"}

@@ -112,10 +112,8 @@ class Receipt:
         """The claims of this receipt: where its messages and dead letters are."""
         reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
         yield from _claims({DELIVERED: self.delivered}, self.topics)
-        for at, pairs in self.letters.items():
-            topic_id = self.topics.get(topic_of(at), "")
-            for offset, there in pairs:
-                yield Claim(offset, reasons.get(offset, "dead"), at, there, topic_id)
+        for claim in _claims({"dead": self.letters}, self.topics):
+            yield claim._replace(outcome=reasons.get(claim.offset, "dead"))
 
     def without(self, void: set[int]) -> Receipt:
         """The same receipt, without the requests in `void`."""
