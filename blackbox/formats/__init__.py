@@ -28,20 +28,13 @@ def make_format(
     from blackbox.formats.timer import Timer
 
     if name == "countdown":
-        return Countdown(
-            max_countdown_s=max_countdown_s, own_topics=own_topics, may_recur=may_recur
-        )
+        return Countdown(max_countdown_s, own_topics, may_recur=may_recur)
     if name == "scheduler":
-        return Scheduler(
-            topic=topic,
-            max_countdown_s=max_countdown_s,
-            own_topics=own_topics,
-            grace_s=scheduler_grace_s,
-        )
+        return Scheduler(max_countdown_s, own_topics, topic=topic, grace_s=scheduler_grace_s)
     if name == "future":
-        return Future(max_countdown_s=max_countdown_s, own_topics=own_topics)
+        return Future(max_countdown_s, own_topics)
     if name == "timer":
-        return Timer(max_countdown_s=max_countdown_s, output_topic=timer_output_topic)
+        return Timer(max_countdown_s, own_topics, output_topic=timer_output_topic)
     raise ValueError(f"unknown format {name!r}; wanted: {', '.join(NAMES)}")
 
 

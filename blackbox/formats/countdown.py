@@ -18,7 +18,6 @@ from blackbox.formats.terms import (
     SHOWN_CHARS,
     Format,
     RefusedError,
-    Targets,
     caller_id_of,
     caller_of,
     due_at,
@@ -73,17 +72,14 @@ _ESCAPED_BACKSLASH, _ESCAPED_QUOTE = b"\x00", b"\x01"
 class Countdown(Format):
     """Reads `{"topic": …, "message": …, "countdown": seconds}`.
 
-    `own_topics` says whether a topic is blackbox's own and so cannot be a target, `may_recur`
-    whether a delivery and the request for the next one can be written together.
+    `may_recur` says whether a delivery and the request for the next one can be written together.
     """
 
     def __init__(
-        self, *, max_countdown_s: int, own_topics: Callable[[str], bool], may_recur: bool = True
+        self, max_countdown_s: int, own_topics: Callable[[str], bool], *, may_recur: bool = True
     ) -> None:
-        super().__init__(max_countdown_s)
+        super().__init__(max_countdown_s, own_topics)
         self._may_recur = may_recur
-        self._targets = Targets(own_topics)
-        self._usual_targets = self._targets.usual
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
         """Read one record; never raises. A countdown runs from the record's timestamp."""
@@ -128,7 +124,7 @@ class Countdown(Format):
             raise _unknown_field(asked)
         if asked.get("cancel") is not None:
             return _cancel(asked)
-        target = self._targets.allowed(asked.get("topic"))
+        target = self._target(asked.get("topic"))
         if "message" not in asked:
             raise RefusedError(
                 Reason.BAD_MESSAGE, "message is missing; give one, or null for a tombstone"
@@ -330,7 +326,7 @@ def _cancel(asked: dict[str, Any]) -> Cancel:
     return Cancel(caller_id_of(asked["id"]))
 
 
-def _message(message: Any, encoding: Any = None) -> bytes | None:
+def _message(message: Any, encoding: Any) -> bytes | None:
     if encoding is not None:
         return _base64("message", message, encoding)
     if type(message) is str:

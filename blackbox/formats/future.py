@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
+from blackbox.formats.terms import Format, RefusedError, caller_of, shown
 from blackbox.records.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Future(Format):
-    """Reads a protobuf `Future` under a key that is a unix second in decimal text.
-
-    `own_topics` says whether a topic is blackbox's own and so cannot be a target.
-    """
-
-    def __init__(self, *, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
-        super().__init__(max_countdown_s)
-        self._targets = Targets(own_topics)
+    """Reads a protobuf `Future` under a key that is a unix second in decimal text."""
 
     def _read(self, record: Record, latest_ms: int) -> Request:
         callback = _callback(record.value)
         given = f"the key {shown(record.key)}"
         due_ms = self._due_ms(_second(record.key), given, record, latest_ms)
         return Request(
-            self._targets.allowed(callback.callBackTopic),
+            self._target(callback.callBackTopic),
             callback.callBack,
             due_ms,
             callback.callBackKey.encode(),

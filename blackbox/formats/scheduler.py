@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from blackbox.formats.terms import Format, RefusedError, Targets, caller_of, shown
+from blackbox.formats.terms import Format, RefusedError, caller_of, shown
 from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
@@ -20,23 +20,21 @@ _MOST = (1 << 63) - 1
 class Scheduler(Format):
     """Reads records whose key is the schedule's id, and whose value is the message.
 
-    `topic` is the request topic. `own_topics` says whether a topic is blackbox's own and so cannot
-    be a target. A schedule that is more than `grace_s` late is not delivered any more; None: no
-    limit.
+    `topic` is the request topic. A schedule that is more than `grace_s` late is not delivered any
+    more; None: no limit.
     """
 
     def __init__(
         self,
-        *,
-        topic: str,
         max_countdown_s: int,
         own_topics: Callable[[str], bool],
+        *,
+        topic: str,
         grace_s: int | None,
     ) -> None:
-        super().__init__(max_countdown_s)
+        super().__init__(max_countdown_s, own_topics)
         self._topic = topic
         self._source = topic.encode() + b"/"
-        self._targets = Targets(own_topics)
         self._grace_s = grace_s
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
@@ -56,16 +54,16 @@ class Scheduler(Format):
     def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
         epoch_s = _epoch_s(_first(record.headers, EPOCH))
         due_ms = self._due_ms(epoch_s, f"{EPOCH} {epoch_s}", record, latest_ms)
-        expires_s = None if self._grace_s is None else epoch_s + self._grace_s
+        expires_ms = None if self._grace_s is None else (epoch_s + self._grace_s) * 1000
         return Request(
-            self._targets.allowed(_target(record.headers)),
+            self._target(_target_topic(record.headers)),
             record.value,
             due_ms,
             _first(record.headers, TARGET_KEY),
             [*record.headers, *self._added(record)],
             caller_of(record.headers),
             schedule_id,
-            None if expires_s is None else expires_s * 1000,
+            expires_ms,
         )
 
     def _added(self, record: Record) -> Headers:
@@ -81,7 +79,7 @@ def _first(headers: Headers, wanted: str) -> bytes | None:
     return next((held for name, held in headers if name == wanted), None)
 
 
-def _target(headers: Headers) -> str:
+def _target_topic(headers: Headers) -> str:
     given = _first(headers, TARGET_TOPIC)
     if not given:
         what = "missing" if given is None else "empty"

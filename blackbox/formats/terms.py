@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
 
 import orjson
 
@@ -33,15 +32,20 @@ class RefusedError(Exception):
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+        self.invalid = Invalid(reason, detail)
 
 
 class Format(ABC):
-    """One contract. What cannot be understood becomes an Invalid, which says why."""
+    """One contract. What cannot be understood becomes an Invalid, which says why.
 
-    def __init__(self, max_countdown_s: int) -> None:
+    `own_topics` says whether a topic is blackbox's own and so cannot be a target; its answer for a
+    name that is allowed is remembered.
+    """
+
+    def __init__(self, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
         self._max_countdown_s = max_countdown_s
+        self._own_topics = own_topics
+        self._usual_targets: set[str] = set()
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
         """Read one record; never raises. A time in the past means at once.
@@ -52,7 +56,7 @@ class Format(ABC):
         try:
             return self._read(record, latest_ms)
         except RefusedError as refused:
-            return Invalid(refused.reason, refused.detail)
+            return refused.invalid
 
     @abstractmethod
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
@@ -62,36 +66,23 @@ class Format(ABC):
         """The due time of a unix second, which `given` names. Raises RefusedError."""
         return due_at(at_s * 1000, start_ms(record, latest_ms), self._max_countdown_s, given)
 
-
-class Targets:
-    """Which topics a request may name. `usual` are names that were found to be allowed.
-
-    `own_topics` says whether a topic is blackbox's own and so cannot be a target; its answer for a
-    name is remembered.
-    """
-
-    def __init__(self, own_topics: Callable[[str], bool]) -> None:
-        self._own_topics = own_topics
-        self._refusal = lru_cache(maxsize=REMEMBERED)(self._judge)
-        self.usual: set[str] = set()
-
-    def allowed(self, topic: object) -> str:
+    def _target(self, topic: object) -> str:
         """Return the topic. Raises RefusedError when no message may go there."""
-        if not isinstance(topic, str) or len(topic) > MAX_TOPIC_CHARS:
-            raise _bad_topic(topic)
-        if refused := self._refusal(topic):
-            raise RefusedError(*refused)
-        if len(self.usual) < REMEMBERED:
-            self.usual.add(topic)
-        return topic
-
-    def _judge(self, topic: str) -> Invalid | None:
-        if not is_topic_name(topic):
-            return Invalid(*_bad_topic(topic).args)
+        if isinstance(topic, str) and topic in self._usual_targets:
+            return topic
+        if not isinstance(topic, str) or not is_topic_name(topic):
+            given = "missing" if topic is None else shown(topic)
+            detail = (
+                f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} characters of A-Z a-z 0-9 . _ -, "
+                "other than . and .."
+            )
+            raise RefusedError(Reason.BAD_TOPIC, detail)
         if topic.startswith("__") or self._own_topics(topic):
             detail = f"topic {shown(topic)} belongs to Kafka or blackbox; use another topic"
-            return Invalid(Reason.FORBIDDEN_TOPIC, detail)
-        return None
+            raise RefusedError(Reason.FORBIDDEN_TOPIC, detail)
+        if len(self._usual_targets) < REMEMBERED:
+            self._usual_targets.add(topic)
+        return topic
 
 
 def shown(held: object) -> str:
@@ -161,12 +152,3 @@ def caller_id_of(held: object, field: str = "id") -> str:
 
 def is_caller_id(held: object) -> bool:
     return type(held) is str and 0 < len(held) <= MAX_ID_CHARS and held.isprintable()
-
-
-def _bad_topic(topic: object) -> RefusedError:
-    given = "missing" if topic is None else shown(topic)
-    detail = (
-        f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} characters of A-Z a-z 0-9 . _ -, other "
-        "than . and .."
-    )
-    return RefusedError(Reason.BAD_TOPIC, detail)

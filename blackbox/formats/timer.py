@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto import timer_pb2 as older
@@ -19,8 +21,10 @@ class Timer(Format):
     All answers go to `output_topic`, under the key of their request.
     """
 
-    def __init__(self, *, max_countdown_s: int, output_topic: str) -> None:
-        super().__init__(max_countdown_s)
+    def __init__(
+        self, max_countdown_s: int, own_topics: Callable[[str], bool], *, output_topic: str
+    ) -> None:
+        super().__init__(max_countdown_s, own_topics)
         self._output_topic = output_topic
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
