@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 import orjson
 
+from blackbox.formats.json_object import read_object
 from blackbox.formats.terms import (
     CALLER_HEADER,
     SHOWN_CHARS,
@@ -32,8 +32,6 @@ from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, R
 MAX_EXPIRES_AFTER_S = 10**12
 MAX_RECURRING_BYTES = 128 << 10
 """Each time the request is written again, as JSON, which may take up to six times as much."""
-MAX_EXPLAINED_BYTES = 10 << 10
-"""Above this size an error names no field and no key: to find them, Python's parser takes 0.2 s for 1 MB."""
 MAX_HEADERS = 1000
 """Python code checks each of them, and a record of 1 MB has room for 70,000."""
 
@@ -53,7 +51,6 @@ _REASON_OF = {
     "cron": Reason.BAD_RECURRENCE,
     "timezone": Reason.BAD_RECURRENCE,
 }
-_FIELDS = frozenset(_REASON_OF)
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
 """Quotes by number of fields: of a cancel, a request, one with a caller id."""
@@ -64,9 +61,6 @@ _RFC_3339 = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_BLANKS = b" \t\r\n"
-_ESCAPED_BACKSLASH, _ESCAPED_QUOTE = b"\x00", b"\x01"
-"""Their substitutes while JSON is split at its quotes: bytes that JSON cannot contain unescaped."""
 
 
 class Countdown(Format):
@@ -119,8 +113,8 @@ class Countdown(Format):
         return super().parse(record, latest_ms)
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
-        asked = _as_written(*_object(record.value))
-        if not asked.keys() <= _FIELDS:
+        asked = read_object(record.value, _REASON_OF)
+        if not asked.keys() <= _REASON_OF.keys():
             raise _unknown_field(asked)
         if asked.get("cancel") is not None:
             return _cancel(asked)
@@ -178,137 +172,9 @@ class Countdown(Format):
         return due_at(at_ms, start_ms, self._max_countdown_s, f"at {shown(at)}")
 
 
-def _object(value: bytes | None) -> tuple[bytes, dict[str, Any]]:
-    if not value:
-        raise RefusedError(Reason.EMPTY, "the record has no value; write a JSON object")
-    try:
-        asked = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        raise _unreadable(value, str(error)) from None
-    if type(asked) is not dict:
-        detail = f"the value is {shown(asked)}; write a JSON object"
-        raise RefusedError(Reason.NOT_AN_OBJECT, detail)
-    return value, asked
-
-
-def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
-    """What orjson read, but a message that orjson would alter is read exactly; refuses duplicate keys.
-
-    If both forms are equal except for blanks, so are their tokens: no key was dropped and no number
-    changed.
-    """
-    try:
-        read = orjson.dumps(asked)
-    except orjson.JSONEncodeError:
-        raise _nested_too_deeply() from None
-    if read == value or read.translate(None, _BLANKS) == value.translate(None, _BLANKS):
-        return asked
-    written, parts = _split_at_quotes(value), _split_at_quotes(read)
-    if len(written) != len(parts):  # orjson dropped a key, which is a string
-        raise _duplicate_key(value)
-    between_strings = b'"'.join(written[::2]).translate(None, _BLANKS).split(b'"')
-    message = asked.get("message")
-    is_as_read = between_strings == parts[::2] or message is None or type(message) is str
-    if is_as_read or asked.get("encoding") is not None:
-        return asked
-    parts[::2] = between_strings
-    return asked | {"message": orjson.Fragment(_exact_message(asked, parts))}
-
-
-def _exact_message(asked: dict[str, Any], parts: list[bytes]) -> bytes:
-    """The message with its strings as orjson writes them, and its numbers as the caller wrote them.
-
-    `parts` are those of the whole value. Python code for each number or name would be too slow: a
-    record of 1 MB can hold half a million.
-    """
-    fields = list(asked.items())
-    at = list(asked).index("message")
-    first = len(_split_at_quotes(orjson.dumps(dict(fields[:at])))) + 1
-    last = len(parts) + 1 - len(_split_at_quotes(orjson.dumps(dict(fields[at + 1 :]))))
-    exact = b'"'.join(parts[first:last])[1:-1]  # without the colon, and the comma or brace
-    return exact.replace(_ESCAPED_QUOTE, rb"\"").replace(_ESCAPED_BACKSLASH, rb"\\")
-
-
-def _split_at_quotes(text: bytes) -> list[bytes]:
-    """Split JSON at the quotes of its strings, so that every second part is a string."""
-    whole = text.replace(rb"\\", _ESCAPED_BACKSLASH).replace(rb"\"", _ESCAPED_QUOTE)
-    return whole.split(b'"')
-
-
-def _duplicate_key(value: bytes) -> RefusedError:
-    try:
-        if len(value) <= MAX_EXPLAINED_BYTES:
-            json.loads(value, object_pairs_hook=_without_duplicates)
-    except RefusedError as named:
-        return named
-    except RecursionError:  # orjson reads deeper nesting than Python
-        pass
-    detail = "a key is written twice in one object; write it once"
-    return RefusedError(Reason.DUPLICATE_KEY, detail)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    for name, held in pairs:
-        if name in members:
-            detail = f"the key {shown(name)} is written twice in one object; write it once"
-            raise RefusedError(Reason.DUPLICATE_KEY, detail)
-        members[name] = held
-    return members
-
-
-def _nested_too_deeply() -> RefusedError:
-    detail = "the value is nested deeper than 250 levels; send such a message as a string"
-    return RefusedError(Reason.NOT_JSON, detail)
-
-
-class _NoNumber:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def _number(text: str) -> float | _NoNumber:
-    number = float(text)
-    return number if isfinite(number) else _NoNumber(text)
-
-
-def _unreadable(value: bytes, complaint: str) -> RefusedError:
-    """Why orjson could not read it; names the field if the standard library, which reads more, can."""
-    if not value.strip():
-        return RefusedError(Reason.EMPTY, "the value has only blanks; write a JSON object")
-    if len(value) > MAX_EXPLAINED_BYTES:
-        return RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
-    try:
-        asked = json.loads(
-            value.decode(),
-            object_pairs_hook=_without_duplicates,
-            parse_int=_number,
-            parse_float=_number,
-            parse_constant=_NoNumber,
-        )
-    except (ValueError, RecursionError):
-        asked = None
-    for name in _REASON_OF if isinstance(asked, dict) else ():
-        held = asked.get(name)
-        if isinstance(held, _NoNumber):
-            detail = f"{name} is {shown(held.text)}, which is not a finite number; give one"
-            return RefusedError(_REASON_OF[name], detail)
-        if not _is_writable(held):
-            return RefusedError(_REASON_OF[name], f"{name} is not valid JSON: {complaint}")
-    return RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
-
-
-def _is_writable(held: Any) -> bool:
-    try:
-        orjson.dumps(held)
-    except orjson.JSONEncodeError:
-        return False
-    return True
-
-
 def _unknown_field(asked: dict[str, Any]) -> RefusedError:
-    name = min(asked.keys() - _FIELDS)
-    close = get_close_matches(name[:SHOWN_CHARS], _FIELDS, n=1)
+    name = min(asked.keys() - _REASON_OF.keys())
+    close = get_close_matches(name[:SHOWN_CHARS], _REASON_OF, n=1)
     remedy = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(_REASON_OF)}"
     return RefusedError(Reason.UNKNOWN_FIELD, f"unknown field {shown(name)}; {remedy}")
 

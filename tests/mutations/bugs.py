@@ -1196,7 +1196,7 @@ BUGS = (
         "Python's parser reads a record of 1 MB to name the field that is wrong, and all callers wait",
         (
             Change(
-                "formats/countdown.py",
+                "formats/json_object.py",
                 "    if len(value) > MAX_EXPLAINED_BYTES:\n",
                 "    if len(value) == -1:\n",
             ),
@@ -1209,7 +1209,7 @@ BUGS = (
         "Python's parser reads each number of a record that orjson would alter, and all callers wait",
         (
             Change(
-                "formats/countdown.py",
+                "formats/json_object.py",
                 '    return asked | {"message": orjson.Fragment(_exact_message(asked, parts))}\n',
                 "    number = orjson.Fragment\n"
                 "    exact = json.loads(value, parse_int=number, parse_float=number)\n"
