@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from difflib import get_close_matches
 from math import ceil
 from typing import Any
@@ -54,13 +54,10 @@ _REASON_OF = {
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
 """Quotes by number of fields: of a cancel, a request, one with a caller id."""
-
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Countdown(Format):
@@ -120,18 +117,14 @@ class Countdown(Format):
             return _cancel(asked)
         target = self._target(asked.get("topic"))
         if "message" not in asked:
-            raise RefusedError(
-                Reason.BAD_MESSAGE, "message is missing; give one, or null for a tombstone"
-            )
+            detail = "message is missing; give one, or null for a tombstone"
+            raise RefusedError(Reason.BAD_MESSAGE, detail)
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
         recurs = _recurs(asked, message, self._max_countdown_s, began_ms)
         if recurs is not None and not self._may_recur:
-            detail = (
-                "a recurring request needs BLACKBOX_DELIVERY=exactly-once; send one that does not "
-                "recur"
-            )
-            raise RefusedError(Reason.BAD_RECURRENCE, detail)
+            needs = "a recurring request needs BLACKBOX_DELIVERY=exactly-once"
+            raise RefusedError(Reason.BAD_RECURRENCE, f"{needs}; send one that does not recur")
         due_ms = self._first_due_ms(asked, recurs, began_ms)
         return Request(
             target,
@@ -161,15 +154,13 @@ class Countdown(Format):
             raise RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
         if at is None:
             if type(countdown) is not int and type(countdown) is not float:
-                raise RefusedError(
-                    Reason.BAD_DUE_TIME,
-                    f"countdown is {shown(countdown)}; give a number of seconds such as 90 or 1.5",
-                )
+                given = f"countdown is {shown(countdown)}"
+                detail = f"{given}; give a number of seconds such as 90 or 1.5"
+                raise RefusedError(Reason.BAD_DUE_TIME, detail)
             if countdown > self._max_countdown_s:
                 raise too_far(f"countdown {shown(countdown)}", self._max_countdown_s)
             return start_ms + _whole_ms(countdown) if countdown > 0 else start_ms
-        at_ms = _at_ms(at)
-        return due_at(at_ms, start_ms, self._max_countdown_s, f"at {shown(at)}")
+        return due_at(_at_ms(at), start_ms, self._max_countdown_s, f"at {shown(at)}")
 
 
 def _unknown_field(asked: dict[str, Any]) -> RefusedError:
@@ -182,11 +173,10 @@ def _unknown_field(asked: dict[str, Any]) -> RefusedError:
 def _cancel(asked: dict[str, Any]) -> Cancel:
     others = sorted(name for name in asked.keys() - {"id", "cancel"} if asked[name] is not None)
     if asked["cancel"] is not True or others:
-        detail = f"cancel is {shown(asked['cancel'])}"
-        detail += f" beside {', '.join(others)}" if others else ""
-        raise RefusedError(
-            Reason.BAD_CANCEL, f'{detail}; to cancel write {{"id": …, "cancel": true}} alone'
-        )
+        beside = f" beside {', '.join(others)}" if others else ""
+        given = f"cancel is {shown(asked['cancel'])}{beside}"
+        detail = f'{given}; to cancel write {{"id": …, "cancel": true}} alone'
+        raise RefusedError(Reason.BAD_CANCEL, detail)
     if asked.get("id") is None:
         raise RefusedError(Reason.BAD_ID, "id is missing; give the id to cancel")
     return Cancel(caller_id_of(asked["id"]))
@@ -216,8 +206,6 @@ def _base64(name: str, held: Any, encoding: Any) -> bytes:
 
 def _whole_ms(seconds: float) -> int:
     """The first millisecond not before `seconds`; 1.1 s are 1100 ms, whatever 1.1 * 1000 is."""
-    if isinstance(seconds, int):
-        return seconds * 1000
     ms = ceil(seconds * 1000)
     if (ms - 1) / 1000 >= seconds:
         return ms - 1
@@ -230,8 +218,8 @@ def _at_ms(at: Any) -> int:
     try:
         if type(at) is str and (parts := _RFC_3339.fullmatch(at)):
             second, fraction, offset = parts.groups(default="0")
-            since = datetime.fromisoformat((second + offset).upper()) - _EPOCH
-            return since // _MILLISECOND + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
+            at_s = int(datetime.fromisoformat((second + offset).upper()).timestamp())
+            return at_s * 1000 + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
         wrong = "neither RFC 3339 with an offset nor whole milliseconds"
     except ValueError as error:
         wrong = str(error)
@@ -287,14 +275,12 @@ def _recurs(
         detail = "a recurring request needs an id, so that it can be cancelled; give one"
         raise RefusedError(Reason.BAD_ID, detail)
     if len(message or b"") > MAX_RECURRING_BYTES:
-        detail = (
-            f"message has {len(message or b'')} bytes; a recurring one may have "
-            f"{MAX_RECURRING_BYTES}"
-        )
+        given = f"message has {len(message or b'')} bytes"
+        detail = f"{given}; a recurring one may have {MAX_RECURRING_BYTES}"
         raise RefusedError(Reason.BAD_RECURRENCE, detail)
     if fields is not None and each is not None:
         raise RefusedError(Reason.BAD_RECURRENCE, "both every and cron are given; give one of them")
-    given = shown(each) if fields is None else shown(fields)
+    name, value = ("every", each) if fields is None else ("cron", fields)
     try:
         if fields is not None:
             return cron(fields, zone, began_ms)
@@ -302,8 +288,7 @@ def _recurs(
             raise ValueError("timezone is only for cron; remove it")
         return every(each, longest_s)
     except ValueError as error:
-        name = "every" if fields is None else "cron"
-        raise RefusedError(Reason.BAD_RECURRENCE, f"{name} is {given}: {error}") from None
+        raise RefusedError(Reason.BAD_RECURRENCE, f"{name} is {shown(value)}: {error}") from None
 
 
 def _expires_ms(seconds: Any, due_ms: int) -> int | None:

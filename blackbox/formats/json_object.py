@@ -84,8 +84,7 @@ def _refuse_duplicate_key(value: bytes) -> NoReturn:
     if len(value) <= MAX_EXPLAINED_BYTES:
         with suppress(RecursionError):  # orjson reads deeper nesting than Python
             json.loads(value, object_pairs_hook=_without_duplicates)
-    detail = "a key is written twice in one object; write it once"
-    raise RefusedError(Reason.DUPLICATE_KEY, detail)
+    raise RefusedError(Reason.DUPLICATE_KEY, "a key is written twice in one object; write it once")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -90,16 +90,14 @@ def _target_topic(headers: Headers) -> str:
 
 def _schedule_id(key: bytes | None) -> str:
     if key is not None and len(key) > MAX_ID_BYTES:
-        detail = (
-            f"the key has {len(key)} bytes; the id of a schedule may have at most {MAX_ID_BYTES}"
-        )
-        raise RefusedError(Reason.BAD_ID, f"{detail}; give a shorter one, such as a hash of it")
+        limit = f"the id of a schedule may have at most {MAX_ID_BYTES}"
+        detail = f"the key has {len(key)} bytes; {limit}; give a shorter one, such as a hash of it"
+        raise RefusedError(Reason.BAD_ID, detail)
     try:
         text = (key or b"").decode()
     except UnicodeDecodeError:
-        detail = (
-            f"the key is {shown(key)}, which is not UTF-8; give the id of the schedule as UTF-8"
-        )
+        given = f"the key is {shown(key)}, which is not UTF-8"
+        detail = f"{given}; give the id of the schedule as UTF-8"
         raise RefusedError(Reason.BAD_ID, detail) from None
     if not text.strip():
         given = "missing" if key is None else f"{shown(text)}, which is blank"

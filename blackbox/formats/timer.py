@@ -62,10 +62,8 @@ class Timer(Format):
     ) -> Request | Cancel:
         asked = timer.request
         if not asked.correlation_id:
-            detail = (
-                "correlation_id is missing; give one: it identifies the timer until it has fired"
-            )
-            raise RefusedError(Reason.BAD_ID, detail)
+            remedy = "give one: it identifies the timer until it has fired"
+            raise RefusedError(Reason.BAD_ID, f"correlation_id is missing; {remedy}")
         caller_id = caller_id_of(asked.correlation_id, "correlation_id")
         is_create = asked.type.endswith("TimerCreate")
         if asked.type.endswith("TimerCancel") or (not timer.expire_at and not is_create):
