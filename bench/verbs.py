@@ -7,6 +7,7 @@ from itertools import islice
 
 from bench.ground import Ground, Stopwatch
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake, parse
 from blackbox.core.plan import Positions
 from blackbox.core.triage import Triage
@@ -49,6 +50,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",
+        follow_ups=FollowUps(ground.shard, contract, journal),
     )
     dispatch = Dispatch(index, writer, triage, batch)
     watch = Stopwatch()

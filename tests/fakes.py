@@ -190,8 +190,8 @@ class FakeWriter:
                 self.abort()
                 raise Refused(suspects)
         waiting = self._queued[self._flushed :]
-        answers = {o.offset: self._answer(o, waiting) for o, _ in waiting}
-        failed = {offset: refusal for offset, refusal in answers.items() if refusal is not None}
+        answers = [(o.offset, self._answer(o, waiting)) for o, _ in waiting]
+        failed = {offset: refusal for offset, refusal in answers if refusal is not None}
         if failed and self.exactly_once:
             raise Refused(failed)
         taken = [(o, places) for o, places in waiting if o.offset not in failed]

@@ -382,7 +382,7 @@ class Dispatch:
         written: Places = {}
         ended = {**ready, **dead}
         follow_ups = self.triage.follow_ups
-        if follow_ups is None or not follow_ups.has_some(ended.values()):
+        if not follow_ups.has_some(ended.values()):
             return written
         delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
         suspects: dict[int, Refusal] = {}
@@ -413,11 +413,11 @@ class Dispatch:
 
     def _look_ahead(self, batch: Sorted) -> None:
         follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
-        if follow_ups is not None and follow_ups.has_some(ended.values()):
+        if follow_ups.has_some(ended.values()):
             follow_ups.look_ahead(self._known, ended)
 
     def _check_follow_ups(self, ended: Mapping[int, Entry], written: Places) -> None:
-        if self.triage.follow_ups is not None and written:
+        if written:
             self._take_back(self.triage.follow_ups.overtaken(self._known, ended, written))
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:

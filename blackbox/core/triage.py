@@ -80,10 +80,9 @@ class Sorted:
 class Triage:
     """Decides what happens to each request that is due in one shard.
 
-    `reread` makes an entry from a request's record again. `retries` is how often an unavailable
-    target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
-    `follow_ups` are written with the outcomes of some requests. Without a `pace` there are no rate
-    limits.
+    `reread` makes an entry from a request's record again. `follow_ups` are written with the outcomes
+    of some requests. `retries` is how often an unavailable target is tried again, after 1, 2, 4 …
+    60 s, before the request becomes a dead letter. Without a `pace` there are no rate limits.
     """
 
     shard: Shard
@@ -91,8 +90,8 @@ class Triage:
     journal: Journal
     reread: Callable[[Record], Entry]
     dead_letter_topic: str
+    follow_ups: FollowUps
     retries: int = 5
-    follow_ups: FollowUps | None = None
     pace: Pace | None = None
 
     def sort(self, due: Due, now_ms: int) -> Sorted:
@@ -191,7 +190,7 @@ class Triage:
         paused = due.paused
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        ending = self._ending(batch) if self.follow_ups is not None else {}
+        ending = self._ending(batch)
         others = {topic for topics in ending.values() for topic in topics}
         asked_for = {*wanted, *others, self.dead_letter_topic}
         unavailable = {
@@ -231,7 +230,6 @@ class Triage:
 
     def _ending(self, batch: Sorted) -> dict[int, tuple[str, ...]]:
         """The topics of each request's follow-ups."""
-        assert self.follow_ups is not None
         everything = {**batch.ready, **batch.alone, **batch.dead}
         if not self.follow_ups.has_some(everything.values()):
             return {}
@@ -317,7 +315,7 @@ class Triage:
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
             # its follow-ups share a batch with those of others, and may be what was refused
-            has_ending = self.follow_ups is not None and bool(self.follow_ups.topics(entry))
+            has_ending = bool(self.follow_ups.topics(entry))
             is_apart = offset in apart and not has_ending
             is_alone = entry.alone or len(suspects) == 1 or is_apart
             told = away.get(self._destination(entry))

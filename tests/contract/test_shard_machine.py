@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake, Opening, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
@@ -183,6 +184,7 @@ class ShardMachine(RuleBasedStateMachine):
             journal=self.journal,
             reread=intake.reread,
             dead_letter_topic=LETTERS,
+            follow_ups=FollowUps(SHARD, self.journal.contract, self.journal),
             retries=2,
         )
         dispatch = Dispatch(index, writer, triage, self.batch_limit)

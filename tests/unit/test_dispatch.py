@@ -64,6 +64,7 @@ Make = Callable[..., Dispatch]
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
         own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
+        settings.setdefault("follow_ups", FollowUps(SHARD, journal.contract, journal))
         triage = Triage(
             shard=SHARD,
             targets=targets,
@@ -1619,7 +1620,7 @@ def test_what_recurs_goes_on_behind_a_dead_letter_that_got_smaller(
 ) -> None:
     pend(to("huge", caller_id="a", recurs="every 60000"))
     writer.refused["huge"] = TOO_LARGE
-    writer.fails = lambda o: TOO_LARGE if o.value is not None else None
+    writer.fails = lambda o: TOO_LARGE if o.topic == LETTERS and o.value is not None else None
 
     with pytest.raises(Refused):
         dispatch.tick(NOW_MS)

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovery
@@ -48,6 +49,7 @@ class Owners:
         triage = Triage(
             shard=SHARD, targets=self.targets, journal=self.journal, reread=intake.reread,
             dead_letter_topic="dead-letters",
+            follow_ups=FollowUps(SHARD, self.journal.contract, self.journal),
         )  # fmt: skip
         self.dispatch = Dispatch(index, self.writer, triage)
         Recovery(
