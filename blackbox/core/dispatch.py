@@ -6,27 +6,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
+from blackbox.core.delivery import Delivery
 from blackbox.core.parking import time_at
 from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.settling import settle
-from blackbox.core.triage import RECORD_GONE, Sorted, Triage, as_dead, as_record, is_record
+from blackbox.core.triage import Sorted, Triage
 from blackbox.records.entry import Entry
-from blackbox.records.errors import IndexFull, JournalLost, RecoveryRequired, Refused, TooEarly
-from blackbox.records.outgoing import Refusal, dead_letters, deliveries
-from blackbox.records.receipt import Claim, Places, Receipt, confirmation, one_incarnation, topic_of
-from blackbox.records.request import UNDELIVERABLE, Reason, Record, Shard
-from blackbox.records.topic_limits import NO_LIMITS, Limits, Parts
+from blackbox.records.errors import IndexFull, Refused, TooEarly
+from blackbox.records.outgoing import Refusal
+from blackbox.records.receipt import Claim, Receipt, confirmation, one_incarnation
+from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
 TELL_AFTER_MS = 5_000
-PART_LATER_MS = 50
-"""Delay of what a strict topic takes only in a later transaction; other messages go before it."""
-UNFIT_LATER_MS = 60_000
-"""Delay before a dead letter that its topic takes in no form is retried."""
 MOST_PAUSE_MS = 10_000
 """The longest pause between two looks at what is in doubt."""
 
@@ -196,53 +191,35 @@ class Dispatch:
     def _deliver(
         self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
-        self._look_ahead(batch)
+        self._prepare_follow_ups(batch)
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
-        # before the transaction, which could time out during the read
-        originals = self._originals(batch.dead)
-        places: Places = {}
-        letters: Places = {}
-        ready, dead = dict(batch.ready), dict(batch.dead)
-        topics = {entry.target for entry in ready.values()}
-        limits = self.triage.targets.limits(topics | {self.triage.dead_letter_topic})
-        parts = Parts(limits)
-
-        def flush() -> Mapping[int, Refusal]:
-            return self.writer.flush(lambda: self._hopeless(ready, dead, places))
-
+        delivery = Delivery(self.writer, self.triage, batch, self._known, now_ms)
         self.writer.begin()  # 2
         try:
-            later = self._send_messages(ready, dead, places, parts, flush)
-            refused_now = {o: e for o, e in dead.items() if o not in batch.dead}
-            originals |= self._originals(refused_now)
-            fits = limits.get(self.triage.dead_letter_topic, NO_LIMITS)
-            later |= self._send_dead_letters(dead, originals, letters, fits, parts, flush)
-            for offset, (wait_ms, entry) in later.items():
-                ready.pop(offset, None)
-                batch.deferred[offset] = now_ms + wait_ms, refused_now.get(offset, entry)
-            if not ready and not dead:
+            if not delivery.send():
                 self.writer.abort()
                 self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return
-            written = self._send_follow_ups(ready, dead, now_ms)
+            delivery.send_follow_ups()
             if goes_on:
                 self._ahead = self._read_ahead(now_ms, batch)
-            failed = flush()
-            self._check_follow_ups(ready | dead, written)
+            failed = delivery.flush()
+            delivery.check_follow_ups()
         except Refused as refused:
-            self._postpone(ready | dead, refused.suspects, did, now_ms, parts.apart)
+            sent = delivery.ready | delivery.dead
+            self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
-        sent = {**ready, **dead}
+        sent = delivery.ready | delivery.dead
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
-        dead = {offset: entry for offset, entry in dead.items() if offset not in failed}
+        dead = {offset: entry for offset, entry in delivery.dead.items() if offset not in failed}
         due_ms = (entry.due_ms for offset, entry in ended.items() if offset not in dead)
         # an entry that was read again may have a later due time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
-            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)
+            position = self.writer.commit(delivery.receipt(dead), latest_ms)
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
             return
@@ -255,7 +232,7 @@ class Dispatch:
         _count_postponed(did, batch.deferred)
         if failed:
             self._ahead = None  # what is postponed may have to go before it
-            self._postpone(sent, failed, did, now_ms, parts.apart)
+            self._postpone(sent, failed, did, now_ms, delivery.apart)
 
     def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
@@ -265,23 +242,6 @@ class Dispatch:
         self._defer(batch.deferred, did, now_ms)
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
-
-    def _receipt(
-        self, dead: Mapping[int, Entry], places: Places, letters: Places, now_ms: int
-    ) -> Receipt:
-        undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
-        expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
-        known = {*undeliverable, *expired}
-        return Receipt(
-            at_ms=now_ms,
-            delivered=places,
-            dead=undeliverable,
-            expired=expired,
-            invalid=[offset for offset in dead if offset not in known],
-            letters=letters,
-            topics=dict(self.triage.targets.ids({topic_of(at) for at in (*places, *letters)})),
-            read=self._known,
-        )
 
     def _mark_in_flight(self, batch: Sorted) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
@@ -293,137 +253,10 @@ class Dispatch:
         self.index.mark_in_flight((), self._removed)
         return False
 
-    def _originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
-        """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
-        return self.triage.originals(
-            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
-        )
-
-    def _send_messages(
-        self,
-        ready: Mapping[int, Entry],
-        dead: dict[int, Entry],
-        places: Places,
-        parts: Parts,
-        flush: Callable[[], object],
-    ) -> dict[int, Postponed]:
-        """Send the messages; return those for a later transaction, each with its delay in ms.
-
-        A message that the client refuses is added to `dead`.
-        """
-        later: dict[int, Postponed] = {}
-        for message in deliveries(self.shard, ready):
-            place = parts.place(message)
-            if place == "later":
-                later[message.offset] = PART_LATER_MS + len(later), None  # in this order
-                continue
-            if place == "next":
-                flush()
-            refusal = self.writer.send(message, places)
-            if refusal is not None:
-                dead[message.offset] = as_dead(ready[message.offset], refusal)
-        return later
-
-    def _send_dead_letters(
-        self,
-        dead: dict[int, Entry],
-        originals: Mapping[int, Record],
-        letters: Places,
-        limits: Limits,
-        parts: Parts,
-        flush: Callable[[], object],
-    ) -> dict[int, Postponed]:
-        """Send the dead letters; return those for a later transaction, each with its delay in ms."""
-        topic = self.triage.dead_letter_topic
-        later: dict[int, Postponed] = {}
-        unfit: list[str] = []
-        for offset, entry in dead.items():
-            original, detail = originals.get(offset), entry.detail or ""
-            if original is None and entry.left_bytes:
-                detail = f"{detail}; {RECORD_GONE}"
-            forms = dead_letters(
-                self.shard,
-                topic,
-                original or as_record(offset, entry),
-                entry.reason or "",
-                detail,
-            )
-            smaller = list(islice(forms, entry.shortened, None))
-            why = [limits.refusal(form) for form in smaller]
-            fitting = [form for form, told in zip(smaller, why, strict=True) if told is None]
-            if not fitting:
-                unfit += [told[1] for told in why[-1:] if told is not None]
-                later[offset] = (
-                    UNFIT_LATER_MS,
-                    entry,
-                )  # written again: its payload must outlive the wait
-                continue
-            smaller = fitting
-            place = parts.place(smaller[0])
-            if place == "later":
-                later[offset] = PART_LATER_MS + len(later), None
-                continue
-            if place == "next":
-                flush()
-            if all(self.writer.send(form, letters) is not None for form in smaller):
-                raise RecoveryRequired(
-                    f"{self.shard.source(offset)}: no form of its dead letter can be sent"
-                )
-        if unfit:
-            self.triage.say_that_letters_wait(len(unfit), unfit[0])
-        for offset in later:
-            del dead[offset]
-        return later
-
-    def _send_follow_ups(
-        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], now_ms: int
-    ) -> Places:
-        """Send the follow-ups; return where those for the request topic went, complete once flushed."""
-        written: Places = {}
-        ended = {**ready, **dead}
-        follow_ups = self.triage.follow_ups
-        if not follow_ups.has_some(ended.values()):
-            return written
-        delivered = {offset: entry for offset, entry in ready.items() if offset not in dead}
-        suspects: dict[int, Refusal] = {}
-        for part, places in (
-            (follow_ups.requests(ended, now_ms), written),
-            (follow_ups.copies(delivered), {}),
-        ):
-            for message in part:
-                refusal = self.writer.send(message, places)
-                if refusal is not None:
-                    suspects[message.offset] = refusal
-        self._take_back(suspects)
-        return written
-
-    def _hopeless(
-        self, ready: Mapping[int, Entry], dead: Mapping[int, Entry], places: Places
-    ) -> dict[int, Refusal]:
-        """The messages that no broker has yet because their target cannot take anything any more."""
-        arrived = {offset for pairs in places.values() for offset, _ in pairs}
-        waiting = {o: e.target for o, e in ready.items() if o not in arrived and o not in dead}
-        if not waiting:
-            return {}
-        try:
-            refusals = self.triage.targets.unavailable(set(waiting.values()), anew=True)
-        except JournalLost:
-            return {}
-        return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
-
-    def _look_ahead(self, batch: Sorted) -> None:
+    def _prepare_follow_ups(self, batch: Sorted) -> None:
         follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
         if follow_ups.has_some(ended.values()):
             follow_ups.look_ahead(self._known, ended)
-
-    def _check_follow_ups(self, ended: Mapping[int, Entry], written: Places) -> None:
-        if written:
-            self._take_back(self.triage.follow_ups.overtaken(self._known, ended, written))
-
-    def _take_back(self, suspects: dict[int, Refusal]) -> None:
-        if suspects:
-            self.writer.abort()
-            raise Refused(suspects)
 
     def _postpone(
         self,

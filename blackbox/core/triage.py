@@ -217,7 +217,7 @@ class Triage:
             entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
         )
         if waiting and self.dead_letter_topic in unavailable:
-            self.say_that_letters_wait(waiting, unavailable[self.dead_letter_topic][1])
+            self.log_waiting_letters(waiting, unavailable[self.dead_letter_topic][1])
 
     def _set_behind_the_parked(self, batch: Sorted, due: Due) -> None:
         """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
@@ -337,7 +337,7 @@ class Triage:
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]
         if letters:
-            self.say_that_letters_wait(len(letters), letters[0][1])
+            self.log_waiting_letters(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def _away(self, targets: Collection[str]) -> Mapping[str, Refusal]:
@@ -352,7 +352,7 @@ class Triage:
         has_tried = letter.attempts >= self.retries
         return letter.reason is not None and refusal[0] not in OF_A_TOPIC and has_tried
 
-    def say_that_letters_wait(self, count: int, why: str) -> None:
+    def log_waiting_letters(self, count: int, why: str) -> None:
         logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
 
     def _as_letter(

@@ -36,10 +36,10 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
+                "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
                 "            gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
                 "            self.index.settle(gone, self.index.positions.receipts)\n"
-                "            position = self.writer.commit(self._receipt(dead, places, letters, now_ms), latest_ms)\n",
+                "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
             ),
         ),
         ("crash after D3", "reply to EndTxn lost"),
