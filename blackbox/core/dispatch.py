@@ -21,7 +21,7 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
-TELL_AFTER_MS = 5_000
+RECEIPT_AFTER_MS = 5_000
 MOST_PAUSE_MS = 10_000
 """The longest pause between two looks at what is in doubt."""
 
@@ -36,7 +36,7 @@ class Dispatched:
 
     due_ms: list[int] = field(default_factory=list)
     targets: Counter[str] = field(default_factory=Counter)
-    dead: dict[str, int] = field(default_factory=dict)
+    dead: Counter[str] = field(default_factory=Counter)
     retried: int = 0
     is_full: bool = False
     next_due_ms: int | None = None
@@ -63,8 +63,8 @@ class Dispatch:
     is_clock_outdated: Callable[[], bool] = lambda: False
     done: Dispatched = field(default_factory=Dispatched)
     _known: int = 0
-    _told: int = 0
-    _told_ms: int = 0
+    _recorded: int = 0
+    _recorded_ms: int = 0
     _ahead: tuple[Dispatched, Sorted] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
@@ -109,7 +109,7 @@ class Dispatch:
                 self._deliver(batch, did, now_ms, goes_on=goes_on)
             else:
                 self._defer(batch.deferred, did, now_ms)
-                self._tell_alone(now_ms)
+                self._write_receipt_alone(now_ms)
         except BaseException:
             self.triage.give_back(later)
             raise
@@ -142,15 +142,15 @@ class Dispatch:
         looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1
         self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
 
-    def _tell_alone(self, now_ms: int) -> None:
+    def _write_receipt_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
-        is_late = now_ms - self._told_ms >= TELL_AFTER_MS
-        is_news = self.triage.pace is not None and self._known > self._told and is_late
+        is_late = now_ms - self._recorded_ms >= RECEIPT_AFTER_MS
+        is_news = self.triage.pace is not None and self._known > self._recorded and is_late
         if is_news or self.is_clock_outdated():
             self.writer.begin()
             position = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
             self.index.settle({}, position)
-            self._told, self._told_ms = self._known, now_ms
+            self._recorded, self._recorded_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
@@ -215,7 +215,8 @@ class Dispatch:
         sent = delivery.ready | delivery.dead
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in delivery.dead.items() if offset not in failed}
-        due_ms = (entry.due_ms for offset, entry in ended.items() if offset not in dead)
+        delivered = [entry for offset, entry in ended.items() if offset not in dead]
+        due_ms = [entry.due_ms for entry in delivered]
         # an entry that was read again may have a later due time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
@@ -227,8 +228,10 @@ class Dispatch:
         counted = self.counted(ended)
         origins = [entry.origin for entry in ended.values() if entry.origin is not None]
         self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # 3
-        self._told, self._told_ms = self._known, now_ms
-        _count(did, ended, dead)
+        self._recorded, self._recorded_ms = self._known, now_ms
+        did.due_ms += due_ms
+        did.targets.update([entry.target for entry in delivered])
+        did.dead.update([entry.reason or "" for entry in dead.values()])
         _count_postponed(did, batch.deferred)
         if failed:
             self._ahead = None  # what is postponed may have to go before it
@@ -283,20 +286,9 @@ class Dispatch:
             _count_postponed(did, changes)
 
 
-def _count(did: Dispatched, ended: Mapping[int, Entry], dead: Mapping[int, Entry]) -> None:
-    delivered = [entry for offset, entry in ended.items() if offset not in dead]
-    did.due_ms += [entry.due_ms for entry in delivered]
-    did.targets.update([entry.target for entry in delivered])
-    for entry in dead.values():
-        reason = entry.reason or ""
-        did.dead[reason] = did.dead.get(reason, 0) + 1
-
-
 def _count_postponed(did: Dispatched, changes: Mapping[int, Postponed]) -> None:
     if changes:
         did.retried += len(changes)
-        times = [
-            time_ms for at_ms, _ in changes.values() if (time_ms := time_at(at_ms)) is not None
-        ]
+        times = [ms for at_ms, _ in changes.values() if (ms := time_at(at_ms)) is not None]
         first_ms = min(times, default=did.next_due_ms)
         did.next_due_ms = min(first_ms, did.next_due_ms or first_ms) if first_ms else None

@@ -46,7 +46,7 @@ def test_deliveries_dead_letters_and_retries_are_counted(metrics: Metrics) -> No
     did = Dispatched(
         due_ms=[NOW_MS] * 3,
         targets=Counter(orders=2, bills=1),
-        dead={"too-large": 2, "empty": 1},
+        dead=Counter({"too-large": 2, "empty": 1}),
         retried=4,
     )
     metrics.dispatched(SHARD, did, NOW_MS)
@@ -60,7 +60,7 @@ def test_deliveries_dead_letters_and_retries_are_counted(metrics: Metrics) -> No
 
 def test_pending_is_what_the_tick_left(metrics: Metrics) -> None:
     metrics.dispatched(
-        SHARD, Dispatched(due_ms=[NOW_MS] * 3, dead={"empty": 1}, pending=10), NOW_MS
+        SHARD, Dispatched(due_ms=[NOW_MS] * 3, dead=Counter(empty=1), pending=10), NOW_MS
     )
     assert value(metrics, "blackbox_pending", shard="TB-3") == 6
 
@@ -128,7 +128,7 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
         did = Dispatched(
             due_ms=[NOW_MS - 7] * delivered,
             targets=Counter(orders=delivered),
-            dead={"empty": 1},
+            dead=Counter(empty=1),
             retried=4,
             pending=10,
         )
@@ -278,7 +278,7 @@ def test_the_low_water_mark_ages_while_no_walk_succeeds(
 def used(metrics: Metrics) -> dict[str, set[str]]:
     """Every metric with its labels, after each was used once."""
     metrics.taken(SHARD, Taken(1, 1, 1, 1, None, refused={("quota", "shop"): 1}, ahead_ms=1))
-    did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead={"empty": 1}, retried=1)
+    did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead=Counter(empty=1), retried=1)
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
     metrics.kafka_behind(SHARD, 5)
