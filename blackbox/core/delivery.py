@@ -7,9 +7,10 @@ from itertools import islice
 
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
-from blackbox.core.triage import RECORD_GONE, Sorted, Triage, as_dead, as_record, is_record
+from blackbox.core.sorted import Sorted, as_dead
+from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
 from blackbox.records.entry import Entry
-from blackbox.records.errors import JournalLost, RecoveryRequired, Refused
+from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
 from blackbox.records.receipt import Places, Receipt, topic_of
 from blackbox.records.request import UNDELIVERABLE, Reason, Record
@@ -170,12 +171,7 @@ class Delivery:
         arrived = {offset for pairs in self._places.values() for offset, _ in pairs}
         arrived |= self.dead.keys()
         waiting = {o: e.target for o, e in self.ready.items() if o not in arrived}
-        if not waiting:
-            return {}
-        try:
-            refusals = self._triage.targets.unavailable(set(waiting.values()), anew=True)
-        except JournalLost:
-            return {}
+        refusals = self._triage.reported_unavailable(set(waiting.values()), anew=True)
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:

@@ -11,8 +11,10 @@ from blackbox.core.delivery import Delivery
 from blackbox.core.parking import time_at
 from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
+from blackbox.core.rates import give_back, hold_back
 from blackbox.core.settling import settle
-from blackbox.core.triage import Sorted, Triage
+from blackbox.core.sorted import Sorted
+from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
@@ -100,7 +102,8 @@ class Dispatch:
             self._look_at_doubtful(now_ms)
             did, batch = self._read(now_ms)
         self.done = did
-        later = self.triage.hold_back(batch, now_ms)
+        pace = self.triage.pace
+        later = {} if pace is None else hold_back(batch, pace, now_ms)
         try:
             if batch.ready or batch.dead:
                 # no read-ahead while a parked backlog comes out: it is stored apart from what is due
@@ -111,7 +114,8 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 self._write_receipt_alone(now_ms)
         except BaseException:
-            self.triage.give_back(later)
+            if pace is not None:
+                give_back(pace, later)
             raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}

@@ -22,6 +22,7 @@ from blackbox.core.plan import (
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Checked, Claim, Mark, Places, Receipt
 from blackbox.records.request import Record, Shard
+from blackbox.records.topic_limits import Limits
 
 
 class Index(Protocol):
@@ -112,6 +113,17 @@ class Journal(Protocol):
     def first_receipt_since(self, at_ms: int) -> int | None: ...
     def receipts(self, start: int, end: int) -> Iterator[tuple[int, Receipt]]: ...
     def check(self, claims: Iterable[Claim], patience_s: float) -> Checked: ...
+
+
+class Targets(Protocol):
+    """Which of the given topics cannot take messages now, what some of them refuse, and their ids."""
+
+    def unavailable(
+        self, topics: Iterable[str], *, anew: bool = False
+    ) -> Mapping[str, Refusal]: ...
+    def limits(self, topics: Collection[str]) -> Mapping[str, Limits]: ...
+    def take_no_batch(self, topics: Iterable[str]) -> None: ...
+    def ids(self, topics: Iterable[str]) -> Mapping[str, str]: ...
 
 
 class Writer(Protocol):

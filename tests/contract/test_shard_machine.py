@@ -32,7 +32,8 @@ from blackbox.core.intake import Intake, Opening, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
-from blackbox.core.triage import LONGEST_RETRY_MS, Triage
+from blackbox.core.sorted import LONGEST_RETRY_MS
+from blackbox.core.triage import Triage
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
 from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired

@@ -836,7 +836,7 @@ BUGS = (
         "the large records of a batch's dead letters are read from Kafka all at once",
         (
             Change(
-                "core/triage.py",
+                "core/sorted.py",
                 "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
                 "            elif False:\n",
             ),
@@ -940,8 +940,8 @@ BUGS = (
         "what comes due anew for a target goes out before what was parked for it",
         (
             Change(
-                "core/triage.py",
-                "        for part in (batch.ready, batch.alone) if due.backlogs else ():\n",
+                "core/sorted.py",
+                "        for part in (self.ready, self.alone) if due.backlogs else ():\n",
                 "        for part in ():\n",
             ),
         ),
@@ -1131,7 +1131,7 @@ BUGS = (
         "dead letters whose topic is missing are looked at again and again",
         (
             Change(
-                "core/triage.py",
+                "core/sorted.py",
                 "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
                 "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
             ),
