@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
+from blackbox.core import interpret
 from blackbox.core.ended import Ended
 from blackbox.core.plan import (
     UNKNOWN_EPOCH,
@@ -26,28 +26,11 @@ from blackbox.core.plan import (
 from blackbox.core.ports import Index
 from blackbox.formats import Format
 from blackbox.formats.terms import start_ms
-from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import as_asked, carried, carry_of
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
-from blackbox.records.recurrence import follows
-from blackbox.records.request import (
-    NOT_ADMITTED,
-    OUTCOME_UNKNOWN,
-    Cancel,
-    Invalid,
-    Reason,
-    Record,
-    Request,
-)
+from blackbox.records.request import NOT_ADMITTED, Cancel, Record
 from blackbox.rules.admission import Admission
 from blackbox.rules.rules import Asked, Rules
-
-MOST_COLD_BYTES = 900_000
-"""The largest cold value. A larger one may not be writable again: clients and topics take 1 MB by default."""
-
-MOST_REFUSED_BYTES = 1_000
-"""The largest refused record kept in Redis: a caller whose requests are refused must not fill it for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +51,6 @@ class Taken:
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ahead_ms: int | None = field(default=None, compare=False)
-
-
-VERDICT_LOST = (
-    "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
-    "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
-    "not delivered"
-)
 
 
 class Opening(NamedTuple):
@@ -98,7 +74,7 @@ class Upcoming(NamedTuple):
 
     touched: Touched
     carried: Sequence[tuple[int, int, int]]
-    replacement: tuple[int, str, str | None] | None = None
+    replacement: tuple[int, str, str | None] | None
 
 
 class Parsed(NamedTuple):
@@ -151,25 +127,18 @@ class Intake:
         rules = None if self.admission is None else self.admission.rules()
         parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
         if opening is not None and opening.unknown_before_ms is not None:
-            changes = _outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
+            changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             parsed = parsed._replace(changes=changes, refused={}, asked=())
-        if opening is None:
-            return self.store(parsed, latest_ms)
-        return self.store(parsed, latest_ms, ended=opening.ended, too_late=opening.too_late)
+        return self.store(parsed, latest_ms, opening=opening)
 
     def store(
         self,
         parsed: Parsed,
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
-        ended: Container[int] | None = None,
-        too_late: Container[int] = frozenset(),
+        opening: Opening | None = None,
     ) -> Taken:
-        """Store a parsed batch: steps 2 and 3 of `apply`.
-
-        `meanwhile` is called while Redis is busy, so that the next batch can be parsed. A rebuild
-        passes what has `ended`, and which replacements were `too_late`.
-        """
+        """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `meanwhile`."""
         rules = parsed.rules
         followed: Tail | None = None
         over: dict[int, Refusal] | None = None
@@ -184,15 +153,23 @@ class Intake:
             if over is None:
                 over = self._over_quota(parsed, view)
             judged = _judged(parsed, over, view.judged)
-            plan = resolve(judged, view._replace(too_late=too_late))
+            if opening is not None:
+                view = view._replace(too_late=opening.too_late)
+            plan = resolve(judged, view)
             plan.tail = parsed.tail
             if rules is not None and rules.counted:
                 plan.counted = rules.counted_of(plan.puts)
             return plan
 
-        touched = touched_by(parsed.changes)
+        ended = None if opening is None else opening.ended
         plan = self.index.store(
-            parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
+            parsed.start,
+            parsed.end,
+            touched_by(parsed.changes),
+            make_plan,
+            now_ms,
+            meanwhile,
+            ended,
         )
         return _taken(plan, rules, parsed.ahead_ms)
 
@@ -221,26 +198,8 @@ class Intake:
         yield _upcoming(changes[first:], None)
 
     def reread(self, record: Record) -> Entry:
-        """The entry of a request whose stored form was lost.
-
-        A replacement by id becomes a dead letter: only the stored form showed whether it was in
-        time.
-        """
-        one = Batch(record.offset, record.offset + 1, [record])
-        [(_, change)] = parse(self.contract, one, record.timestamp_ms, None).changes
-        if isinstance(change, Replacement):
-            letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
-            lost = refused_entry(record, letter, record.timestamp_ms)
-            return lost._replace(caller_id=change.caller_id)
-        if isinstance(change, Carried):
-            change = change.asked
-        if isinstance(change, Request):
-            return Entry(*change)
-        if isinstance(change, Entry):
-            return change
-        raise ValueError(
-            f"the record at offset {record.offset} is not a request to deliver: {change}"
-        )
+        """The entry of a request whose stored form was lost."""
+        return interpret.reread(self.contract, record)
 
 
 def parse(
@@ -251,103 +210,29 @@ def parse(
     rules: Rules | None = None,
 ) -> Parsed:
     """Parse what a batch's records ask for (step 1); no side effects. Without `rules` all is allowed."""
-    read = contract.parse
     changes: list[tuple[int, Change]] = []
     refused: dict[int, Change] = {}
     counted: list[Asked] = []
     for record in batch.records:
-        if carried(record.headers):
-            changes.append((record.offset, _read_carried(contract, record, latest_ms)))
+        change, asked = interpret.read(contract, record, latest_ms, horizon_ms)
+        if change is None:
             continue
-        asked: Request | Cancel | Invalid | None
-        ended: Cancel | Invalid | None = None
-        if record.unreadable is not None:
-            asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
-        elif cancels(record.headers):
-            asked = cancel_of(record)
-        elif replaces(record.headers):
-            ended = cancel_of(record)
-            asked = ended if isinstance(ended, Invalid) else read(as_request(record), latest_ms)
-        else:
-            asked = read(record, latest_ms)
-        if asked is None:
-            continue
-        change: Change
-        if isinstance(asked, Invalid):
-            change = refused_entry(record, asked, min(record.timestamp_ms, latest_ms))
-        elif (
-            horizon_ms is not None
-            and type(asked) is Request
-            and is_cold(asked.due_ms, record.timestamp_ms, horizon_ms)
-            and len(record.value or b"") <= MOST_COLD_BYTES
-        ):
-            change = Cold(asked.caller_id)
-        else:
-            change = asked
-        if isinstance(ended, Cancel) and isinstance(change, Request | Cold):
-            change = _replacement(record, ended.id or "", change, latest_ms)
-        if rules is not None and type(asked) is Request:
+        if rules is not None and asked is not None:
             written_ms = start_ms(record, latest_ms)
             refusal = rules.refusal(asked, written_ms)
             name, rule = rules.of(asked.caller)
             if refusal is not None:
-                refused[len(changes)] = _not_admitted(record, asked, change, refusal, written_ms)
-            elif rule.has_quota and ended is None and not _is_next(asked, record):
+                refused[len(changes)] = interpret.not_admitted(
+                    record, asked, change, refusal, written_ms
+                )
+            elif rule.has_quota and interpret.counts(change, asked, record):
                 counted.append(Asked(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
-    is_stamped = last is not None and last.is_stamped
-    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and is_stamped else None
+    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and last.is_stamped else None
     return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, epoch, ahead_ms)
-
-
-def _outcome_unknown(
-    batch: Batch, changes: Sequence[tuple[int, Change]], before_ms: int
-) -> list[tuple[int, Change]]:
-    """Put dead letters in place of what may have been delivered, or may have been too late to replace."""
-    records = {record.offset: record for record in batch.records}
-    judged: list[tuple[int, Change]] = []
-    for offset, change in changes:
-        record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
-        asked = change.asked if isinstance(change, Carried | Replacement) else change
-        due_ms = asked.due_ms if isinstance(asked, Request | Entry) else None
-        is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
-        is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
-        if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
-            if isinstance(asked, Request | Entry) and asked.recurs is not None:
-                # the request's own fields, not the record: the next time is asked for from these
-                unknown = Entry(*asked)._replace(reason=letter.reason, detail=letter.detail)
-            else:
-                unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
-                unknown = unknown._replace(caller_id=change.caller_id)
-            if isinstance(change, Carried | Replacement):
-                change = change._replace(asked=unknown)
-            else:
-                change = unknown
-        judged.append((offset, change))
-    return judged
-
-
-def _is_next(asked: Request, record: Record) -> bool:
-    """Whether blackbox wrote this request, for the next time of a recurring one."""
-    return asked.recurs is not None and follows(record.headers)
-
-
-def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
-    detail = (
-        f"the request to replace, {id}, is not pending: it was delivered, has ended, or was "
-        "renewed under another id by the cold tier; look it up"
-    )
-    letter = Invalid(Reason.TOO_LATE, detail)
-    too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))
-    return Replacement(id, asked.caller_id, asked, too_late)
-
-
-def is_cold(due_ms: int, timestamp_ms: int, horizon_ms: int) -> bool:
-    """Whether a request written at this time stays out of the index, no matter when it is read."""
-    return timestamp_ms >= 0 and due_ms - timestamp_ms > horizon_ms
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
@@ -380,48 +265,6 @@ def _may_be_cold(change: Change) -> bool:
     return type(asked) in (Cold, Carried)
 
 
-def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:
-    due_ms = min(record.timestamp_ms, latest_ms)
-    try:
-        carry = carry_of(record)
-    except ValueError as error:
-        return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
-    original = as_asked(record)
-    asked = contract.parse(original, latest_ms)
-    if isinstance(asked, Request):
-        hot = Entry(*asked, origin=carry.origin)
-        cold = Cold(asked.caller_id)
-        return Carried(
-            carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
-        )
-    if asked is None or isinstance(asked, Cancel):
-        detail = "the carried record is not a request; only blackbox may write blackbox-carried"
-        return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
-    return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
-
-
-def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
-    """The entry of a request that can only become a dead letter; with the record's content, if it is small."""
-    entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
-    names_and_values = chain.from_iterable(record.headers)
-    size = sum(
-        len(part) for part in (record.key, record.value, *names_and_values) if part is not None
-    )
-    if size > MOST_REFUSED_BYTES:
-        return entry._replace(left_bytes=size)
-    return entry._replace(message=record.value, key=record.key, headers=record.headers)
-
-
-def _not_admitted(
-    record: Record, asked: Request, change: Change, refusal: Refusal, due_ms: int
-) -> Change:
-    """The dead letter of a request that is not admitted; it still ends what that would have replaced."""
-    reason, detail = refusal
-    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
-    letter = letter._replace(caller=asked.caller, caller_id=asked.caller_id)
-    return change._replace(asked=letter) if type(change) is Replacement else letter
-
-
 def _judged(
     parsed: Parsed, over: Mapping[int, Refusal], judged_before: int
 ) -> Sequence[tuple[int, Change]]:
@@ -436,7 +279,7 @@ def _judged(
     for place, _, record, request, written_ms in parsed.asked:
         if record.offset in over:
             offset, change = judged[place]
-            letter = _not_admitted(record, request, change, over[offset], written_ms)
+            letter = interpret.not_admitted(record, request, change, over[offset], written_ms)
             judged[place] = offset, letter
     return judged
 

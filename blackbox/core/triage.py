@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.intake import refused_entry
+from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Journal, Targets
 from blackbox.core.sorted import (

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.intake import refused_entry
+from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import Change, Positions
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry

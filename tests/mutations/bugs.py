@@ -660,7 +660,7 @@ BUGS = (
         "what recurs ends when its outcome becomes unknown",
         (
             Change(
-                "core/intake.py",
+                "core/interpret.py",
                 "if isinstance(asked, Request | Entry) and asked.recurs is not None:",
                 "if False:",
             ),
@@ -827,7 +827,7 @@ BUGS = (
     Bug(
         "refused-records-kept",
         "large records that are refused are kept whole in Redis",
-        (Change("core/intake.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
+        (Change("core/interpret.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
         (),
         ("tests/unit/test_dispatch.py",),
     ),

@@ -15,7 +15,7 @@ import redis
 from blackbox.core import parking
 from blackbox.core.dispatch import Dispatch, Dispatched
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.intake import MOST_REFUSED_BYTES, refused_entry
+from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
 from blackbox.core.sorted import (
