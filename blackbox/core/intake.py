@@ -21,9 +21,9 @@ from blackbox.core.plan import (
     Tail,
     Touched,
     View,
-    resolve,
 )
 from blackbox.core.ports import Index
+from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.formats.terms import start_ms
 from blackbox.records.entry import Entry
@@ -162,14 +162,9 @@ class Intake:
             return plan
 
         ended = None if opening is None else opening.ended
+        touched = touched_by(parsed.changes)
         plan = self.index.store(
-            parsed.start,
-            parsed.end,
-            touched_by(parsed.changes),
-            make_plan,
-            now_ms,
-            meanwhile,
-            ended,
+            parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
         )
         return _taken(plan, rules, parsed.ahead_ms)
 
@@ -292,11 +287,10 @@ def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
         for put in bad
         if rules is not None and put.reason in NOT_ADMITTED
     )
-    invalid = len(bad) - refused.total()
     carried = sum(offset in plan.puts or offset in plan.to_cold for offset in plan.carried)
     return Taken(
         accepted=max(0, len(puts) - len(bad) + len(plan.to_cold) - carried),
-        invalid=invalid,
+        invalid=len(bad) - refused.total(),
         refused=refused,
         cancelled=plan.cancelled,
         replaced=plan.replaced,

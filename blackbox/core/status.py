@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from blackbox.core.intake import parse, touched_by
-from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View, resolve
+from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View
 from blackbox.core.ports import Journal
+from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.records.cancel import cancel_of, cancels
 from blackbox.records.carried import as_asked, carried, carry_of

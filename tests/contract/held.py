@@ -10,7 +10,8 @@ import redis
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.intake import touched_by
-from blackbox.core.plan import Change, Kept, Plan, Positions, resolve
+from blackbox.core.plan import Change, Kept, Plan, Positions
+from blackbox.core.resolve import resolve
 from blackbox.index.keys import NOBODYS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries

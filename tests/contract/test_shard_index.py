@@ -23,8 +23,8 @@ from blackbox.core.plan import (
     Replacement,
     Touched,
     View,
-    resolve,
 )
+from blackbox.core.resolve import resolve
 from blackbox.index import shard_index
 from blackbox.index.shard_index import MAX_BATCH_BYTES, OLDER, ShardIndex
 from blackbox.records import entry as entries

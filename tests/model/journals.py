@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from blackbox.core.plan import Carried, Change, Cold, Named, Positions, Replacement, View, resolve
+from blackbox.core.plan import Carried, Change, Cold, Named, Positions, Replacement, View
+from blackbox.core.resolve import resolve
 from blackbox.records import receipt as product
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel, Request

@@ -280,7 +280,7 @@ BUGS = (
     Bug(
         "ended-by-id-forgotten",
         "a cancel by the first id is forgotten while what it ends is cold",
-        (Change("core/plan.py", "            plan.ended[asked] = by\n", "            pass\n"),),
+        (Change("core/resolve.py", "            plan.ended[asked] = by\n", "            pass\n"),),
         (),
     ),
     Bug(
@@ -486,7 +486,7 @@ BUGS = (
         "a replacement by id that was too late is judged again, by what is pending now",
         (
             Change(
-                "core/plan.py",
+                "core/resolve.py",
                 "is_in_time = not was_too_late and _end_named(",
                 "is_in_time = _end_named(",
             ),
@@ -986,7 +986,7 @@ BUGS = (
         "a replacement takes the place of a request that may have been delivered",
         (
             Change(
-                "core/plan.py",
+                "core/resolve.py",
                 "        if by is None:\n            plan.unwanted.add(offset)\n        return False\n",
                 "        return by is not None\n",
             ),

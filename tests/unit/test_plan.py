@@ -16,8 +16,8 @@ from blackbox.core.plan import (
     Positions,
     Replacement,
     View,
-    resolve,
 )
+from blackbox.core.resolve import resolve
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel
 

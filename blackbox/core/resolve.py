@@ -1,0 +1,157 @@
+"""What a batch of requests changes in an index.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blackbox.core.plan import Carried, Change, Cold, Plan, Replacement, View
+from blackbox.records.entry import Entry
+from blackbox.records.request import Cancel
+
+
+def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
+    """Decide what a batch of requests changes, given a view of the index.
+
+    A request that is skipped (its removal was read before it) is not put, but still ends the
+    request it replaced. A carried one is put only if the request it carries on is still cold. A
+    replacement by id that is too late ends nothing, whatever its caller id. One that was too late
+    stays so, whatever is pending under another horizon.
+    """
+    plan = Plan(holders=dict(view.holders))
+    puts, first, skipped = plan.puts, view.positions.requests, view.skipped
+    for offset, change in changes:
+        if offset < first:
+            continue
+        if type(change) is Cancel and change.id is not None:
+            if _end_named(plan, view, change.id):
+                plan.cancelled += 1
+            else:
+                _end_wherever(plan, view, change.id, offset)
+            continue
+        if type(change) is Replacement:
+            was_too_late = offset in view.ignored or offset in view.too_late
+            is_in_time = not was_too_late and _end_named(plan, view, change.id, offset)
+            plan.replaced += is_in_time
+            if not is_in_time:
+                plan.ignored.add(offset)
+            change = change.asked if is_in_time else change.too_late
+        if type(change) is Carried:
+            if not _takes_over(plan, view, offset, change):
+                plan.ignored.add(offset)
+                continue
+            change = change.asked
+        elif change.caller_id is not None:
+            _end_holder(plan, view, change.caller_id, is_cancel=type(change) is Cancel)
+        if type(change) is Cancel or offset in skipped:
+            continue
+        if type(change) is Cold:
+            plan.to_cold.add(offset)
+        else:
+            puts[offset] = change  # type: ignore[assignment]
+        if change.caller_id is not None:
+            plan.holders[change.caller_id] = offset
+    return plan
+
+
+def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> None:
+    holder = plan.holders.get(caller_id)
+    plan.holders[caller_id] = None
+    if holder is None:
+        return
+    _end(plan, view, holder)
+    if is_cancel:
+        plan.cancelled += 1
+    else:
+        plan.replaced += 1
+
+
+def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
+    """End the request of this id, if it was pending; return whether it was. A dead letter is not ended.
+
+    If the index does not know the request, a replacement at the offset `by` ends nothing in the
+    index, but may have been in time.
+    """
+    if id not in view.named:
+        return False
+    offset, is_pending, caller_id, origin = view.named[id]
+    offset = plan.moved.get(offset if origin is None else origin, offset)
+    if offset in view.doubtful:
+        if by is None:
+            plan.unwanted.add(offset)
+        return False
+    if by is not None and by in view.early:
+        return True
+    if by is not None and not view.knows(offset):
+        return view.counted(by, offset)
+    new = plan.puts.get(offset)
+    if new is not None:
+        if isinstance(new, Entry) and new.reason is not None:
+            return False
+        caller_id = new.caller_id
+        del plan.puts[offset]
+    elif is_pending and offset not in plan.removals:
+        plan.removals.append(offset)
+    elif not _take_from_cold(plan, view, offset):
+        return False
+    if caller_id is not None and plan.holders.get(caller_id) == offset:
+        plan.holders[caller_id] = None
+    return True
+
+
+def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
+    """End a cold request when it is next read: it may be written again, and only Kafka knows where."""
+    if id in view.named and (view.has_cold or plan.to_cold):
+        offset, _, _, origin = view.named[id]
+        asked = offset if origin is None else origin
+        if asked < by:
+            plan.ended[asked] = by
+
+
+def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
+    """Whether a carried record is the one that counts from now on.
+
+    It is not if the request it carries on was ended, also by its id, or was carried on already. Nor
+    is it if that request is in the index itself because the horizon is longer than it was, unless
+    the carried one was already delivered: that ends it. For requests before the beginning of the
+    index, receipts decide.
+    """
+    previous, origin, caller_id, _ = change
+    is_cold = _take_from_cold(plan, view, previous)
+    was_delivered = offset in view.skipped
+    is_believed = not view.knows(previous) and view.counted(offset, previous)
+    if not (is_cold or was_delivered or is_believed):
+        return False
+    if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
+        plan.holders[caller_id] = None
+    if origin in plan.ended or view.ended.get(origin, offset) < offset:
+        plan.cancelled += 1
+        return False
+    if not is_cold:
+        _end(plan, view, previous)
+        _end(plan, view, origin)
+    plan.carried.add(offset)
+    if type(change.asked) is not Cold and not was_delivered:
+        plan.moved[origin] = offset  # not of a cold one: a later batch would not find it either
+    return True
+
+
+def _end(plan: Plan, view: View, offset: int) -> None:
+    if offset in view.doubtful:
+        plan.unwanted.add(offset)
+        return
+    if plan.puts.pop(offset, None) is None and not _take_from_cold(plan, view, offset):
+        plan.removals.append(offset)
+
+
+def _take_from_cold(plan: Plan, view: View, offset: int) -> bool:
+    """Take a request out of the cold tier; return False if it is not in it."""
+    if offset in plan.to_cold:
+        plan.to_cold.remove(offset)
+        return True
+    if offset in view.cold and offset not in plan.from_cold:
+        plan.from_cold.add(offset)
+        return True
+    return False
