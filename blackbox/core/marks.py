@@ -137,6 +137,26 @@ def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
     )
 
 
+def check_binding(shard: Shard, theirs: Binding, ours: Binding) -> None:
+    """Raise ForeignIndex if an index belongs to another topic, or to other receipts or another group."""
+    if theirs.topic_id != ours.topic_id:
+        raise recreated(shard, theirs, ours)
+    if theirs.receipts_id != ours.receipts_id:
+        raise ForeignIndex(
+            f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, "
+            f"but {shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created "
+            "again, so only Redis knows what was delivered; to keep its index, run blackbox "
+            f"rebind {shard.topic} --pending deliver"
+        )
+    if theirs.group != ours.group:
+        raise ForeignIndex(
+            f"{shard}: the index in Redis belongs to the group {theirs.group!r}, but "
+            f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both groups would deliver the "
+            "same messages; set it back, or stop all services of the other group and run "
+            f"blackbox rebind {shard.topic} --pending deliver"
+        )
+
+
 def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
     """The error for a journal that was cut off; its topic was not created again."""
     return Shortened(

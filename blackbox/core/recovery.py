@@ -7,26 +7,25 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.ended import Ended
 from blackbox.core.intake import Opening, Taken, Upcoming
 from blackbox.core.marks import (
+    check_binding,
     foreign_group,
     is_another,
     newest_mark,
     other_group,
-    recreated,
     replaced,
     shortened,
 )
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding, Bounds, Kept, Positions
 from blackbox.core.ports import Index, Journal, Writer
-from blackbox.core.settling import CHUNK, settle
-from blackbox.records.errors import ForeignIndex, IndexFull, RecoveryRequired
+from blackbox.core.settling import end_ahead, remove_ended, settle
+from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, settled
 from blackbox.records.request import Shard
 
@@ -37,7 +36,6 @@ RECENT_S = 1.0
 
 CLOCKS_APART_MS = 60_000
 """How far apart the clocks of two owners may be."""
-
 
 NOWHERE = Binding("", "", "", "")
 
@@ -124,10 +122,7 @@ class Recovery:
             self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
         outcomes = self._outcomes(start, position)  # 4
-        if known := outcomes.undelivered.intersection(self.index.doubtful):
-            settle(self.index, self.index.believe(known), self.index.positions.receipts)
-        if outcomes.doubtful:
-            self.index.doubt(outcomes.doubtful)
+        self._note_doubts(outcomes)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
         went_back = judged > self.index.positions.requests
         if start.is_rebuild or went_back:
@@ -142,15 +137,23 @@ class Recovery:
         gone = start.gone[1] - start.gone[0] if start.gone else 0
         return Recovered(outcomes.count, void, gone, start.mark, binding)
 
+    def _note_doubts(self, outcomes: Outcomes) -> None:
+        """Note in the index which requests are in doubt, and which of these have no outcome after all."""
+        if known := outcomes.undelivered.intersection(self.index.doubtful):
+            settle(self.index, self.index.believe(known), self.index.positions.receipts)
+        if outcomes.doubtful:
+            self.index.doubt(outcomes.doubtful)
+
     def _start(self) -> _Start:
         kept, binding, requests, receipts = self._load()
-        self._check_receipts(binding, 0 if kept is None else kept.positions.receipts)
+        since = 0 if kept is None else kept.positions.receipts
+        if theirs := foreign_group(self.journal, binding.group, since):
+            raise other_group(self.shard, theirs, binding.group)
         if kept is None:
             logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
             return self._begin(binding, requests, receipts)
-        is_behind = (
-            kept.positions.requests < requests.start or kept.positions.receipts < receipts.start
-        )
+        at = kept.positions
+        is_behind = at.requests < requests.start or at.receipts < receipts.start
         if not kept.is_whole:
             logger.error(
                 "%s: Redis lost a single key of the index; check that maxmemory-policy is "
@@ -161,20 +164,17 @@ class Recovery:
         if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):
             logger.warning(
                 "%s: the index is at %s, but the journals begin at %d and %d: the records in "
-                "between were removed; rebuilding it", self.shard, tuple(kept.positions),
-                requests.start, receipts.start,
+                "between were removed; rebuilding it", self.shard, tuple(at), requests.start,
+                receipts.start,
             )  # fmt: skip
             return self._begin(binding, requests, receipts, kept)
         self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
         if kept.is_rebuilding:
-            logger.info("%s: continuing a rebuild at %d", self.shard, kept.positions.requests)
-            is_unknown = kept.mark is None and kept.positions.receipts == receipts.start > 0
-            before_ms = kept.unknown_ms or (
-                self._first_receipt_ms(receipts) if is_unknown else None
-            )
-            return _Start(
-                kept.positions, is_rebuild=True, mark=kept.mark, unknown_before_ms=before_ms
-            )
+            logger.info("%s: continuing a rebuild at %d", self.shard, at.requests)
+            unknown_ms = kept.unknown_ms
+            if not unknown_ms and kept.mark is None and at.receipts == receipts.start > 0:
+                unknown_ms = self._first_receipt_ms(receipts)
+            return _Start(at, True, None, kept.mark, unknown_ms or None)
         return self._keep(kept, requests, receipts)
 
     def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
@@ -185,8 +185,10 @@ class Recovery:
         if kept is None:
             return kept, binding, requests, receipts
         if kept.binding is not None:
-            self._check_binding(kept.binding, binding)
-        self._check_ahead(kept.positions, requests, receipts)
+            check_binding(self.shard, kept.binding, binding)
+        ends = Positions(requests.end, receipts.end)
+        if kept.positions.requests > ends.requests or kept.positions.receipts > ends.receipts:
+            raise shortened(self.shard, kept.positions, ends)
         if kept.tail is not None and is_another(self.journal, kept.tail):
             raise replaced(self.shard, kept.tail)
         return kept, binding, requests, receipts
@@ -215,9 +217,7 @@ class Recovery:
             self.index.lost_before(requests.start, requests.end)
             self.apply(Batch(positions.requests, requests.start, []), None)
             positions = self.index.positions
-        return _Start(
-            positions, gone=gone, mark=kept.mark, unknown_before_ms=kept.unknown_ms or None
-        )
+        return _Start(positions, False, gone, kept.mark, kept.unknown_ms or None)
 
     def _begin(
         self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
@@ -235,9 +235,7 @@ class Recovery:
                     "%s: receipts begin at %d, and no low-water mark is known; requests that may "
                     "have been delivered before become dead letters", self.shard, receipts.start,
                 )  # fmt: skip
-            elif (
-                receipts.end == 0 and (read := self.journal.committed()) > requests.start
-            ):
+            elif not receipts.end and (read := self.journal.committed()) > requests.start:
                 unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
                 logger.error(
                     "%s: the group %s has read requests up to %d, but %s.receipts is empty: it was "
@@ -245,10 +243,8 @@ class Recovery:
                     "and become dead letters", self.shard, self.group, read, self.shard.topic,
                 )  # fmt: skip
         else:
-            positions, told = (
-                Positions(max(mark.requests, requests.start), mark.receipts),
-                found.read,
-            )
+            positions = Positions(max(mark.requests, requests.start), mark.receipts)
+            told = found.read
             if mark.requests < requests.start:
                 gone = mark.requests, requests.start
                 logger.error(
@@ -265,43 +261,13 @@ class Recovery:
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
         """Whether a mark covers all that is pending. If not, the index may know more than the journals."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
-        return (
-            found is not None and found.mark is not None and found.mark.requests >= requests.start
-        )
+        mark = None if found is None else found.mark
+        return mark is not None and mark.requests >= requests.start
 
     def _first_receipt_ms(self, receipts: Bounds) -> int:
         """The time before which outcomes may be gone, allowing for a difference between clocks."""
         first = next(iter(self.journal.receipts(receipts.start, receipts.end)), None)
         return (first[1].at_ms if first else self.now_ms()) + CLOCKS_APART_MS
-
-    def _check_binding(self, theirs: Binding, ours: Binding) -> None:
-        shard = self.shard
-        if theirs.topic_id != ours.topic_id:
-            raise recreated(shard, theirs, ours)
-        if theirs.receipts_id != ours.receipts_id:
-            raise ForeignIndex(
-                f"{shard}: the index in Redis belongs to the receipts topic {theirs.receipts_id}, "
-                f"but {shard.topic}.receipts is now {ours.receipts_id}: it was deleted and created "
-                "again, so only Redis knows what was delivered; to keep its index, run blackbox "
-                f"rebind {shard.topic} --pending deliver"
-            )
-        if theirs.group != ours.group:
-            raise ForeignIndex(
-                f"{shard}: the index in Redis belongs to the group {theirs.group!r}, but "
-                f"BLACKBOX_GROUP_ID is {ours.group!r}: services of both groups would deliver the "
-                "same messages; set it back, or stop all services of the other group and run "
-                f"blackbox rebind {shard.topic} --pending deliver"
-            )
-
-    def _check_receipts(self, ours: Binding, since: int) -> None:
-        theirs = foreign_group(self.journal, ours.group, since)
-        if theirs:
-            raise other_group(self.shard, theirs, ours.group)
-
-    def _check_ahead(self, positions: Positions, requests: Bounds, receipts: Bounds) -> None:
-        """Raise Shortened if a journal ends before the index: it is the same topic, so it was cut off."""
-        if positions.requests > requests.end or positions.receipts > receipts.end:
-            raise shortened(self.shard, positions, Positions(requests.end, receipts.end))
 
     def _outcomes(self, start: _Start, position: int) -> Outcomes:
         outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
@@ -312,7 +278,7 @@ class Recovery:
     def _rebuild(self, told: Outcomes, position: int) -> None:
         """Read the requests once, then end the rebuild in one MULTI."""
         first, bounds = self.index.positions.requests, self.journal.request_bounds()
-        self._remove_ended(told.ended)
+        remove_ended(self.index, told.ended)
         if told.ignored:
             self.index.ignore([offset for offset in told.ignored if offset >= first])
         opening = Opening(told.ended, told.unknown_ms or None, told.too_late)
@@ -324,26 +290,10 @@ class Recovery:
                 self.apply(batch, opening)
         except IndexFull as full:
             if told.unknown_ms:  # a later read of the rest would not know about unknown outcomes
-                raise RecoveryRequired(
-                    f"{self.shard}: {full}; it opens once Redis has room"
-                ) from None
-            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end, told.ended, told.too_late)
+                why = f"{self.shard}: {full}; it opens once Redis has room"
+                raise RecoveryRequired(why) from None
+            self._leave_backlog(full, bounds.end, told.ended, told.too_late)
         self.index.finish(position, told.ended)
-
-    def _remove_ended(self, ended: Ended) -> None:
-        """Remove what has ended when a rebuild continues.
-
-        If Redis went back to before the end of a rebuild, that rebuild had been complete once.
-        """
-        rank = 0
-        while pending := self.index.pending(rank, CHUNK):
-            found = [offset for offset in pending if offset in ended]
-            if found:
-                known = self.index.caller_ids(found)
-                removed = {offset: known.get(offset) for offset in found}
-                self.index.settle(removed, self.index.positions.receipts)
-            rank += len(pending) - len(found)
 
     def _settle(self, told: Outcomes, position: int) -> None:
         """Remove what has ended since from an index that is kept."""
@@ -372,50 +322,13 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, None)
         except IndexFull as full:
-            logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
-            self._end_ahead(bounds.end, Ended(), Ended())
+            self._leave_backlog(full, bounds.end, Ended(), Ended())
             return False
         return True
 
-    def _end_ahead(self, end: int, ended: Ended, too_late: Ended) -> None:
-        """Remove pending requests that are ended by requests which stay in Kafka for now.
-
-        For replacements that were `too_late`, the index remembers this until they are read.
-        """
-        batches = self.journal.requests(self.index.positions.requests, end)
-        for ahead in chain.from_iterable(map(self.ahead, batches)):
-            holders = self.index.holders(ahead.touched.caller_ids)
-            removed = self.index.caller_ids(
-                list(holders.values())
-            )  # without those of the cold tier
-            by_id = self.index.named(ahead.touched.ids).values()
-            removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
-            # Under a shorter horizon than now these were cold, carried on and then delivered.
-            delivered = {o for at, *before in ahead.carried if at in ended for o in before}
-            known = [offset for offset in delivered if offset < self.index.positions.requests]
-            removed |= dict.fromkeys(known) | self.index.caller_ids(known)
-            if in_doubt := removed.keys() & self.index.doubtful.keys():
-                self.index.unwant(in_doubt)
-            removed = {o: c for o, c in removed.items() if o not in in_doubt}
-            if removed:
-                self.index.settle(removed, self.index.positions.receipts)
-            if ahead.replacement is None:
-                continue
-            offset, id, caller_id = ahead.replacement
-            if offset in too_late:
-                self.index.ignore([offset])
-            elif not self.index.is_ignored(offset):
-                self._replace_early(offset, id, caller_id)
-
-    def _replace_early(self, offset: int, id: str, caller_id: str | None) -> None:
-        """Remove what a replacement names and what is pending under its caller id; remember that it counts.
-
-        It may have been delivered before Redis was lost. If the request that it replaces were
-        delivered now, both would be.
-        """
-        named = self.index.named([id]).get(id)
-        if named is not None and named.is_pending and named.offset not in self.index.doubtful:
-            own = [] if caller_id is None else [caller_id]
-            removed = self.index.caller_ids(list(self.index.holders(own).values()))
-            removed[named.offset] = named.caller_id
-            self.index.settle(removed, self.index.positions.receipts, early=[offset])
+    def _leave_backlog(self, full: IndexFull, end: int, ended: Ended, too_late: Ended) -> None:
+        """Remove pending requests that are ended by requests which stay in Kafka for now."""
+        logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
+        for batch in self.journal.requests(self.index.positions.requests, end):
+            for upcoming in self.ahead(batch):
+                end_ahead(self.index, upcoming, ended, too_late)

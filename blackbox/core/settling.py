@@ -1,10 +1,12 @@
-"""Remove from an index what has ended according to receipts."""
+"""Remove from an index what has ended, or is ended by records that stay in Kafka for now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
 
+from blackbox.core.ended import Ended
+from blackbox.core.intake import Upcoming
 from blackbox.core.ports import Index
 
 CHUNK = 5000
@@ -20,3 +22,59 @@ def settle(index: Index, ended: Iterable[int], position: int) -> None:
         removals = {offset: known.get(offset) for offset in removed}
         index.settle(removals, index.positions.receipts)
     index.settle({}, position)
+
+
+def remove_ended(index: Index, ended: Ended) -> None:
+    """Remove what has ended when a rebuild continues.
+
+    If Redis went back to before the end of a rebuild, that rebuild had been complete once.
+    """
+    rank = 0
+    while pending := index.pending(rank, CHUNK):
+        found = [offset for offset in pending if offset in ended]
+        if found:
+            known = index.caller_ids(found)
+            removed = {offset: known.get(offset) for offset in found}
+            index.settle(removed, index.positions.receipts)
+        rank += len(pending) - len(found)
+
+
+def end_ahead(index: Index, ahead: Upcoming, ended: Ended, too_late: Ended) -> None:
+    """Remove the pending requests that these records end, which stay in Kafka for now.
+
+    For replacements that were `too_late`, the index remembers this until they are read.
+    """
+    holders = index.holders(ahead.touched.caller_ids)
+    removed = index.caller_ids(list(holders.values()))  # without those of the cold tier
+    by_id = index.named(ahead.touched.ids).values()
+    removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
+    # Under a shorter horizon than now these were cold, carried on and then delivered.
+    delivered = {o for at, *before in ahead.carried if at in ended for o in before}
+    known = [offset for offset in delivered if offset < index.positions.requests]
+    removed |= dict.fromkeys(known) | index.caller_ids(known)
+    if in_doubt := removed.keys() & index.doubtful.keys():
+        index.unwant(in_doubt)
+    removed = {o: c for o, c in removed.items() if o not in in_doubt}
+    if removed:
+        index.settle(removed, index.positions.receipts)
+    if ahead.replacement is None:
+        return
+    offset, id, caller_id = ahead.replacement
+    if offset in too_late:
+        index.ignore([offset])
+    elif not index.is_ignored(offset):
+        _replace_early(index, offset, id, caller_id)
+
+
+def _replace_early(index: Index, offset: int, id: str, caller_id: str | None) -> None:
+    """Remove what a replacement names and what is pending under its caller id; remember that it counts.
+
+    It may have been delivered before Redis was lost. If the request that it replaces were delivered
+    now, both would be.
+    """
+    named = index.named([id]).get(id)
+    if named is not None and named.is_pending and named.offset not in index.doubtful:
+        own = [] if caller_id is None else [caller_id]
+        removed = index.caller_ids(list(index.holders(own).values()))
+        removed[named.offset] = named.caller_id
+        index.settle(removed, index.positions.receipts, early=[offset])

@@ -270,9 +270,9 @@ BUGS = (
         "a replacement whose other request was removed before there was room for it is too late",
         (
             Change(
-                "core/recovery.py",
-                "self.index.positions.receipts, early=[offset])",
-                "self.index.positions.receipts)",
+                "core/settling.py",
+                "index.positions.receipts, early=[offset])",
+                "index.positions.receipts)",
             ),
         ),
         (),
@@ -499,7 +499,7 @@ BUGS = (
         "a replacement that there is no room for leaves what waits under its caller id",
         (
             Change(
-                "core/recovery.py",
+                "core/settling.py",
                 "own = [] if caller_id is None else [caller_id]",
                 "own: list[str] = []",
             ),

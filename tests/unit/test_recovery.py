@@ -447,7 +447,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("blackbox.core.recovery.CHUNK", 2)
+    monkeypatch.setattr("blackbox.core.settling.CHUNK", 2)
     empty_index.begin(Positions(0, 0))
     asked(*(request() for _ in range(9)))
     for first in range(0, 8, 2):
