@@ -20,7 +20,7 @@ logger = logging.getLogger("blackbox.core.low_water")
 PAIRS = 32
 """Pairs of positions that a mark remembers. With more of them, receipts could be removed a little earlier."""
 
-TOLD_AT_ONCE = 10_000
+IGNORED_PER_RECEIPT = 10_000
 """Ignored records per receipt, some 120 kB."""
 
 
@@ -53,19 +53,18 @@ class LowWater:
         is_same = self.last is not None and mark.requests == self.last.requests
         if self.last is not None and is_same and walked.requests == self.walked:
             return self.last
-        is_told = False
-        while not is_told:
-            position, untold = self.index.untold(TOLD_AT_ONCE)
-            is_told = len(untold) < TOLD_AT_ONCE
-            said = mark if is_told else None
+        is_complete = False
+        while not is_complete:
+            position, ignored = self.index.untold(IGNORED_PER_RECEIPT)
+            is_complete = len(ignored) < IGNORED_PER_RECEIPT
+            written = mark if is_complete else None
             self.writer.begin()
-            receipts = self.writer.commit(
-                Receipt(
-                    self.now_ms(), read=position, ignored=untold, mark=said, topic_id=self.topic_id,
-                    group=self.group,
-                )
+            receipt = Receipt(
+                self.now_ms(), read=position, ignored=ignored, mark=written,
+                topic_id=self.topic_id, group=self.group,
             )  # fmt: skip
-            self.index.settle({}, receipts, told=untold, mark=said)
+            receipts = self.writer.commit(receipt)
+            self.index.settle({}, receipts, told=ignored, mark=written)
         self.last, self.walked = mark, walked.requests
         return mark
 

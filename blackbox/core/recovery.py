@@ -275,32 +275,34 @@ class Recovery:
             outcomes.add(receipt)
         return outcomes
 
-    def _rebuild(self, told: Outcomes, position: int) -> None:
+    def _rebuild(self, outcomes: Outcomes, position: int) -> None:
         """Read the requests once, then end the rebuild in one MULTI."""
         first, bounds = self.index.positions.requests, self.journal.request_bounds()
-        remove_ended(self.index, told.ended)
-        if told.ignored:
-            self.index.ignore([offset for offset in told.ignored if offset >= first])
-        opening = Opening(told.ended, told.unknown_ms or None, told.too_late)
+        remove_ended(self.index, outcomes.ended)
+        if outcomes.ignored:
+            self.index.ignore([offset for offset in outcomes.ignored if offset >= first])
+        opening = Opening(outcomes.ended, outcomes.unknown_ms or None, outcomes.too_late)
         try:
-            for batch in self.journal.requests(first, bounds.end, told.ended):
+            for batch in self.journal.requests(first, bounds.end, outcomes.ended):
                 self.progress(batch.end - first, bounds.end - first)
                 if not self.has_room():
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, opening)
         except IndexFull as full:
-            if told.unknown_ms:  # a later read of the rest would not know about unknown outcomes
+            if (
+                outcomes.unknown_ms
+            ):  # a later read of the rest would not know about unknown outcomes
                 why = f"{self.shard}: {full}; it opens once Redis has room"
                 raise RecoveryRequired(why) from None
-            self._leave_backlog(full, bounds.end, told.ended, told.too_late)
-        self.index.finish(position, told.ended)
+            self._leave_backlog(full, bounds.end, outcomes.ended, outcomes.too_late)
+        self.index.finish(position, outcomes.ended)
 
-    def _settle(self, told: Outcomes, position: int) -> None:
+    def _settle(self, outcomes: Outcomes, position: int) -> None:
         """Remove what has ended since from an index that is kept."""
         unread = self.index.positions.requests
-        if late := [offset for offset in told.too_late if offset >= unread]:
+        if late := [offset for offset in outcomes.too_late if offset >= unread]:
             self.index.ignore(late)
-        settle(self.index, told.ended, position)
+        settle(self.index, outcomes.ended, position)
 
     def _catch_up(self) -> None:
         """Read until the end was seen within `RECENT_S`, unless requests arrive faster than they are read."""

@@ -163,10 +163,10 @@ def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
         for claim in claims
         if ids.setdefault(topic_of(claim.at), claim.topic_id) == claim.topic_id
     )
-    return list(islice(same, MOST_TOLD))
+    return list(islice(same, MOST_CONFIRMED))
 
 
-MOST_TOLD = 5000
+MOST_CONFIRMED = 5000
 DELIVERED = "delivered"
 _LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]

@@ -298,7 +298,7 @@ BUGS = (
     Bug(
         "ignored-not-told",
         "a mark is committed, and no receipt says which conditional records did not count",
-        (Change("core/low_water.py", "ignored=untold", "ignored=[]"),),
+        (Change("core/low_water.py", "ignored=ignored", "ignored=[]"),),
         ("crash after a promotion was committed",),
     ),
     Bug(

@@ -56,7 +56,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
 def test_a_mark_comes_with_the_last_of_what_did_not_count(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.core.low_water.TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("blackbox.core.low_water.IGNORED_PER_RECEIPT", 2)
     ignoring(index, 5)
 
     mark = low_water.write(Positions(6, 0), 6)
