@@ -48,7 +48,6 @@ class Journal(Protocol):
     """The request topic, including records that are not committed or never will be."""
 
     def request_bounds(self) -> Bounds: ...
-
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
 
 

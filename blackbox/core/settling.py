@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from blackbox.core.ended import Ended
@@ -17,10 +17,7 @@ def settle(index: Index, ended: Iterable[int], position: int) -> None:
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
         # Under a longer horizon they were delivered by their first records, after this index was copied.
-        removed = [*found, *index.moved(found).values()]
-        known = index.caller_ids(removed)
-        removals = {offset: known.get(offset) for offset in removed}
-        index.settle(removals, index.positions.receipts)
+        _remove(index, [*found, *index.moved(found).values()])
     index.settle({}, position)
 
 
@@ -33,10 +30,14 @@ def remove_ended(index: Index, ended: Ended) -> None:
     while pending := index.pending(rank, CHUNK):
         found = [offset for offset in pending if offset in ended]
         if found:
-            known = index.caller_ids(found)
-            removed = {offset: known.get(offset) for offset in found}
-            index.settle(removed, index.positions.receipts)
+            _remove(index, found)
         rank += len(pending) - len(found)
+
+
+def _remove(index: Index, offsets: Sequence[int]) -> None:
+    known = index.caller_ids(offsets)
+    removals = {offset: known.get(offset) for offset in offsets}
+    index.settle(removals, index.positions.receipts)
 
 
 def end_ahead(index: Index, ahead: Upcoming, ended: Ended, too_late: Ended) -> None:

@@ -38,11 +38,7 @@ State = Literal[
 
 
 NO_REQUEST = ("cancel", "tombstone")
-DEAD: tuple[Literal["dead"], Literal["expired"], Literal["invalid"]] = (
-    "dead",
-    "expired",
-    "invalid",
-)
+DEAD: tuple[Literal["dead", "expired", "invalid"], ...] = ("dead", "expired", "invalid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +242,11 @@ class Fates:
         letter = self.journal.record_at(place.topic, place.partition, place.offset)
         about = dict(letter.headers) if letter is not None else {}
         told: dict[str, Any] = {
-            name: (about.get(f"blackbox-{name}") or b"").decode(errors="replace") or None
+            name: held.decode(errors="replace")
             for name in ("reason", "detail")
+            if (held := about.get(f"blackbox-{name}"))
         }
-        return replace(fate, **{name: text for name, text in told.items() if text is not None})
+        return replace(fate, **told)
 
     def _fate(self, offset: int, state: State, **known: Any) -> Fate:
         return Fate(request_id(self.shard, offset), self.shard.source(offset), state, **known)

@@ -34,10 +34,7 @@ ALONE_PER_TICK = 8
 LETTER_LATER_MS = 15_000
 """Delay in a backlog: reading the record from Kafka would take time from the messages of other shards."""
 
-PAUSED: Refusal = (
-    Reason.UNREACHABLE,
-    "the target is paused; resume it with blackbox resume TOPIC",
-)
+PAUSED: Refusal = (Reason.UNREACHABLE, "the target is paused; resume it with blackbox resume TOPIC")
 
 
 @dataclass(frozen=True, slots=True)

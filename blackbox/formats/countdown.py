@@ -20,11 +20,9 @@ from blackbox.formats.terms import (
     RefusedError,
     caller_id_of,
     caller_of,
-    due_at,
     is_caller_id,
     shown,
     start_ms,
-    too_far,
 )
 from blackbox.records.recurrence import cron, every, next_ms, without_mark
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
@@ -146,7 +144,7 @@ class Countdown(Format):
             self._asked_ms(None, at, start_ms)  # refuses what is not an instant, or too far ahead
             return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
         first_ms = next_ms(recurs, start_ms, start_ms)
-        return due_at(first_ms, start_ms, self._max_countdown_s, "the first due time")
+        return self._due_ms(first_ms, start_ms, "the first due time")
 
     def _asked_ms(self, countdown: Any, at: Any, start_ms: int) -> int:
         if (countdown is None) is (at is None):
@@ -158,9 +156,9 @@ class Countdown(Format):
                 detail = f"{given}; give a number of seconds such as 90 or 1.5"
                 raise RefusedError(Reason.BAD_DUE_TIME, detail)
             if countdown > self._max_countdown_s:
-                raise too_far(f"countdown {shown(countdown)}", self._max_countdown_s)
+                raise self._too_far(f"countdown {shown(countdown)}")
             return start_ms + _whole_ms(countdown) if countdown > 0 else start_ms
-        return due_at(_at_ms(at), start_ms, self._max_countdown_s, f"at {shown(at)}")
+        return self._due_ms(_at_ms(at), start_ms, f"at {shown(at)}")
 
 
 def _unknown_field(asked: dict[str, Any]) -> RefusedError:

@@ -7,7 +7,7 @@ import re
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.terms import Format, RefusedError, caller_of, shown
+from blackbox.formats.terms import Format, RefusedError, caller_of, shown, start_ms
 from blackbox.records.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")
@@ -18,8 +18,8 @@ class Future(Format):
 
     def _read(self, record: Record, latest_ms: int) -> Request:
         callback = _callback(record.value)
-        given = f"the key {shown(record.key)}"
-        due_ms = self._due_ms(_second(record.key), given, record, latest_ms)
+        at_ms, began_ms = _second(record.key) * 1000, start_ms(record, latest_ms)
+        due_ms = self._due_ms(at_ms, began_ms, f"the key {shown(record.key)}")
         return Request(
             self._target(callback.callBackTopic),
             callback.callBack,

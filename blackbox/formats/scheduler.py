@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from blackbox.formats.terms import Format, RefusedError, caller_of, shown
+from blackbox.formats.terms import Format, RefusedError, caller_of, shown, start_ms
 from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
@@ -53,7 +53,8 @@ class Scheduler(Format):
 
     def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
         epoch_s = _epoch_s(_first(record.headers, EPOCH))
-        due_ms = self._due_ms(epoch_s, f"{EPOCH} {epoch_s}", record, latest_ms)
+        began_ms = start_ms(record, latest_ms)
+        due_ms = self._due_ms(epoch_s * 1000, began_ms, f"{EPOCH} {epoch_s}")
         expires_ms = None if self._grace_s is None else (epoch_s + self._grace_s) * 1000
         return Request(
             self._target(_target_topic(record.headers)),

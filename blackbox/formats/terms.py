@@ -17,7 +17,6 @@ from blackbox.records.request import (
     is_topic_name,
 )
 
-MAX_TOPIC_CHARS = 249
 MAX_ID_CHARS = 255
 MAX_NAME_BYTES = 4 * MAX_ID_CHARS + 4
 """Bytes of a name that are decoded, enough to notice one that is too long: a character has four at most."""
@@ -62,9 +61,18 @@ class Format(ABC):
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
         """Read one record. Raises RefusedError."""
 
-    def _due_ms(self, at_s: int, given: str, record: Record, latest_ms: int) -> int:
-        """The due time of a unix second, which `given` names. Raises RefusedError."""
-        return due_at(at_s * 1000, start_ms(record, latest_ms), self._max_countdown_s, given)
+    def _due_ms(self, at_ms: int, start_ms: int, given: str) -> int:
+        """The due time for an instant, which `given` names: at once if it is in the past.
+
+        Raises RefusedError if it is too far ahead.
+        """
+        if at_ms - start_ms > self._max_countdown_s * 1000:
+            raise self._too_far(given)
+        return max(at_ms, start_ms)
+
+    def _too_far(self, given: str) -> RefusedError:
+        limit = f"{self._max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
+        return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; give an earlier time")
 
     def _target(self, topic: object) -> str:
         """Return the topic. Raises RefusedError when no message may go there."""
@@ -73,8 +81,8 @@ class Format(ABC):
         if not isinstance(topic, str) or not is_topic_name(topic):
             given = "missing" if topic is None else shown(topic)
             detail = (
-                f"topic is {given}; give 1 to {MAX_TOPIC_CHARS} characters of A-Z a-z 0-9 . _ -, "
-                "other than . and .."
+                f"topic is {given}; give 1 to 249 characters of A-Z a-z 0-9 . _ -, other than . "
+                "and .."
             )
             raise RefusedError(Reason.BAD_TOPIC, detail)
         if topic.startswith("__") or self._own_topics(topic):
@@ -105,21 +113,6 @@ def start_ms(record: Record, latest_ms: int) -> int:
     """
     is_known = record.is_stamped or 0 <= record.timestamp_ms <= latest_ms
     return record.timestamp_ms if is_known else latest_ms
-
-
-def due_at(at_ms: int, start_ms: int, max_countdown_s: int, given: str) -> int:
-    """The due time for an instant: at once if it is in the past. `given` names the value.
-
-    Raises RefusedError if it is too far ahead.
-    """
-    if at_ms - start_ms > max_countdown_s * 1000:
-        raise too_far(given, max_countdown_s)
-    return max(at_ms, start_ms)
-
-
-def too_far(given: str, max_countdown_s: int) -> RefusedError:
-    limit = f"{max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
-    return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; give an earlier time")
 
 
 def caller_of(headers: Headers) -> str | None:

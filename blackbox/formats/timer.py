@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.formats.terms import Format, RefusedError, caller_id_of, caller_of
+from blackbox.formats.terms import Format, RefusedError, caller_id_of, caller_of, start_ms
 from blackbox.records.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2
@@ -80,10 +80,11 @@ class Timer(Format):
     def _request(
         self, answer: bytes, expire_at_s: int, caller_id: str, record: Record, latest_ms: int
     ) -> Request:
+        began_ms = start_ms(record, latest_ms)
         return Request(
             self._output_topic,
             answer,
-            self._due_ms(expire_at_s, f"expire_at {expire_at_s}", record, latest_ms),
+            self._due_ms(expire_at_s * 1000, began_ms, f"expire_at {expire_at_s}"),
             record.key,
             record.headers,
             caller_of(record.headers),

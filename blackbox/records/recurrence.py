@@ -160,7 +160,8 @@ class _Cron(CronSim):
         if left & 1:
             return False
         if left:
-            day = today.replace(day=today.day + _lowest(left))
+            lowest = (left & -left).bit_length() - 1
+            day = today.replace(day=today.day + lowest)
         else:
             day = date(today.year + today.month // 12, today.month % 12 + 1, 1)
         self.dt = datetime.combine(day, time(), tzinfo=self.dt.tzinfo)
@@ -178,10 +179,6 @@ class _Cron(CronSim):
             days = by_date & by_weekday if self.day_and else by_date | by_weekday
             self._days_of[first, length] = days
         return days
-
-
-def _lowest(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1
 
 
 @cache
