@@ -14,7 +14,7 @@ from blackbox.core.ports import Journal
 from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.records.cancel import cancel_of, cancels
-from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.carried import as_written, carried, carry_of
 from blackbox.records.receipt import Places, Receipt, settled
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Cancel, Record, Request, Shard, request_id
@@ -252,10 +252,7 @@ class Fates:
         return Fate(request_id(self.shard, offset), self.shard.source(offset), state, **known)
 
     def _read(self, record: Record) -> Fate:
-        offset = record.offset
-        if carried(record.headers):
-            with suppress(ValueError):  # a forged one
-                record = as_asked(record)
+        offset, record = record.offset, as_written(record)
         if cancels(record.headers):
             named = cancel_of(record)
             return self._fate(offset, "cancel", caller_id=getattr(named, "id", None))

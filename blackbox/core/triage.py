@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from blackbox.core.follow_ups import FollowUps
@@ -21,7 +20,7 @@ from blackbox.core.sorted import (
     may_park,
 )  # fmt: skip
 from blackbox.records import entry as entries
-from blackbox.records.carried import as_asked, carried
+from blackbox.records.carried import as_written
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
@@ -253,12 +252,8 @@ class Triage:
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""
-        found = dict(self.journal.records(offsets))
-        for offset, record in found.items():
-            if carried(record.headers):
-                with suppress(ValueError):  # not written by blackbox, and refused for that
-                    found[offset] = as_asked(record)
-        return found
+        found = self.journal.records(offsets)
+        return {offset: as_written(record) for offset, record in found.items()}
 
 
 RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
