@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from blackbox.core.plan import Binding, Bounds, Positions, Tail
 from blackbox.core.ports import Journal
 from blackbox.records.errors import ForeignIndex
-from blackbox.records.receipt import Receipt
+from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
 TAIL = 1000
@@ -41,8 +40,8 @@ class OtherGroup(ForeignIndex):
     """The last owner that wrote receipts was of another group, which may have a Redis of its own."""
 
 
-def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None:
-    """The newest receipt with a mark that is below the start of neither journal.
+def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[Mark, int] | None:
+    """The newest mark that is below the start of neither journal, and the `read` of its receipt.
 
     If there is none, the newest one whose receipts all exist; some requests that it needs are gone.
     If the request topic was created again, its first mark is that of its rebind, after all receipts
@@ -50,7 +49,7 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
     when a mark is above the end of the requests.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
-    second: Receipt | None = None
+    second: tuple[Mark, int] | None = None
     cut: int | None = None
     for offset, receipt in _marks(journal, receipts):
         if receipt.topic_id not in ("", topic_id):
@@ -58,12 +57,11 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
                 return second
             theirs = Binding("", receipt.topic_id, "", "")
             raise recreated(shard, theirs, Binding("", topic_id, "", ""))
-        if cut is not None and receipt.mark is not None:  # its mark holds below the cut
-            known = receipt.mark._replace(requests=min(receipt.mark.requests, cut))
-            receipt = replace(receipt, mark=known, read=min(receipt.read, cut))
+        mark, read = receipt.mark, receipt.read
+        if cut is not None and mark is not None:  # it holds below the cut
+            mark, read = mark._replace(requests=min(mark.requests, cut)), min(read, cut)
         if receipt.cut:
-            cut = min(receipt.cut[0], receipt.cut[0] if cut is None else cut)
-        mark = receipt.mark
+            cut = receipt.cut[0] if cut is None else min(cut, receipt.cut[0])
         if mark is not None and mark.requests > requests.end:
             ends = Positions(requests.end, receipts.end)
             found = shortened(shard, Positions(mark.requests, mark.receipts), ends)
@@ -71,8 +69,8 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> Receipt | None
             raise found
         if mark is not None and receipts.start <= mark.receipts <= offset:
             if mark.requests >= requests.start:
-                return receipt
-            second = second or receipt
+                return mark, read
+            second = second or (mark, read)
     return second
 
 

@@ -225,9 +225,9 @@ class Recovery:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
         gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
-        mark = None if found is None else found.mark
-        told = judged = requests.end
-        if found is None or mark is None:
+        mark, told = found or (None, requests.end)
+        judged = requests.end
+        if mark is None:
             positions = Positions(requests.start, receipts.start)
             if receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
@@ -244,7 +244,6 @@ class Recovery:
                 )  # fmt: skip
         else:
             positions = Positions(max(mark.requests, requests.start), mark.receipts)
-            told = found.read
             if mark.requests < requests.start:
                 gone = mark.requests, requests.start
                 logger.error(
@@ -261,8 +260,7 @@ class Recovery:
     def _can_begin(self, requests: Bounds, binding: Binding) -> bool:
         """Whether a mark covers all that is pending. If not, the index may know more than the journals."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
-        mark = None if found is None else found.mark
-        return mark is not None and mark.requests >= requests.start
+        return found is not None and found[0].requests >= requests.start
 
     def _first_receipt_ms(self, receipts: Bounds) -> int:
         """The time before which outcomes may be gone, allowing for a difference between clocks."""
@@ -289,9 +287,8 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, opening)
         except IndexFull as full:
-            if (
-                outcomes.unknown_ms
-            ):  # a later read of the rest would not know about unknown outcomes
+            # a later read of the rest would not know about unknown outcomes
+            if outcomes.unknown_ms:
                 why = f"{self.shard}: {full}; it opens once Redis has room"
                 raise RecoveryRequired(why) from None
             self._leave_backlog(full, bounds.end, outcomes.ended, outcomes.too_late)
