@@ -121,6 +121,11 @@ class KafkaAccess:
         except KafkaException as error:
             raise ValueError(error.args[0].str()) from None
 
+    @property
+    def largest_message_bytes(self) -> int:
+        """The most that a producer sends in one record; librdkafka's own default is 1 MB."""
+        return int(self.settings.get("message.max.bytes", 1_000_000))
+
     def admin(self) -> AdminClient:
         """An admin client; asking it about a topic never creates the topic."""
         return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)

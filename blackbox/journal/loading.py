@@ -27,9 +27,6 @@ ASK_S = 0.2
 LAYOUT = "1"
 """The version of how files are cut into pieces. In another layout, the same numbers mean other rows."""
 
-LARGEST_BYTES = 1_000_000
-"""The client's own default of `message.max.bytes`."""
-
 RECORD_BYTES = 120
 HEADER_BYTES = 12
 """Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
@@ -49,7 +46,7 @@ def piece_name(access: KafkaAccess, fingerprint: str, number: int) -> str:
 
 def largest_record(access: KafkaAccess, topic_max_bytes: int | None) -> int:
     """The size of the largest record that client and topic accept; see `record_bytes`."""
-    own = int(access.settings.get("message.max.bytes", LARGEST_BYTES))
+    own = access.largest_message_bytes
     return min(own, topic_max_bytes or own)
 
 

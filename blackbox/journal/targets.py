@@ -32,8 +32,6 @@ SILENT_FOR_S = 2.0
 ASKED_S, ASKS = 2.0, 3
 """Timeout and number of attempts. The broker that is asked may hang; a new client likely asks another."""
 MOST_KNOWN = 10_000
-CLIENT_MOST_BYTES = 1_000_000
-"""librdkafka's default of `message.max.bytes`: the most that a client sends unless configured otherwise."""
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 
@@ -43,7 +41,7 @@ class Targets:
     def __init__(self, access: KafkaAccess) -> None:
         self._access = access
         self._open()
-        self._largest = int(access.settings.get("message.max.bytes", CLIENT_MOST_BYTES))
+        self._largest = access.largest_message_bytes
         self._compresses = any(
             access.settings.get(name, "none") != "none"
             for name in ("compression.type", "compression.codec")
