@@ -11,9 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.formats.terms import caller_of
 from blackbox.journal.access import KafkaAccess, doubt
@@ -38,7 +38,6 @@ MOST_SHOWN_BYTES = 10_000
 T = TypeVar("T")
 
 Fate = Literal["replayed", "discarded"]
-FATES: tuple[Fate, ...] = ("replayed", "discarded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,6 @@ def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
     return held[:end]
 
 
-def _whole(letter: Letter) -> Letter:
-    return letter
-
-
 class Again(NamedTuple):
     """A record to be written again by a replay; None in its place: the letter is only discarded."""
 
@@ -125,7 +120,7 @@ class Letterbox:
         self,
         take: Callable[[Letter], T | None],
         limit: int | None = None,
-        keep: Callable[[Letter], Letter] = _whole,
+        keep: Callable[[Letter], Letter] = lambda letter: letter,
     ) -> list[T]:
         """The results of `take` for the letters, newest first, without None.
 
@@ -134,24 +129,14 @@ class Letterbox:
         is known, and returns what is kept of it in memory.
         """
         count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
+        stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
         found: list[tuple[int, T]] = []
         for partition in range(count):
-            found += islice(self._taken(Shard(self._topic, partition), take, limit, keep), limit)
+            letters = self._letters(Shard(self._topic, partition), stretch, keep)
+            taken = ((letter.at_ms, one) for letter in letters if (one := take(letter)) is not None)
+            found += islice(taken, limit)
         found.sort(key=itemgetter(0), reverse=True)
-        return [taken for _, taken in found[:limit]]
-
-    def _taken(
-        self,
-        shard: Shard,
-        take: Callable[[Letter], T | None],
-        limit: int | None,
-        keep: Callable[[Letter], Letter],
-    ) -> Iterator[tuple[int, T]]:
-        stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
-        for letter in self._letters(shard, stretch, keep):
-            taken = take(letter)
-            if taken is not None:
-                yield letter.at_ms, taken
+        return [one for _, one in found[:limit]]
 
     def _letters(
         self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
@@ -210,7 +195,7 @@ def _mark(record: Record) -> list[tuple[str, Fate]]:
     if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
         return []
     fate, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
-    return [(place, known) for known in FATES if known == fate]
+    return [(place, known) for known in get_args(Fate) if known == fate]
 
 
 def _write(
@@ -218,16 +203,16 @@ def _write(
 ) -> None:
     failed: list[tuple[str | None, KafkaError]] = []
 
-    def report(error: KafkaError | None, message: object) -> None:
+    def report(error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            failed.append((getattr(message, "topic", str)(), error))
+            failed.append((message.topic(), error))
 
     try:
         for place, again in letters:
             if again is not None:
                 there, partition = again.shard
                 transactions.send(there, again.value, again.key, partition, report, again.headers)
-            fate = FATES[0] if again is not None else FATES[1]
+            fate = "discarded" if again is None else "replayed"
             lies = placed(place)
             assert lies is not None
             assert lies[0].topic == topic
