@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
@@ -38,7 +38,6 @@ class RequestReader:
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
         self._access = access
         self._open()
-        self._group = access.group_id
         self._most = most_records
         self._gather_s = gather_s
         self._positions: dict[Shard, int] = {}
@@ -66,7 +65,8 @@ class RequestReader:
         Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
         only records that are already fetched.
         """
-        self._obey()
+        while not self._asked.empty():  # only this thread takes from it
+            self._asked.get()()
         if self._sight.is_lost:
             self._open_again()
         before = dict(self._positions)
@@ -115,7 +115,7 @@ class RequestReader:
             shard = Shard(topic, partition)
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
-                told = explained(error, read_right(error, topic, self._group))
+                told = explained(error, read_right(error, topic, self._access.group_id))
                 logger.warning("%s: %s; continuing to read", shard, told)
             read = [m for m in found if m.error() is None] if errors else found
             records = read_records(read)
@@ -126,13 +126,6 @@ class RequestReader:
                 self._positions[shard] = end
                 batches[shard] = Batch(start, end, records, leader_epochs(read))
         return batches, lost
-
-    def _obey(self) -> None:
-        while True:
-            try:
-                self._asked.get_nowait()()
-            except Empty:
-                return
 
     def _start(self, shard: Shard, offset: int) -> None:
         self._stop(shard)
