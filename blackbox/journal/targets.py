@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
 from blackbox.journal.access import KafkaAccess, doubt, is_not_allowed, outcome
-from blackbox.journal.topics import Topics, TopicSettings, beginning_of
+from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason
@@ -32,6 +32,8 @@ SILENT_FOR_S = 2.0
 ASKED_S, ASKS = 2.0, 3
 """Timeout and number of attempts. The broker that is asked may hang; a new client likely asks another."""
 MOST_KNOWN = 10_000
+ID_LENGTH = 8
+"""How many of a topic id's 22 characters are used: short, and enough to distinguish two topics of a name."""
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 
@@ -106,7 +108,7 @@ class Targets:
         for topic in topics:
             refusal = _refusal(topic, asked[topic])
             if asked[topic].exception() is None:
-                self._ids[topic] = beginning_of(asked[topic].result().topic_id)
+                self._ids[topic] = str(asked[topic].result().topic_id)[:ID_LENGTH]
             yield topic, KNOWN_FOR_S if refusal is None else UNAVAILABLE_FOR_S, refusal
 
     def _ask_limits(self, topics: list[str]) -> Iterator[tuple[str, float, Limits | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,21 +54,9 @@ def receipts_topic(request_topic: str) -> str:
 
 def is_own_topic(name: str, request_topics: Iterable[str], dead_letter_topic: str) -> bool:
     """Whether a topic belongs to blackbox, so that no request may be delivered to it."""
-    return (
-        name == dead_letter_topic
-        or name in request_topics
-        or name.endswith(
-            RECEIPTS_SUFFIX
-        )  # of other deployments as well: a record there decides what they deliver
-    )
-
-
-ID_LENGTH = 8
-"""How many of a topic id's 22 characters are used: short, and enough to distinguish two topics of a name."""
-
-
-def beginning_of(topic_id: object) -> str:
-    return str(topic_id)[:ID_LENGTH]
+    # receipts of other deployments as well: a record there decides what they deliver
+    is_receipts = name.endswith(RECEIPTS_SUFFIX)
+    return is_receipts or name == dead_letter_topic or name in request_topics
 
 
 def topic_ids(admin: AdminClient, names: Sequence[str]) -> dict[str, str]:
@@ -203,7 +192,8 @@ KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 """Timestamps by the broker's clock, not by the producer's."""
 
-KEPT_COMPACTED = {"retention.ms": "-1", "cleanup.policy": "compact"}
+PARTITIONS = 4
+"""How many partitions a new request topic or output topic gets."""
 
 
 @dataclass(eq=False, repr=False)
@@ -222,19 +212,19 @@ class OwnTopics:
         self._look_at_s, self._has_failed = 0.0, False
         self._open()
 
-    def ensure(self, partitions: int = 4) -> None:
+    def ensure(self) -> None:
         """Create missing topics and receipts partitions. Raises JournalLost when that cannot be done.
 
         Request topics get LogAppendTime, so that a caller's slow clock makes no message early. Those in
         `compacted` are created with the cleanup policy `compact`.
         """
         try:
-            self._ensure(partitions)
+            self._ensure()
         except JournalLost:
             self._open()  # the client may have lost sight of all brokers
             raise
 
-    def _ensure(self, partitions: int) -> None:
+    def _ensure(self) -> None:
         seconds = [] if self.oscillator_topic is None else [self.oscillator_topic]
         counts = self._topics.partitions(self.request_topics, to="Read")
         counts |= self._topics.partitions([self.dead_letter_topic], to="Read and Write")
@@ -242,16 +232,16 @@ class OwnTopics:
         counts |= self._topics.partitions(seconds, to="Read and Write")
         wanted: dict[str, tuple[int, dict[str, str]]] = {}
         for topic in self.request_topics:
-            kept = KEPT_COMPACTED if topic in self.compacted else KEPT
-            wanted[topic] = partitions, kept | STAMPED
+            policy = {"cleanup.policy": "compact"} if topic in self.compacted else {}
+            wanted[topic] = PARTITIONS, KEPT | STAMPED | policy
         wanted[self.dead_letter_topic] = 1, KEPT
-        wanted |= dict.fromkeys(self.output_topics, (partitions, {}))
+        wanted |= dict.fromkeys(self.output_topics, (PARTITIONS, {}))
         wanted |= dict.fromkeys(seconds, (1, {}))
         for topic, how in wanted.items():
             if topic not in counts:
                 self._create(topic, *how)
         for topic in self.request_topics:
-            self._ensure_receipts(topic, counts.get(topic, partitions))
+            self._ensure_receipts(topic, counts.get(topic, PARTITIONS))
 
     def grow_receipts(self, owned: Iterable[Shard]) -> None:
         """Give receipts topics as many partitions as their request topics have now.
@@ -297,9 +287,9 @@ class OwnTopics:
         new = NewTopic(name, num_partitions=partitions, config=dict(settings))
         self._wait(self._admin.create_topics([new]), name)
 
-    def _wait(self, futures: Mapping[str, object], name: str) -> None:
+    def _wait(self, futures: Mapping[str, Future[None]], name: str) -> None:
         try:
-            futures[name].result(timeout=REQUEST_TIMEOUT_S * 4)  # type: ignore[attr-defined]
+            futures[name].result(timeout=REQUEST_TIMEOUT_S * 4)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise JournalLost(
