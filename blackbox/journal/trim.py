@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -44,8 +45,7 @@ class Trimmer:
         """
         topics = [shard.topic, receipts_topic(shard.topic)]
         settings = self._topics.settings(topics)
-        reader = PartitionReader(self._access)
-        try:
+        with closing(PartitionReader(self._access)) as reader:
             for topic, upto in zip(topics, (mark.requests, mark.receipts), strict=True):
                 if not is_ours_to_trim(settings[topic]):
                     continue
@@ -54,8 +54,6 @@ class Trimmer:
                 upto = min(upto, bounds.end if old is None else old)
                 if upto > bounds.start and not self._remove(topic, shard.partition, upto):
                     return
-        finally:
-            reader.close()
 
     def remove_receipts(self, shard: Shard, upto: int) -> None:
         """Remove receipts below the offset `upto` of any age. Raises JournalLost when Kafka does not answer."""
@@ -64,25 +62,24 @@ class Trimmer:
             self._remove(topic, shard.partition, upto)
 
     def _remove(self, topic: str, partition: int, upto: int) -> bool:
-        asked = self._admin.delete_records(
+        [asked] = self._admin.delete_records(
             [TopicPartition(topic, partition, upto)], request_timeout=REQUEST_TIMEOUT_S
-        )
-        for answer in asked.values():
-            try:
-                outcome(answer)
-            except KafkaException as error:
-                cause = error.args[0]
-                if not is_not_allowed(cause):
-                    raise JournalLost(
-                        f"{topic}/{partition}: cannot remove records: {cause.str()}"
-                    ) from error
-                if topic not in self._told:
-                    self._told.add(topic)
-                    logger.warning(
-                        "%s: records that are no longer needed stay in Kafka: %s", topic,
-                        explained(cause, f"Delete on topic {topic}"),
-                    )  # fmt: skip
-                return False
+        ).values()
+        try:
+            outcome(asked)
+        except KafkaException as error:
+            cause = error.args[0]
+            if not is_not_allowed(cause):
+                raise JournalLost(
+                    f"{topic}/{partition}: cannot remove records: {cause.str()}"
+                ) from error
+            if topic not in self._told:
+                self._told.add(topic)
+                logger.warning(
+                    "%s: records that are no longer needed stay in Kafka: %s", topic,
+                    explained(cause, f"Delete on topic {topic}"),
+                )  # fmt: skip
+            return False
         logger.info("%s/%d: removed the records below %d", topic, partition, upto)
         return True
 
