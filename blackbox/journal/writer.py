@@ -98,7 +98,6 @@ class Writer:
         self._receipts = receipts_topic(shard.topic)
         transactional_id = access.transactional_id(str(shard)) if exactly_once else None
         self._transactions = Transactions(access, transactional_id, str(shard), in_flight=IN_FLIGHT)
-        self._producer = self._transactions.producer
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
         self._unplaced = 0
@@ -125,7 +124,7 @@ class Writer:
         offset, topic, key, value, headers, partition = outgoing
         report = partial(self._report, offset, places)
         try:
-            produce(self._producer, topic, value, key, partition, report, headers)
+            produce(self._transactions.producer, topic, value, key, partition, report, headers)
         except KafkaException as error:
             cause = error.args[0]
             if self._exactly_once and cause.code() == KafkaError._STATE and not cause.fatal():
@@ -177,11 +176,10 @@ class Writer:
 
     def _flush_unless(self, hopeless: Callable[[], dict[int, Refusal]]) -> int:
         """Returns how many records the brokers lack; if a record was refused, they never get them."""
-        deadline = time.monotonic() + SETTLE_S
-        asked_s = time.monotonic()
+        began = asked_s = time.monotonic()
         while left := self._transactions.flush(SPOILED_LOOK_S):
             now = time.monotonic()
-            if self._is_spoiled or now > deadline:
+            if self._is_spoiled or now > began + SETTLE_S:
                 break
             if self._exactly_once and now - asked_s >= LOOK_S:
                 asked_s = now
@@ -242,7 +240,6 @@ class Writer:
         """Drop queued records; an open transaction is settled by the next owner."""
         if not self._is_closed:
             self._is_closed = True
-            del self._producer
             self._transactions.close()
 
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
@@ -258,7 +255,7 @@ class Writer:
             self._report(_RECEIPT, places, error, message)
 
         try:
-            produce(self._producer, self._receipts, value, key, partition, report)
+            produce(self._transactions.producer, self._receipts, value, key, partition, report)
         except KafkaException as error:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
 
