@@ -109,11 +109,8 @@ class ShardJournal:
 
     def written_ms(self, offset: int) -> int | None:
         """When the record at this offset was written, epoch ms; None if there is none."""
-        bounds = self.request_bounds()
-        for batch in self.requests(max(offset, bounds.start), min(offset + 1, bounds.end)):
-            for record in batch.records:
-                return record.timestamp_ms
-        return None
+        record = self.records([offset]).get(offset)
+        return None if record is None else record.timestamp_ms
 
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
         """Like `requests`, including records of open and aborted transactions."""
