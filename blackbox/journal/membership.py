@@ -145,15 +145,8 @@ class Membership:
             self.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._expelled
         )
 
-    def _join_again(self) -> None:
-        logger.warning(
-            "membership: no connection for a while; replacing the client, which knew %s",
-            self._sight.known,
-        )
-        self._join_anew()
-
-    def _go_on_without_a_name(self) -> None:
-        """Drop the instance id: with it, the two processes would expel each other forever."""
+    def _drop_instance_id(self) -> None:
+        """Continue without it: with it, the two processes would expel each other forever."""
         logger.error(
             "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; "
             "continuing without one; give every process its own", self.access.group_id, self.instance_id,
@@ -161,7 +154,7 @@ class Membership:
         self.instance_id = None
         self._must_join = True
 
-    def _join_anew(self) -> None:
+    def _rejoin(self) -> None:
         self._joined.clear()
         self._consumer.close()
         # A client with a fatal error does not report what it lost.
@@ -176,7 +169,7 @@ class Membership:
                 self._take_part()
             except KafkaException as error:
                 if is_replaced(error.args[0]) and self.instance_id is not None:
-                    self._go_on_without_a_name()
+                    self._drop_instance_id()
                 logger.warning("membership: %s; retrying", error)
             except Exception:
                 logger.exception("membership: unexpected error; retrying")
@@ -188,9 +181,13 @@ class Membership:
             self._leave()  # else the group gives a member with an instance id what it had before
             self._must_join = True
         if self._must_join:
-            self._join_anew()
+            self._rejoin()
         if self._sight.is_lost:
-            self._join_again()
+            logger.warning(
+                "membership: no connection for a while; replacing the client, which knew %s",
+                self._sight.known,
+            )
+            self._rejoin()
         message = self._consumer.poll(POLL_S)
         self._commit_what_was_asked()
         while self._new:
