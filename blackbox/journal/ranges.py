@@ -1,37 +1,19 @@
-"""Exact ranges of offsets: how far partitions can be read, and the records between two offsets.
-
-For reads that one process plans and others perform.
-"""
+"""Exact ranges of offsets, for reads that one process plans and others perform."""
 
 from __future__ import annotations
 
-import logging
 import os
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
-from confluent_kafka.admin import TopicMetadata
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from blackbox.journal.access import (
-    REQUEST_TIMEOUT_S,
-    KafkaAccess,
-    Sight,
-    doubt,
-    explained,
-    read_right,
-)
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.ends import OUT_OF_RANGE
+from blackbox.journal.ends import Ends as Ends
+from blackbox.journal.ends import Offsets as Offsets
+from blackbox.journal.ends import Partition as Partition
 from blackbox.journal.partition_reader import (
     READ_RECORDS,
     SILENCE_S,
@@ -39,33 +21,9 @@ from blackbox.journal.partition_reader import (
     offset_of,
     sorted_out,
 )
-from blackbox.records.errors import JournalLost, JournalSilent, RecoveryRequired
+from blackbox.records.errors import JournalLost, JournalSilent
 
-logger = logging.getLogger("blackbox.journal")
-
-Partition = tuple[str, int]
-Offsets = dict[Partition, int]
-
-OUTAGE_S = 30.0
-OUTAGE_LOOK_S = 0.2
-SILENT_S = 1.0
 ANOTHER_SILENCE_S = 0.5
-PATIENCE_S = 5.0
-LEFT_ALONE_S = 2.0
-"""How long a partition that did not answer, or was refused, is not asked about again."""
-
-_FINAL = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError._INVALID_ARG,
-)
-"""Errors that a retry does not change."""
-
-_OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
 class Range(NamedTuple):
@@ -88,204 +46,6 @@ class Chunk(NamedTuple):
     start: int
     end: int
     messages: list[Message]
-
-
-class Ends:
-    """Where partitions begin and how far they can be read now, for the planner of a stream.
-
-    Waits for the end of an outage for 30 s; then every method raises JournalLost. Not safe for use
-    from two threads at once.
-    """
-
-    def __init__(self, access: KafkaAccess) -> None:
-        self._access = access
-        self._asking: Consumer | None = None
-        self._watcher: Consumer | None = None
-        self._sight: Sight | None = None
-        self._watched: Offsets = {}
-        self._unanswered: dict[Partition, tuple[RecoveryRequired, float]] = {}
-        self._unwatched: dict[Partition, float] = {}
-
-    def first(self, partitions: Iterable[Partition]) -> Offsets:
-        """The first offsets that are kept. Raises JournalLost when a topic or partition does not exist."""
-        return self._offsets(list(partitions), OFFSET_BEGINNING, OUTAGE_S)
-
-    def last(self, partitions: Iterable[Partition]) -> Offsets:
-        """The last stable offsets: nothing beyond them can be read until open transactions have ended.
-
-        Raises JournalLost when a topic or partition does not exist.
-        """
-        return self._offsets(list(partitions), OFFSET_END, OUTAGE_S)
-
-    def last_of_each(
-        self, partitions: Iterable[Partition]
-    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """Like `last` for the partitions that answer, and why the others do not.
-
-        The others are asked again after 2 s. Raises JournalLost when no broker names their leaders
-        for 30 s.
-        """
-        now = time.monotonic()
-        wanted = list(partitions)
-        known = {at: self._unanswered[at] for at in wanted if at in self._unanswered}
-        lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
-        asked = [at for at in wanted if at not in lost]
-        try:
-            return self._offsets(asked, OFFSET_END, 0), lost
-        except JournalLost:
-            pass
-        found, silent = self._by_leader_of_whoever_answers(asked)
-        until_s = time.monotonic() + LEFT_ALONE_S
-        self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
-        return found, lost | silent
-
-    def wait_for_news(self, positions: Offsets, timeout_s: float) -> bool:
-        """Wait until some partition has a record at its position or beyond; False when none has.
-
-        The broker does the waiting, so an idle wait costs almost nothing. An aborted transaction does
-        not count. A partition that reports an error is not watched for 2 s.
-        """
-        now = time.monotonic()
-        self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
-        watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}
-        message = self._watch(watched).poll(timeout_s)
-        error = message.error() if message is not None else None
-        if message is None or error is None or error.code() in _OUT_OF_RANGE:
-            return message is not None
-        topic, partition = message.topic(), message.partition()
-        if topic is None or partition is None or (topic, partition) not in watched:
-            raise doubt(KafkaException(error), "cannot wait for records")
-        self._unwatched[topic, partition] = now + LEFT_ALONE_S
-        return False
-
-    def close(self) -> None:
-        """Close the clients; the next use creates new ones."""
-        for consumer in (self._asking, self._watcher):
-            if consumer is not None:
-                consumer.close()
-        self._asking = self._watcher = None
-        self._watched = {}
-
-    def _ask(self) -> Consumer:
-        # Not the watcher: on its connection, an answer would wait for the fetch in flight. Not an
-        # admin client: with one in ten, the first list_offsets takes a second.
-        self._asking = self._asking or self._access.consumer()
-        return self._asking
-
-    def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Offsets:
-        """The offsets at `end`, which the client accepts as a time; one request to each broker."""
-        asked = [TopicPartition(*at, end) for at in partitions]
-        if not asked:
-            return {}
-        names = ", ".join(sorted({at.topic for at in asked}))
-        deadline = time.monotonic() + patience_s
-        while True:
-            began = time.monotonic()
-            try:
-                found = self._ask().offsets_for_times(
-                    asked, timeout=min(REQUEST_TIMEOUT_S, max(SILENT_S, patience_s))
-                )
-                for at in found:
-                    if at.error is not None:
-                        raise KafkaException(at.error)
-                return {(at.topic, at.partition): at.offset for at in found}
-            except KafkaException as error:
-                if error.args[0].code() in _FINAL or time.monotonic() >= deadline:
-                    what = f"cannot read the offsets of {names}"
-                    raise doubt(error, what, f"Read on topic {names}") from error
-            was_silent = time.monotonic() - began > SILENT_S
-            if was_silent and self._asking is not None:  # it may have lost sight of all brokers
-                self._asking.close()
-                self._asking = None
-            time.sleep(OUTAGE_LOOK_S)
-
-    def _by_leader_of_whoever_answers(
-        self, partitions: Sequence[Partition]
-    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """Retry `_by_leader`: the broker asked for leaders may hang; a new client likely asks another."""
-        deadline = time.monotonic() + OUTAGE_S
-        while True:
-            try:
-                return self._by_leader(partitions)
-            except JournalLost:
-                if time.monotonic() > deadline:
-                    raise
-            if self._asking is not None:
-                self._asking.close()
-                self._asking = None
-            time.sleep(OUTAGE_LOOK_S)
-
-    def _by_leader(
-        self, partitions: Sequence[Partition]
-    ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """Ask for each leader's partitions separately: one that does not answer fails the whole request."""
-        topics = {topic: self._topic(topic) for topic, _ in partitions}
-        led: defaultdict[int, list[Partition]] = defaultdict(list)
-        lost: dict[Partition, RecoveryRequired] = {}
-        for at in partitions:
-            leader = _leader(topics[at[0]], *at)
-            if isinstance(leader, RecoveryRequired):
-                lost[at] = leader
-            else:
-                led[leader].append(at)
-        found: Offsets = {}
-        for those in led.values():
-            try:
-                found |= self._offsets(those, OFFSET_END, 0)
-            except JournalLost as silent:
-                lost |= dict.fromkeys(those, silent)
-        return found, lost
-
-    def _topic(self, topic: str) -> TopicMetadata:
-        try:
-            found = self._ask().list_topics(topic, timeout=SILENT_S)
-        except KafkaException as error:
-            raise doubt(error, f"cannot read the metadata of {topic}") from error
-        told: TopicMetadata = found.topics[topic]
-        return told
-
-    def _watch(self, positions: Offsets) -> Consumer:
-        if self._watcher is not None and self._sight is not None and self._sight.is_lost:
-            logger.warning(
-                "waiting for requests: no connection for a while; replacing the client, which knew %s",
-                self._sight.known,
-            )
-            self._watcher.close()
-            self._watcher, self._watched = None, {}
-        if self._watcher is None:
-            self._watcher, self._sight = self._access.watched_consumer(
-                PATIENCE_S,
-                **{
-                    "fetch.message.max.bytes": 1,
-                    "queued.min.messages": 1,
-                    # A partition whose position changed is watched only after the fetch in flight
-                    # for the others has been answered.
-                    "fetch.wait.max.ms": 50,
-                    "fetch.queue.backoff.ms": 1,
-                },
-            )
-        moved = self._watched.items() - positions.items()
-        if moved:
-            self._watcher.incremental_unassign([TopicPartition(*at) for at, _ in moved])
-        new = positions.items() - self._watched.items()
-        if new:
-            self._watcher.incremental_assign([TopicPartition(*at, offset) for at, offset in new])
-        self._watched = dict(positions)
-        return self._watcher
-
-
-def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
-    """The broker that leads the partition, or why there is none."""
-    place = told.partitions.get(partition)
-    if told.error is not None:
-        why = f": {explained(told.error, f'Read on topic {topic}')}"
-    elif place is None:
-        why = f" does not exist: {topic} has {len(told.partitions)} partitions"
-    elif place.leader < 0:
-        why = " has no leader"
-    else:
-        return place.leader
-    return JournalLost(f"{topic}/{partition}{why}")
 
 
 def read_ranges(
@@ -423,7 +183,7 @@ def _read_on(
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
         messages, there = sorted_out(polled, wanted.end)
     except KafkaException as error:
-        if error.args[0].code() in _OUT_OF_RANGE:
+        if error.args[0].code() in OUT_OF_RANGE:
             read = [offset_of(message) + 1 for message in polled if message.error() is None]
             raise _out_of_range(consumer, wanted, max([reached, *read])) from None
         needs = read_right(error.args[0], wanted.topic, group)

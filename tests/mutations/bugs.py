@@ -777,7 +777,7 @@ BUGS = (
         "where one partition does not say how far it goes, none is planned to be read",
         (
             Change(
-                "journal/ranges.py",
+                "journal/ends.py",
                 "        found, silent = self._by_leader_of_whoever_answers(asked)\n",
                 '        raise JournalLost("a partition does not answer")\n',
             ),

@@ -10,9 +10,9 @@ import pytest
 
 from blackbox.journal import access as access_module
 from blackbox.journal.access import KafkaAccess, Sight
+from blackbox.journal.ends import Ends
 from blackbox.journal.membership import Membership
 from blackbox.journal.partition_reader import PartitionReader
-from blackbox.journal.ranges import Ends
 from blackbox.journal.reader import RequestReader
 from blackbox.journal.targets import Targets
 from blackbox.records.request import Shard

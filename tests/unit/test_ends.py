@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Offsets, Partition
+from blackbox.journal.ends import Ends, Offsets, Partition
 from blackbox.records.errors import JournalLost, RecoveryRequired
 
 GOOD, BAD = ("good", 0), ("bad", 0)
@@ -22,7 +21,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
         assert patience_s == 0, "a broker that hangs would hold up all partitions"
         raise JournalLost("no answer")
 
-    monkeypatch.setattr(ranges, "OUTAGE_LOOK_S", 0.0)
+    monkeypatch.setattr("blackbox.journal.ends.OUTAGE_LOOK_S", 0.0)
     ends = Ends(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
     monkeypatch.setattr(ends, "_offsets", offsets)
     return ends
@@ -59,6 +58,6 @@ def test_when_no_broker_answers_for_a_while_that_is_told(
         raise JournalLost("no answer")
 
     monkeypatch.setattr(ends, "_by_leader", by_leader)
-    monkeypatch.setattr(ranges, "OUTAGE_S", 0.0)
+    monkeypatch.setattr("blackbox.journal.ends.OUTAGE_S", 0.0)
     with pytest.raises(JournalLost, match="no answer"):
         ends.last_of_each([GOOD, BAD])
