@@ -116,11 +116,8 @@ class Ends:
 
     def close(self) -> None:
         """Close the clients; the next use creates new ones."""
-        for consumer in (self._asking, self._watcher):
-            if consumer is not None:
-                consumer.close()
-        self._asking = self._watcher = None
-        self._watched = {}
+        self._drop_asking()
+        self._drop_watcher()
 
     def _ask(self) -> Consumer:
         # Not the watcher: on its connection, an answer would wait for the fetch in flight. Not an
@@ -149,10 +146,8 @@ class Ends:
                 if error.args[0].code() in _FINAL or time.monotonic() >= deadline:
                     what = f"cannot read the offsets of {names}"
                     raise doubt(error, what, f"Read on topic {names}") from error
-            was_silent = time.monotonic() - began > SILENT_S
-            if was_silent and self._asking is not None:  # it may have lost sight of all brokers
-                self._asking.close()
-                self._asking = None
+            if time.monotonic() - began > SILENT_S:  # it may have lost sight of all brokers
+                self._drop_asking()
             time.sleep(OUTAGE_LOOK_S)
 
     def _by_leader_of_whoever_answers(
@@ -166,9 +161,7 @@ class Ends:
             except JournalLost:
                 if time.monotonic() > deadline:
                     raise
-            if self._asking is not None:
-                self._asking.close()
-                self._asking = None
+            self._drop_asking()
             time.sleep(OUTAGE_LOOK_S)
 
     def _by_leader(
@@ -201,13 +194,12 @@ class Ends:
         return told
 
     def _watch(self, positions: Offsets) -> Consumer:
-        if self._watcher is not None and self._sight is not None and self._sight.is_lost:
+        if self._sight is not None and self._sight.is_lost:
             logger.warning(
                 "waiting for requests: no connection for a while; replacing the client, which knew %s",
                 self._sight.known,
             )
-            self._watcher.close()
-            self._watcher, self._watched = None, {}
+            self._drop_watcher()
         if self._watcher is None:
             self._watcher, self._sight = self._access.watched_consumer(
                 PATIENCE_S,
@@ -228,6 +220,16 @@ class Ends:
             self._watcher.incremental_assign([TopicPartition(*at, offset) for at, offset in new])
         self._watched = dict(positions)
         return self._watcher
+
+    def _drop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+
+    def _drop_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+        self._watcher, self._sight, self._watched = None, None, {}
 
 
 def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
