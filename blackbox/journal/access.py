@@ -16,7 +16,7 @@ from blackbox.records.errors import Fenced, JournalLost, NotAllowed, RecoveryReq
 
 logger = logging.getLogger("blackbox.kafka")
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
@@ -37,7 +37,7 @@ OURS = (
 """Settings that an operator's file may not override."""
 
 
-class Sight:
+class ConnectionMonitor:
     """A client's `stats_cb` that tracks whether it is connected to a broker.
 
     A broker that has just rejoined its cluster may answer with topics but without brokers.
@@ -60,13 +60,13 @@ class Sight:
 
     def __call__(self, statistics: str) -> None:
         brokers = orjson.loads(statistics)["brokers"].values()
-        told = (f"{one.get('name')} ({one['source']}) {one['state']}" for one in brokers)
-        self.known = ", ".join(told) or "no broker"
+        states = (f"{one.get('name')} ({one['source']}) {one['state']}" for one in brokers)
+        self.known = ", ".join(states) or "no broker"
         sees_one = any(one["state"] == "UP" and one["source"] != "logical" for one in brokers)
         self._blind_ms = 0 if sees_one else self._blind_ms + STATISTICS_MS
 
 
-class Fetched:
+class FetchProgress:
     """A consumer's `stats_cb` that tracks how far it has fetched.
 
     A consumer skips the records of aborted transactions silently, however many there are.
@@ -82,8 +82,8 @@ class Fetched:
     def __call__(self, statistics: str) -> None:
         self._next = {
             (topic, int(number)): int(partition["next_offset"])
-            for topic, told in orjson.loads(statistics)["topics"].items()
-            for number, partition in told["partitions"].items()
+            for topic, about in orjson.loads(statistics)["topics"].items()
+            for number, partition in about["partitions"].items()
         }
 
 
@@ -130,15 +130,15 @@ class KafkaAccess:
         """An admin client; asking it about a topic never creates the topic."""
         return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
 
-    def watched_consumer(self, patience_s: float, **own: Any) -> tuple[Consumer, Sight]:
-        """A long-lived consumer, and the Sight that reports when it has lost its connection."""
-        sight = Sight(patience_s)
-        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": sight}
-        return self.consumer(**watched | own), sight
+    def watched_consumer(self, patience_s: float, **own: Any) -> tuple[Consumer, ConnectionMonitor]:
+        """A long-lived consumer, and what reports when it has lost its connection."""
+        monitor = ConnectionMonitor(patience_s)
+        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": monitor}
+        return self.consumer(**watched | own), monitor
 
-    def fetching_consumer(self, **own: Any) -> tuple[Consumer, Fetched]:
-        """A consumer, and the Fetched that shows its progress even while it returns no messages."""
-        fetched = Fetched()
+    def fetching_consumer(self, **own: Any) -> tuple[Consumer, FetchProgress]:
+        """A consumer, and what shows its progress even while it returns no messages."""
+        fetched = FetchProgress()
         watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": fetched}
         return self.consumer(**watched | own), fetched
 
@@ -216,7 +216,7 @@ def produce(
             producer.poll(POLL_S)
 
 
-def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Told:
+def outcome(asked: Future[Answer], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Answer:
     """The result of an admin request. Raises KafkaException, also on a timeout.
 
     Raises a new exception instead of the future's own. The traceback of that one refers to the frames
@@ -232,7 +232,7 @@ def outcome(asked: Future[Told], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Tol
     return asked.result()
 
 
-def doubt(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired:
+def journal_error(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired:
     """The RecoveryRequired for a failed Kafka call; `what` says what was tried.
 
     `needs` is the ACL right that the call needs, such as `Read on topic TB`.
@@ -240,10 +240,10 @@ def doubt(error: KafkaException, what: str, needs: str = "") -> RecoveryRequired
     cause = error.args[0] if error.args else None
     if not isinstance(cause, KafkaError):
         return JournalLost(f"{what}: {error}")
-    told = f"{what}: {explained(cause, needs)}"
+    text = f"{what}: {explained(cause, needs)}"
     if cause.code() in _FENCING:
-        return Fenced(told)
-    return NotAllowed(told) if is_not_allowed(cause) else JournalLost(told)
+        return Fenced(text)
+    return NotAllowed(text) if is_not_allowed(cause) else JournalLost(text)
 
 
 def explained(error: KafkaError, needs: str) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from blackbox.journal.access import KafkaAccess, doubt, explained, produce
+from blackbox.journal.access import KafkaAccess, explained, journal_error, produce
 from blackbox.journal.transactions import Transactions
 from blackbox.journal.writer import reason_of
 from blackbox.records.errors import JournalLost
@@ -80,7 +80,7 @@ class Carrier:
             error = next(iter(self._failed.values()))
             if error.code() == KafkaError._PURGE_QUEUE:  # commit raises the cause
                 self._transactions.commit(needs)
-            raise doubt(
+            raise journal_error(
                 KafkaException(error), f"{self.shard}: a record cannot be promoted or renewed"
             )
         if left:

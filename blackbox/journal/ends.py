@@ -17,7 +17,13 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import TopicMetadata
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, Sight, doubt, explained
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    ConnectionMonitor,
+    KafkaAccess,
+    explained,
+    journal_error,
+)
 from blackbox.records.errors import JournalLost, RecoveryRequired
 
 logger = logging.getLogger("blackbox.journal")
@@ -57,7 +63,7 @@ class Ends:
         self._access = access
         self._asking: Consumer | None = None
         self._watcher: Consumer | None = None
-        self._sight: Sight | None = None
+        self._monitor: ConnectionMonitor | None = None
         self._watched: Offsets = {}
         self._unanswered: dict[Partition, tuple[RecoveryRequired, float]] = {}
         self._unwatched: dict[Partition, float] = {}
@@ -110,7 +116,7 @@ class Ends:
             return message is not None
         topic, partition = message.topic(), message.partition()
         if topic is None or partition is None or (topic, partition) not in watched:
-            raise doubt(KafkaException(error), "cannot wait for records")
+            raise journal_error(KafkaException(error), "cannot wait for records")
         self._unwatched[topic, partition] = now + LEFT_ALONE_S
         return False
 
@@ -145,7 +151,7 @@ class Ends:
             except KafkaException as error:
                 if error.args[0].code() in _FINAL or time.monotonic() >= deadline:
                     what = f"cannot read the offsets of {names}"
-                    raise doubt(error, what, f"Read on topic {names}") from error
+                    raise journal_error(error, what, f"Read on topic {names}") from error
             if time.monotonic() - began > SILENT_S:  # it may have lost sight of all brokers
                 self._drop_asking()
             time.sleep(OUTAGE_LOOK_S)
@@ -189,19 +195,19 @@ class Ends:
         try:
             found = self._ask().list_topics(topic, timeout=SILENT_S)
         except KafkaException as error:
-            raise doubt(error, f"cannot read the metadata of {topic}") from error
+            raise journal_error(error, f"cannot read the metadata of {topic}") from error
         told: TopicMetadata = found.topics[topic]
         return told
 
     def _watch(self, positions: Offsets) -> Consumer:
-        if self._sight is not None and self._sight.is_lost:
+        if self._monitor is not None and self._monitor.is_lost:
             logger.warning(
                 "waiting for requests: no connection for a while; replacing the client, which knew %s",
-                self._sight.known,
+                self._monitor.known,
             )
             self._drop_watcher()
         if self._watcher is None:
-            self._watcher, self._sight = self._access.watched_consumer(
+            self._watcher, self._monitor = self._access.watched_consumer(
                 PATIENCE_S,
                 **{
                     "fetch.message.max.bytes": 1,
@@ -229,7 +235,7 @@ class Ends:
     def _drop_watcher(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
-        self._watcher, self._sight, self._watched = None, None, {}
+        self._watcher, self._monitor, self._watched = None, None, {}
 
 
 def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.formats.terms import caller_of
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, journal_error
 from blackbox.journal.partition_reader import FETCHED_AHEAD
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
@@ -225,6 +225,6 @@ def _write(
     if failed:
         where, cause = failed[0]
         transactions.abort()
-        raise doubt(KafkaException(cause), "nothing was written", f"Write on topic {where}")
+        raise journal_error(KafkaException(cause), "nothing was written", f"Write on topic {where}")
     if left:
         raise JournalLost(f"{left} records were not acknowledged; nothing was written")

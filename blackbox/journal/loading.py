@@ -17,7 +17,13 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, explained, outcome
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    explained,
+    journal_error,
+    outcome,
+)
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Headers
@@ -105,7 +111,7 @@ class Marks:
                     continue
                 if is_last or not (cause.retriable() or cause.code() in _PASSING):
                     needs = _right(cause, name, self._topic)
-                    raise doubt(error, f"{name}: cannot read its progress", needs) from None
+                    raise journal_error(error, f"{name}: cannot read its progress", needs) from None
                 again.append(name)
         return again
 
@@ -167,7 +173,7 @@ class PieceWriter:
                 raise KafkaException(at.error)
         except KafkaException as error:
             needs = _right(error.args[0], self._name, self._topic)
-            raise doubt(error, f"{self._name}: cannot read its progress", needs) from None
+            raise journal_error(error, f"{self._name}: cannot read its progress", needs) from None
         mark = _mark(self._name, at)
         return mark.rows if mark is not None else 0
 
@@ -184,7 +190,7 @@ class PieceWriter:
             self._transactions.send_offsets(at, self._consumer.consumer_group_metadata(), needs)
             self._transactions.commit(needs)  # flushes first
         except KafkaException as error:
-            raise doubt(error, f"{self._name}: cannot write the rows") from None
+            raise journal_error(error, f"{self._name}: cannot write the rows") from None
         except RecoveryRequired as reason:
             if self._failed is None:
                 raise

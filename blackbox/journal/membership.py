@@ -128,7 +128,7 @@ class Membership:
                 self._consumer.poll(POLL_S)
 
     def _open(self) -> None:
-        self._consumer, self._sight = self.access.watched_consumer(
+        self._consumer, self._monitor = self.access.watched_consumer(
             PATIENCE_S,
             **{
                 "partition.assignment.strategy": "cooperative-sticky",
@@ -182,10 +182,10 @@ class Membership:
             self._must_join = True
         if self._must_join:
             self._rejoin()
-        if self._sight.is_lost:
+        if self._monitor.is_lost:
             logger.warning(
                 "membership: no connection for a while; replacing the client, which knew %s",
-                self._sight.known,
+                self._monitor.known,
             )
             self._rejoin()
         message = self._consumer.poll(POLL_S)

@@ -19,7 +19,13 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.core.plan import Binding, Bounds
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, outcome, read_right
+from blackbox.journal.access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    journal_error,
+    outcome,
+    read_right,
+)
 from blackbox.journal.topics import topic_ids
 from blackbox.records.errors import JournalLost, JournalSilent
 from blackbox.records.request import Shard
@@ -66,7 +72,7 @@ class PartitionReader:
                 found = self._open().get_watermark_offsets(at, timeout=within_s)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
-                    self.has_leader(topic, partition)  # raises if only the leader is missing
+                    self.exists(topic, partition)  # raises if only the leader is missing
                 raise
         if found is None:
             raise JournalLost(
@@ -75,7 +81,7 @@ class PartitionReader:
             )
         return Bounds(*found)
 
-    def has_leader(self, topic: str, partition: int) -> bool:
+    def exists(self, topic: str, partition: int) -> bool:
         """Whether the partition exists. Raises JournalLost when it has no leader."""
         with self._asking(topic, f"{topic}/{partition}: cannot look up its leader"):
             found = self._open().list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
@@ -165,7 +171,7 @@ class PartitionReader:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 while reached < end and (first := consumer.poll(self.silence_s)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = sorted_out(polled, end)
+                    messages, reached = below_end(polled, end)
                     yield messages, reached
         finally:
             consumer.unassign()
@@ -190,7 +196,7 @@ class PartitionReader:
                 first = consumer.poll(self.silence_s)
                 if first is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = sorted_out(polled, end)
+                    messages, reached = below_end(polled, end)
                     yield messages, reached
                     continue
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
@@ -228,7 +234,7 @@ class PartitionReader:
             yield
         except KafkaException as error:
             needs = read_right(error.args[0], topic, self.access.group_id)
-            raise doubt(error, what, needs) from error
+            raise journal_error(error, what, needs) from error
 
 
 def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) -> set[Shard]:
@@ -249,7 +255,7 @@ def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) 
     return starts.keys() - (waiting - aborted)
 
 
-def sorted_out(polled: list[Message], end: int) -> tuple[list[Message], int]:
+def below_end(polled: list[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
     Raises KafkaException for any other error that was polled in place of a message.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, doubt, read_right
+from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
 from blackbox.journal.ends import OUT_OF_RANGE
 from blackbox.journal.ends import Ends as Ends
 from blackbox.journal.ends import Offsets as Offsets
@@ -18,8 +18,8 @@ from blackbox.journal.partition_reader import (
     READ_RECORDS,
     SILENCE_S,
     PartitionReader,
+    below_end,
     offset_of,
-    sorted_out,
 )
 from blackbox.records.errors import JournalLost, JournalSilent
 
@@ -165,7 +165,7 @@ def _turn_to(consumer: Consumer, wanted: Range) -> None:
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
     except KafkaException as error:
-        raise doubt(error, f"{wanted.topic}/{wanted.partition}: cannot read") from error
+        raise journal_error(error, f"{wanted.topic}/{wanted.partition}: cannot read") from error
 
 
 def _read_on(
@@ -181,13 +181,13 @@ def _read_on(
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
-        messages, there = sorted_out(polled, wanted.end)
+        messages, there = below_end(polled, wanted.end)
     except KafkaException as error:
         if error.args[0].code() in OUT_OF_RANGE:
             read = [offset_of(message) + 1 for message in polled if message.error() is None]
             raise _out_of_range(consumer, wanted, max([reached, *read])) from None
         needs = read_right(error.args[0], wanted.topic, group)
-        raise doubt(error, f"{at}: cannot read from {reached}", needs) from error
+        raise journal_error(error, f"{at}: cannot read from {reached}", needs) from error
     return messages, max(reached, there)
 
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.core.plan import Batch
-from blackbox.journal.access import KafkaAccess, doubt, explained, read_right
+from blackbox.journal.access import KafkaAccess, explained, journal_error, read_right
 from blackbox.journal.records import leader_epochs, read_records
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
@@ -67,7 +67,7 @@ class RequestReader:
         """
         while not self._asked.empty():  # only this thread takes from it
             self._asked.get()()
-        if self._sight.is_lost:
+        if self._monitor.is_lost:
             self._open_again()
         before = dict(self._positions)
         try:
@@ -81,21 +81,21 @@ class RequestReader:
             for shard, offset in before.items():
                 self.start(shard, offset)  # records that were taken and not returned are read again
             if isinstance(error, KafkaException):
-                raise doubt(error, "cannot read request topics") from None
+                raise journal_error(error, "cannot read request topics") from None
             raise
 
     def close(self) -> None:
         self._consumer.close()
 
     def _open(self) -> None:
-        self._consumer, self._sight = self._access.watched_consumer(
+        self._consumer, self._monitor = self._access.watched_consumer(
             PATIENCE_S, **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
         )
 
     def _open_again(self) -> None:
         logger.warning(
             "reading requests: no connection for a while; replacing the client, which knew %s",
-            self._sight.known,
+            self._monitor.known,
         )
         self._consumer.close()
         self._open()
@@ -115,8 +115,8 @@ class RequestReader:
             shard = Shard(topic, partition)
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
-                told = explained(error, read_right(error, topic, self._access.group_id))
-                logger.warning("%s: %s; continuing to read", shard, told)
+                why = explained(error, read_right(error, topic, self._access.group_id))
+                logger.warning("%s: %s; continuing to read", shard, why)
             read = [m for m in found if m.error() is None] if errors else found
             records = read_records(read)
             if any(_is_final(error) for error in errors):

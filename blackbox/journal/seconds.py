@@ -8,7 +8,7 @@ from contextlib import closing
 
 from confluent_kafka import KafkaException
 
-from blackbox.journal.access import KafkaAccess, doubt
+from blackbox.journal.access import KafkaAccess, journal_error
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.transactions import Transactions
 from blackbox.records.request import Shard
@@ -54,7 +54,7 @@ class Seconds:
                 record, at_ms = (topic, VALUE, b"%d" % second, PARTITION), second * 1000
                 self._transactions.send(*record, timestamp_ms=at_ms, needs=self._needs)
         except KafkaException as error:
-            raise doubt(error, f"{topic}: cannot produce") from None
+            raise journal_error(error, f"{topic}: cannot produce") from None
         self._transactions.commit(self._needs)
 
     def close(self) -> None:

@@ -208,7 +208,7 @@ class ShardJournal:
         self, at: str, topic_id: str, claims: Sequence[Claim], within_s: float
     ) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")
-        if not self._reader.has_leader(topic, int(partition)):
+        if not self._reader.exists(topic, int(partition)):
             return  # gone
         last = max(claim.there for claim in claims)
         bounds = self._reader.stable_bounds(topic, int(partition), last, within_s)

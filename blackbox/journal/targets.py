@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
-from blackbox.journal.access import KafkaAccess, doubt, is_not_allowed, outcome
+from blackbox.journal.access import KafkaAccess, is_not_allowed, journal_error, outcome
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import Refusal
@@ -50,8 +50,8 @@ class Targets:
         )
         self._ids: dict[str, str] = {}
         self._crowded: dict[str, float] = {}
-        self._refusals = Remembered(self._ask_availability)
-        self._limits = Remembered(self._ask_limits)
+        self._refusals = AnswerCache(self._ask_availability)
+        self._limits = AnswerCache(self._ask_limits)
 
     def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
         """The topics that cannot take messages now, with (reason word, detail).
@@ -59,8 +59,8 @@ class Targets:
         Uses cached answers, unless `anew`. Raises JournalLost when the brokers do not answer.
         """
         if anew:
-            self._refusals.ask_anew(topics)
-        return self._refusals.of(topics)
+            self._refusals.refresh(topics)
+        return self._refusals.get(topics)
 
     def limits(self, topics: Collection[str]) -> dict[str, Limits]:
         """The limits of those topics that are stricter than this client.
@@ -68,7 +68,7 @@ class Targets:
         Without topics whose configuration the brokers do not return (DescribeConfigs): their limits
         are found when they refuse a record.
         """
-        found = self._limits.of(topics)
+        found = self._limits.get(topics)
         now = time.monotonic()
         for topic in topics:
             if self._crowded.get(topic, now) > now:
@@ -134,7 +134,7 @@ class Targets:
 Known = TypeVar("Known")
 
 
-class Remembered(Generic[Known]):
+class AnswerCache(Generic[Known]):
     """A cache of answers about topics, each with its own lifetime, s; None is an answer as well.
 
     A None that expired less than `STILL_GOOD_S` ago is still used while a background thread refreshes
@@ -151,7 +151,7 @@ class Remembered(Generic[Known]):
         self._changing = Lock()
         self._known: dict[str, tuple[float, Known | None]] = {}
 
-    def of(self, topics: Iterable[str]) -> dict[str, Known]:
+    def get(self, topics: Iterable[str]) -> dict[str, Known]:
         """The answers other than None. Raises JournalLost when no broker answers about an unknown topic."""
         wanted = set(topics)
         if self._unknown(wanted):
@@ -166,7 +166,7 @@ class Remembered(Generic[Known]):
         """The last answer, expired or not."""
         return self._known[topic][1] if topic in self._known else None
 
-    def ask_anew(self, topics: Iterable[str]) -> None:
+    def refresh(self, topics: Iterable[str]) -> None:
         """Ask about these topics, whatever is cached; other threads use the cache until then.
 
         Raises JournalLost when no broker answers; the cache is then unchanged.
@@ -201,11 +201,11 @@ class Remembered(Generic[Known]):
 
     def _start_refresh(self, wanted: set[str]) -> None:
         try:
-            Thread(target=self._refresh, args=[wanted], name="targets", daemon=True).start()
+            Thread(target=self._run_refresh, args=[wanted], name="targets", daemon=True).start()
         except RuntimeError:  # no thread can be started: the next call tries again
             self._refreshing.release()
 
-    def _refresh(self, wanted: set[str]) -> None:
+    def _run_refresh(self, wanted: set[str]) -> None:
         ended = self._ended(wanted)
         try:
             self._learn(ended)
@@ -262,7 +262,7 @@ def _told(topic: str, failure: KafkaException) -> Refusal:
     if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
         return Reason.UNKNOWN_TOPIC, f"the topic {topic!r} does not exist; create it"
     if error.code() < 0:
-        raise doubt(failure, "cannot read the metadata of target topics") from None
+        raise journal_error(failure, "cannot read the metadata of target topics") from None
     return Reason.UNREACHABLE, f"the topic {topic!r} is not available: {error.str()}"
 
 

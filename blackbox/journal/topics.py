@@ -30,9 +30,9 @@ from confluent_kafka.admin import (
 from blackbox.journal.access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
-    doubt,
     explained,
     is_not_allowed,
+    journal_error,
     outcome,
 )
 from blackbox.records.errors import JournalLost, NotAllowed
@@ -127,7 +127,7 @@ class Topics:
             try:
                 metadata = self._admin.list_topics(name, timeout=REQUEST_TIMEOUT_S)
             except KafkaException as error:
-                raise doubt(error, "cannot read the cluster's metadata") from None
+                raise journal_error(error, "cannot read the cluster's metadata") from None
             for topic in metadata.topics.values():
                 if topic.error is not None and is_not_allowed(topic.error):
                     why = explained(topic.error, f"{to} on topic {topic.topic}")
@@ -302,7 +302,7 @@ def _why_untold(error: KafkaException, topic: str) -> str:
     """The error that the brokers answer. Raises JournalLost when they did not answer."""
     cause: KafkaError = error.args[0]
     if cause.retriable() or cause.code() < 0:
-        raise doubt(error, f"cannot describe the topic {topic}") from None
+        raise journal_error(error, f"cannot describe the topic {topic}") from None
     return cause.str()
 
 

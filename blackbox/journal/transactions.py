@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from blackbox.journal.access import KafkaAccess, doubt, produce
+from blackbox.journal.access import KafkaAccess, journal_error, produce
 from blackbox.records.errors import RecoveryRequired
 
 OPEN_ATTEMPTS = 5
@@ -43,13 +43,13 @@ class Transactions:
             except KafkaException as error:
                 if attempt == OPEN_ATTEMPTS or not error.args[0].retriable():
                     what = f"{self._what}: cannot open the transactional id"
-                    raise doubt(error, what, self._needs) from None
+                    raise journal_error(error, what, self._needs) from None
 
     def begin(self) -> None:
         try:
             self.producer.begin_transaction()
         except KafkaException as error:
-            raise doubt(error, f"{self._what}: cannot begin a transaction") from None
+            raise journal_error(error, f"{self._what}: cannot begin a transaction") from None
 
     def send(self, *record: Any, needs: str = "", **more: Any) -> None:
         """Queue a record, as `produce` does. Raises RecoveryRequired if the transaction has already failed."""
@@ -91,7 +91,7 @@ class Transactions:
         try:
             self.producer.abort_transaction(SETTLE_S)
         except KafkaException as error:
-            raise doubt(error, f"{self._what}: cannot abort") from None
+            raise journal_error(error, f"{self._what}: cannot abort") from None
 
     def close(self) -> None:
         """Drop queued records; an open transaction is settled by the next producer that opens the id."""
@@ -116,7 +116,7 @@ class Transactions:
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):
             cause = self._fatal() or KafkaException(KafkaError(KafkaError._FATAL))
-        return doubt(cause, f"{self._what}: {what}", needs)
+        return journal_error(cause, f"{self._what}: {what}", needs)
 
     def _fatal(self) -> KafkaException | None:
         """The fatal error of this producer, if any: every call raises it."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
-from blackbox.journal.access import KafkaAccess, doubt, explained, is_not_allowed, produce
+from blackbox.journal.access import KafkaAccess, explained, is_not_allowed, journal_error, produce
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly
@@ -131,7 +131,7 @@ class Writer:
                 self._is_cut_short = True
                 return None  # an earlier record was refused; `flush` reports it
             if cause.fatal() or cause.code() not in REASONS:
-                raise doubt(error, f"{self._shard}: cannot produce") from None
+                raise journal_error(error, f"{self._shard}: cannot produce") from None
             return REASONS[cause.code()], f"{topic}: {cause.str()}"
         return None
 
@@ -162,7 +162,7 @@ class Writer:
             is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
             if is_purged and self._exactly_once:  # commit raises the cause
                 self._transactions.commit(" or ".join(sorted(set(self._lacks.values()))))
-            raise doubt(KafkaException(others[0]), f"{self._shard}: cannot produce")
+            raise journal_error(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
             self._transactions.abort()
             raise Refused(suspects)
@@ -231,7 +231,7 @@ class Writer:
             what = f"{self._shard}: the receipt was not acknowledged"
             if _RECEIPT not in self._failed:
                 raise JournalLost(f"{what} within {SETTLE_S} s")
-            raise doubt(KafkaException(self._failed[_RECEIPT]), what, needs)
+            raise journal_error(KafkaException(self._failed[_RECEIPT]), what, needs)
         [[(_, offset)]] = places.values()
         self._check_alone(offset, is_first=receipt.barrier)
         return offset + 1

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from blackbox.journal import access as access_module
-from blackbox.journal.access import KafkaAccess, Sight
+from blackbox.journal.access import ConnectionMonitor, KafkaAccess
 from blackbox.journal.ends import Ends
 from blackbox.journal.membership import Membership
 from blackbox.journal.partition_reader import PartitionReader
@@ -32,10 +32,10 @@ class Sights:
     """What clients are told of their brokers."""
 
     def __init__(self) -> None:
-        self.made: list[Sight] = []
+        self.made: list[ConnectionMonitor] = []
 
-    def make(self, patience_s: float) -> Sight:
-        self.made.append(Sight(patience_s))
+    def make(self, patience_s: float) -> ConnectionMonitor:
+        self.made.append(ConnectionMonitor(patience_s))
         return self.made[-1]
 
     def lose(self) -> None:
@@ -48,7 +48,7 @@ class Sights:
 @pytest.fixture
 def sights(monkeypatch: pytest.MonkeyPatch) -> Sights:
     sights = Sights()
-    monkeypatch.setattr(access_module, "Sight", sights.make)
+    monkeypatch.setattr(access_module, "ConnectionMonitor", sights.make)
     return sights
 
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from blackbox.journal import access
-from blackbox.journal.access import OURS, KafkaAccess, Sight
+from blackbox.journal.access import OURS, ConnectionMonitor, KafkaAccess
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -59,7 +59,7 @@ def test_a_client_that_is_connected_can_live_on() -> None:
             "stats_cb": told.append,
         }
     )
-    sight = Sight(0)
+    sight = ConnectionMonitor(0)
     sight('{"brokers": {}}')
     deadline = time.monotonic() + 10
     while sight.is_lost and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def test_a_client_that_is_connected_can_live_on() -> None:
     ],
 )
 def test_a_client_without_a_connection_is_lost_after_a_while(left: str) -> None:
-    sight = Sight(3)
+    sight = ConnectionMonitor(3)
     sight(f'{{"brokers": {left}}}')
     assert not sight.is_lost
     sight(f'{{"brokers": {left}}}')

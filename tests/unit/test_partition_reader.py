@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import ListOffsetsResultInfo
 
 from blackbox.journal import partition_reader
-from blackbox.journal.access import Fetched, KafkaAccess
+from blackbox.journal.access import FetchProgress, KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import TopicIds, Topics
 from blackbox.records.errors import JournalLost, JournalSilent
@@ -58,7 +58,7 @@ class Access:
     group_id = "blackbox"
 
     def __init__(self, *positions: int) -> None:
-        fetched = Fetched()
+        fetched = FetchProgress()
         self.client = Client(positions, fetched)
         self.fetching_consumer: Any = lambda **_: (self.client, fetched)
 

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from blackbox.journal import targets as targets_module
 from blackbox.journal.access import KafkaAccess, outcome
-from blackbox.journal.targets import Remembered, Targets
+from blackbox.journal.targets import AnswerCache, Targets
 from blackbox.records.errors import JournalLost
 from tests.world import until
 
@@ -31,10 +31,10 @@ def test_what_still_holds_is_not_asked_again() -> None:
         asked.append(topics)
         yield from ((topic, 60.0, "gone" if topic == "gone" else None) for topic in topics)
 
-    remembered = Remembered(ask)
-    assert remembered.of(["orders"]) == {}
-    assert remembered.of(["orders", "gone"]) == {"gone": "gone"}
-    assert remembered.of(["orders", "gone"]) == {"gone": "gone"}
+    cache = AnswerCache(ask)
+    assert cache.get(["orders"]) == {}
+    assert cache.get(["orders", "gone"]) == {"gone": "gone"}
+    assert cache.get(["orders", "gone"]) == {"gone": "gone"}
     assert asked == [["orders"], ["gone"]]
 
 
@@ -61,30 +61,30 @@ class Brokers:
 
 def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
     brokers = Brokers(["before", "after"])
-    remembered = Remembered(brokers.ask)
-    remembered.of(["orders"])
+    cache = AnswerCache(brokers.ask)
+    cache.get(["orders"])
     brokers.may_answer.clear()
     with ThreadPoolExecutor(1) as other:
-        asking = other.submit(remembered.ask_anew, ["orders"])
+        asking = other.submit(cache.refresh, ["orders"])
         until("it asks", lambda: brokers.asked == 2)
-        assert remembered.of(["orders"]) == {"orders": "before"}
+        assert cache.get(["orders"]) == {"orders": "before"}
         brokers.may_answer.set()
         asking.result(PATIENCE_S)
-    assert remembered.of(["orders"]) == {"orders": "after"}
+    assert cache.get(["orders"]) == {"orders": "after"}
 
 
 def test_what_was_in_order_until_a_moment_ago_is_gone_by_while_it_is_asked_anew() -> None:
     brokers = Brokers([None, "gone"], holds_s=AT_ONCE_S)
-    remembered = Remembered(brokers.ask)
-    remembered.of(["orders"])
+    cache = AnswerCache(brokers.ask)
+    cache.get(["orders"])
     brokers.may_answer.clear()
 
-    assert remembered.of(["orders"]) == {}
-    assert remembered.of(["orders"]) == {}
+    assert cache.get(["orders"]) == {}
+    assert cache.get(["orders"]) == {}
 
     brokers.holds_s = 60.0
     brokers.may_answer.set()
-    until("it is told", lambda: remembered.of(["orders"]) == {"orders": "gone"})
+    until("it is told", lambda: cache.get(["orders"]) == {"orders": "gone"})
     assert brokers.asked == 2
 
 
@@ -93,10 +93,10 @@ def test_a_refusal_that_has_expired_and_what_was_told_long_ago_are_waited_for(
     before: str | None, holds_s: float
 ) -> None:
     brokers = Brokers([before, "after"], holds_s)
-    remembered = Remembered(brokers.ask)
-    remembered.of(["orders"])
+    cache = AnswerCache(brokers.ask)
+    cache.get(["orders"])
 
-    assert remembered.of(["orders"]) == {"orders": "after"}
+    assert cache.get(["orders"]) == {"orders": "after"}
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,21 @@ def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_
     before: str | None, holds_s: float
 ) -> None:
     brokers = Brokers([before, False], holds_s)
-    remembered = Remembered(brokers.ask)
-    told = remembered.of(["orders"])
+    cache = AnswerCache(brokers.ask)
+    told = cache.get(["orders"])
 
     for _ in range(100):
-        assert remembered.of(["orders"]) == told
+        assert cache.get(["orders"]) == told
     until("they were asked", lambda: brokers.asked == 2)
-    assert remembered.of(["orders"]) == told
+    assert cache.get(["orders"]) == told
     assert brokers.asked == 2
 
 
 def test_of_what_nobody_ever_told_no_answer_is_a_doubt() -> None:
-    remembered = Remembered(Brokers([False, "known"]).ask)
+    cache = AnswerCache(Brokers([False, "known"]).ask)
     with pytest.raises(JournalLost):
-        remembered.of(["orders"])
-    assert remembered.of(["orders"]) == {"orders": "known"}
+        cache.get(["orders"])
+    assert cache.get(["orders"]) == {"orders": "known"}
 
 
 def test_what_nobody_told_yet_is_waited_for() -> None:
@@ -131,11 +131,11 @@ def test_what_nobody_told_yet_is_waited_for() -> None:
         assert may_answer.wait(PATIENCE_S)
         yield from ((topic, 60.0, topic) for topic in topics)
 
-    remembered = Remembered(ask)
+    cache = AnswerCache(ask)
     with ThreadPoolExecutor(2) as others:
-        first = others.submit(remembered.of, ["orders"])
+        first = others.submit(cache.get, ["orders"])
         assert is_asking.wait(PATIENCE_S)
-        second = others.submit(remembered.of, ["bills"])
+        second = others.submit(cache.get, ["bills"])
         may_answer.set()
         assert first.result(PATIENCE_S) == {"orders": "orders"}
         assert second.result(PATIENCE_S) == {"bills": "bills"}
