@@ -218,18 +218,7 @@ class OwnTopics:
         Request topics get LogAppendTime, so that a caller's slow clock makes no message early. Those in
         `compacted` are created with the cleanup policy `compact`.
         """
-        try:
-            self._ensure()
-        except JournalLost:
-            self._open()  # the client may have lost sight of all brokers
-            raise
-
-    def _ensure(self) -> None:
         seconds = [] if self.oscillator_topic is None else [self.oscillator_topic]
-        counts = self._topics.partitions(self.request_topics, to="Read")
-        counts |= self._topics.partitions([self.dead_letter_topic], to="Read and Write")
-        counts |= self._topics.partitions(self.output_topics, to="Write")
-        counts |= self._topics.partitions(seconds, to="Read and Write")
         wanted: dict[str, tuple[int, dict[str, str]]] = {}
         for topic in self.request_topics:
             policy = {"cleanup.policy": "compact"} if topic in self.compacted else {}
@@ -237,11 +226,19 @@ class OwnTopics:
         wanted[self.dead_letter_topic] = 1, KEPT
         wanted |= dict.fromkeys(self.output_topics, (PARTITIONS, {}))
         wanted |= dict.fromkeys(seconds, (1, {}))
-        for topic, how in wanted.items():
-            if topic not in counts:
-                self._create(topic, *how)
-        for topic in self.request_topics:
-            self._ensure_receipts(topic, counts.get(topic, PARTITIONS))
+        try:
+            counts = self._topics.partitions(self.request_topics, to="Read")
+            counts |= self._topics.partitions([self.dead_letter_topic], to="Read and Write")
+            counts |= self._topics.partitions(self.output_topics, to="Write")
+            counts |= self._topics.partitions(seconds, to="Read and Write")
+            for topic, how in wanted.items():
+                if topic not in counts:
+                    self._create(topic, *how)
+            for topic in self.request_topics:
+                self._ensure_receipts(topic, counts.get(topic, PARTITIONS))
+        except JournalLost:
+            self._open()  # the client may have lost sight of all brokers
+            raise
 
     def grow_receipts(self, owned: Iterable[Shard]) -> None:
         """Give receipts topics as many partitions as their request topics have now.
