@@ -21,11 +21,9 @@ from redis.retry import Retry
 
 from blackbox.index.address import BadAddress, read
 from blackbox.index.cluster import Cluster
+from blackbox.index.keys import KeyedCommand
 from blackbox.index.sentinel import Primary
 from blackbox.records.errors import IndexFull, IndexLost
-
-KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
-"""A command whose first argument is a key."""
 
 Connections = redis.ConnectionPool | Cluster
 """To a single server, or to the nodes of a cluster."""

@@ -11,7 +11,7 @@ from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.parking import BAND_MS, band_at, parked_at, time_at
 from blackbox.core.plan import Positions
 from blackbox.index.connection import Clients, Connections, pool
-from blackbox.index.keys import Keys
+from blackbox.index.keys import Keys, by_score
 from blackbox.index.shard_index import as_entry, claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
@@ -80,18 +80,8 @@ class Inspector:
             ("GET", keys.receipts),
             ("ZCARD", keys.due),
             ("ZCOUNT", keys.due, "-inf", now_ms),
-            ("ZRANGE", keys.due, "-inf", now_ms, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
-            (
-                "ZRANGE",
-                keys.due,
-                f"({now_ms}",
-                f"({BAND_MS}",
-                "BYSCORE",
-                "LIMIT",
-                0,
-                1,
-                "WITHSCORES",
-            ),
+            by_score(keys.due, "-inf", now_ms, 0, 1, "WITHSCORES"),
+            by_score(keys.due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES"),
         )
         positions = positions_of(shard, state, receipts)
         cold = state[2]
@@ -116,12 +106,10 @@ class Inspector:
     def is_ready(self, shard: Shard) -> bool:
         """Whether requests can be stored: there is an index, and it is not being rebuilt."""
         keys = Keys(shard)
-        state, under_way, receipts = self._clients.together(
-            ("HMGET", keys.state, "format", "requests"),
-            ("HGET", keys.state, "rebuild"),
-            ("GET", keys.receipts),
+        state, receipts = self._clients.together(
+            ("HMGET", keys.state, "format", "requests", "rebuild"), ("GET", keys.receipts)
         )
-        return positions_of(shard, state, receipts) is not None and under_way is None
+        return positions_of(shard, state, receipts) is not None and state[2] is None
 
     def is_in_flight(self, shard: Shard, offset: int) -> bool:
         """Whether this request is in flight or in doubt, so that it cannot be cancelled any more."""
@@ -164,7 +152,7 @@ class Inspector:
         keys = Keys(shard)
         skip = 0 if behind is None else self._upto(keys, from_ms, behind)
         (found,) = self._clients.together(
-            ("ZRANGE", keys.due, from_ms, to_ms, "BYSCORE", "LIMIT", skip, count, "WITHSCORES"),
+            by_score(keys.due, from_ms, to_ms, skip, count, "WITHSCORES")
         )
         names, scores = found[::2], found[1::2]  # Redis replies with them in turn
         keyed = [keys.message(name) for name in names]
@@ -178,7 +166,7 @@ class Inspector:
         """The bands that have parked entries; one command for each."""
         keys, first = Keys(shard), parked_at(1, 0)
         while True:
-            look = ("ZRANGE", keys.due, first, "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
+            look = by_score(keys.due, first, "(+inf", 0, 1, "WITHSCORES")
             score = _score(self._clients.together(look)[0])
             if score is None:
                 return
@@ -221,9 +209,7 @@ class Inspector:
         low, name = 0, member(offset)
         while low < high:
             middle = (low + high) // 2
-            (found,) = self._clients.together(
-                ("ZRANGE", keys.due, at_ms, at_ms, "BYSCORE", "LIMIT", middle, 1)
-            )
+            (found,) = self._clients.together(by_score(keys.due, at_ms, at_ms, middle, 1))
             if found and found[0] <= name:
                 low = middle + 1
             else:

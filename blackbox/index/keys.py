@@ -13,6 +13,9 @@ SENTINEL = b"~"
 NOBODYS = b"\xff"
 """A field that keeps `ids` in existence, not UTF-8 and so never a caller's id: without the key, it was lost."""
 
+KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
+"""A command whose first argument is a key."""
+
 
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""
@@ -52,6 +55,14 @@ def set_ex_template(keys: Keys) -> bytes:
         len(key) + 16,
         key,
     )
+
+
+def by_score(
+    key: bytes, low: int | str, high: int | str, start: int, count: int, *more: str
+) -> KeyedCommand:
+    """A `ZRANGE` command for the members with scores from `low` to `high`, `count` from `start` on."""
+    options: tuple[str | int, ...] = (low, high, "BYSCORE", "LIMIT", start, count, *more)
+    return "ZRANGE", key, *options
 
 
 def zmscore(key: bytes, offsets: range) -> bytes:

@@ -51,7 +51,7 @@ from blackbox.core.plan import (
     View,
 )
 from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import NOBODYS, SENTINEL, Keys, set_ex_template, zadd
+from blackbox.index.keys import NOBODYS, SENTINEL, Keys, by_score, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
 from blackbox.records import entry as entries
@@ -388,17 +388,8 @@ class ShardIndex:
         count, end = 0, parked_at(band, min(due_before_ms, BAND_MS - 1))
         while True:
             with self._lock:
-                look = (
-                    "ZRANGE",
-                    self._keys.due,
-                    parked_at(band, 0),
-                    end,
-                    "BYSCORE",
-                    "LIMIT",
-                    0,
-                    _CHUNK,
-                )
-                flat = self._session.ask(*look, "WITHSCORES")
+                look = by_score(self._keys.due, parked_at(band, 0), end, 0, _CHUNK, "WITHSCORES")
+                flat = self._session.ask(*look)
                 names = flat[::2]
                 stored = self._mget(names)
             if not names:
@@ -419,16 +410,7 @@ class ShardIndex:
                 read = self._read_positions()
                 state, receipts = self._session.run(read)
                 position = self._check(state, receipts).requests
-                look = pack(
-                    "ZRANGE",
-                    self._keys.ignored,
-                    "-inf",
-                    f"({position}",
-                    "BYSCORE",
-                    "LIMIT",
-                    0,
-                    most,
-                )
+                look = pack(*by_score(self._keys.ignored, "-inf", f"({position}", 0, most))
                 names, state, receipts = self._session.run([look, *read])
                 if self._check(state, receipts).requests == position:
                     return position, [int(name, 16) for name in names]
@@ -541,8 +523,8 @@ class ShardIndex:
             share = max(1, limit // max(1, len(bands)))
             state, ready, after, first, last, pending, paused, *there = self._consistent(
                 [
-                    pack("ZRANGE", due, "-inf", now_ms, "BYSCORE", "LIMIT", len(passing_over), limit),
-                    pack("ZRANGE", due, f"({now_ms}", f"({BAND_MS}", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"),
+                    pack(*by_score(due, "-inf", now_ms, len(passing_over), limit)),
+                    pack(*by_score(due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES")),
                     pack("ZRANGE", due, 0, 0, "WITHSCORES"),
                     pack("ZRANGE", due, -1, -1),
                     pack("ZCARD", due),
@@ -778,11 +760,12 @@ class ShardIndex:
         """The target of each band, found in its entries: it is stored nowhere else, so they cannot differ."""
         if self._parked is None:
             bands: list[int] = []
-            look = "(+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES"
+            lowest = parked_at(1, 0)
             while first := self._session.ask(
-                "ZRANGE", self._keys.due, parked_at(bands[-1] + 1 if bands else 1, 0), *look
+                *by_score(self._keys.due, lowest, "(+inf", 0, 1, "WITHSCORES")
             ):
                 bands.append(band_at(int(float(first[1]))))
+                lowest = parked_at(bands[-1] + 1, 0)
             found = ((band, self._target_of(band)) for band in bands)
             self._parked = {band: target for band, target in found if target is not None}
         return self._parked
@@ -805,7 +788,7 @@ class ShardIndex:
         return None
 
     def _read_band(self, band: int, limit: int) -> bytes:
-        return pack("ZRANGE", self._keys.due, *_span(band), "BYSCORE", "LIMIT", 0, limit)
+        return pack(*by_score(self._keys.due, *_span(band), 0, limit))
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt.
@@ -936,8 +919,7 @@ class ShardIndex:
         """
         while True:
             self._watch_loaded()
-            first = "-inf", "(+inf", "BYSCORE", "LIMIT", 0, _CHUNK
-            names = self._session.ask("ZRANGE", self._keys.due, *first)
+            names = self._session.ask(*by_score(self._keys.due, "-inf", "(+inf", 0, _CHUNK))
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))

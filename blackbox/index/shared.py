@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
-from blackbox.index.keys import PREFIX, Keys
+from blackbox.index.keys import PREFIX, Keys, by_score
 from blackbox.records.request import Second, Shard
 
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
@@ -94,7 +94,7 @@ class Shared:
         starts = [self._looked.pop(keys.of(caller), 0) for keys in every]
         late = self._clients.together(
             *(
-                ("ZRANGE", keys.of(caller), "-inf", now_ms, "BYSCORE", "LIMIT", start, LOOKED_AT)
+                by_score(keys.of(caller), "-inf", now_ms, start, LOOKED_AT)
                 for keys, start in zip(every, starts, strict=True)
             )
         )

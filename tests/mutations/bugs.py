@@ -405,8 +405,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                '        while True:\n            self._watch_loaded()\n            first = "-inf"',
-                '        while True:\n            first = "-inf"',
+                "        while True:\n            self._watch_loaded()\n            names",
+                "        while True:\n            names",
             ),
             Change(
                 "index/shard_index.py",
@@ -903,7 +903,7 @@ BUGS = (
             Change(
                 "index/shard_index.py",
                 "            while first := self._session.ask(\n",
-                "            while first := self._session.ask and None or (\n",
+                "            while first := () and self._session.ask(\n",
             ),
         ),
         (),
