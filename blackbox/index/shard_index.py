@@ -353,9 +353,7 @@ class ShardIndex:
                 if self._exec_even_if_full(list(self._doubt(left)), found):
                     self.doubtful = left
                     return unwanted
-            raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while resolving doubtful requests"
-            )
+            raise self._contended("resolving doubtful requests")
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
         """Make dead letters of pending requests that were due before this; return how many."""
@@ -482,9 +480,7 @@ class ShardIndex:
                 )
             if is_in_flight:
                 time.sleep(LEAVING_LOOK_S)
-        raise RecoveryRequired(
-            f"{self.shard}: the index changed {MAX_CONTENTION} times while storing"
-        )
+        raise self._contended("storing")
 
     def judged_before(self, judged: int) -> None:
         """Exempt requests below `judged` from callers' rules; 0: all that are read from now on are judged."""
@@ -655,9 +651,7 @@ class ShardIndex:
                     self._settled = receipts
                     self.doubtful = _without(self.doubtful, removals)
                     return
-            raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while settling"
-            )
+            raise self._contended("settling")
 
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
         """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
@@ -668,9 +662,7 @@ class ShardIndex:
                 commands = self._defer_commands(pending, now_ms)
                 if not commands or self._exec_even_if_full(commands, found):
                     return
-            raise RecoveryRequired(
-                f"{self.shard}: the index changed {MAX_CONTENTION} times while postponing"
-            )
+            raise self._contended("postponing")
 
     def count_cold(self) -> int:
         """How many requests are in the cold tier."""
@@ -1172,9 +1164,11 @@ class ShardIndex:
             found = self._check(*self._session.run(self._read_positions()))
             if self._session.run([in_one_script(self._keys, found, [command])])[0]:
                 return
-        raise RecoveryRequired(
-            f"{self.shard}: the index changed {MAX_CONTENTION} times while marking deliveries in "
-            "flight"
+        raise self._contended("marking deliveries in flight")
+
+    def _contended(self, what: str) -> RecoveryRequired:
+        return RecoveryRequired(
+            f"{self.shard}: the index changed {MAX_CONTENTION} times while {what}"
         )
 
     def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
