@@ -82,14 +82,6 @@ _WHY_ALONE = (
     "check that maxmemory-policy is noeviction and that the key was not deleted; rebuilding from "
     "the journals"
 )
-_KEPT_APART = (b"named", b"cold", b"moved", b"ended", b"ahead")
-"""Fields of the state that say which keys must exist.
-
-They say whether there ever was a caller id, how many requests are cold, whether promotion ever
-brought one in, whether a cancel ever ended one that only Kafka knew, and up to where `skip` may
-have something.
-"""
-
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 _NOTHING: Mapping[Any, Any] = {}
@@ -116,7 +108,15 @@ class ShardIndex:
     topic_id: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
-        self._keys = Keys(self.shard)
+        self._keys = keys = Keys(self.shard)
+        # fields of the state, and the keys that must exist if the field is above 0
+        self._expected = {
+            b"named": keys.ids,  # whether there ever was a caller id
+            b"cold": keys.cold,  # how many requests are cold
+            b"moved": keys.moved,  # whether promotion ever brought one in
+            b"ended": keys.ended,  # whether a cancel ever ended one that only Kafka knew
+            b"ahead": keys.skip,  # up to where `skip` may have something
+        }
         self._set_ex = set_ex_template(self._keys)
         self._session = Session(self.connections, self._keys.state)
         self._lock = RLock()
@@ -134,32 +134,23 @@ class ShardIndex:
         Raises ForeignIndex when a newer version wrote it.
         """
         names = (
-            b"token",
-            b"cluster_id",
-            b"topic_id",
-            b"receipts_id",
-            b"group",
-            b"rebuild",
-            b"mark",
-            b"tail",
-            b"unknown",
-            b"doubtful",
-            *_KEPT_APART,
-        )
+            b"token", b"cluster_id", b"topic_id", b"receipts_id", b"group",
+            b"rebuild", b"mark", b"tail", b"unknown", b"doubtful", *self._expected,
+        )  # fmt: skip
         look = [*self._read_positions(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
-            state, receipts, last, *there = self._session.run([*look, *self._look_apart()])
+            state, receipts, last, *there = self._session.run([*look, *self._look_expected()])
             found = positions_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
                 return None
             self.positions = found
-        token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(_KEPT_APART)]
+        expected = state[-len(self._expected) :]
+        token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(expected)]
         self.doubtful = claims_of(doubtful)
-        apart = state[-len(_KEPT_APART) :]
         return Kept(
             found,
-            is_whole=self._lost(last, apart, there, found.requests) is None,
+            is_whole=self._lost(last, expected, there, found.requests) is None,
             is_rebuilding=rebuild is not None,
             binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
             mark=None if mark is None else Mark(*orjson.loads(mark)),
@@ -292,9 +283,7 @@ class ShardIndex:
     def ignore(self, offsets: Sequence[int]) -> None:
         """Record that these conditional records did not count, according to receipts."""
         with self._lock:
-            self._watch_positions(self._keys.state)
-            marks = self._mark(self._keys.ignored, offsets)
-            self._exec_while_opening(marks, even_if_full=True)
+            self._mark_while_opening(self._keys.ignored, offsets)
 
     def is_ignored(self, offset: int) -> bool:
         """Whether the index lists this conditional record as one that did not count.
@@ -331,9 +320,7 @@ class ShardIndex:
     def unwant(self, offsets: Collection[int]) -> None:
         """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
         with self._lock:
-            self._watch_positions(self._keys.state)
-            marks = self._mark(self._keys.unwanted, sorted(offsets))
-            self._exec_while_opening(marks, even_if_full=True)
+            self._mark_while_opening(self._keys.unwanted, sorted(offsets))
 
     def unwanted(self, offsets: Sequence[int]) -> set[int]:
         """Those of these requests that something has ended while they were in doubt."""
@@ -486,8 +473,11 @@ class ShardIndex:
         """Exempt requests below `judged` from callers' rules; 0: all that are read from now on are judged."""
         with self._lock:
             self._watch_positions(self._keys.state)
-            name = ("HSET", self._keys.state, "judged", judged)
-            self._exec_while_opening([pack(*(name if judged else ("HDEL", *name[1:3])))])
+            state = self._keys.state
+            write = (
+                pack("HSET", state, "judged", judged) if judged else pack("HDEL", state, "judged")
+            )
+            self._exec_while_opening([write])
 
     def lost_before(self, first: int, told: int) -> None:
         """Record that retention removed the requests from the position to `first` before they were read.
@@ -525,13 +515,14 @@ class ShardIndex:
                     pack("ZRANGE", due, -1, -1),
                     pack("ZCARD", due),
                     pack("HKEYS", self._keys.paused),
-                    *self._look_apart(),
+                    *self._look_expected(),
                     *(self._read_band(band, share) for band in bands),
                     pack("ZCOUNT", due, BAND_MS, _span(BANDS)[1]),
                     *(pack("ZCOUNT", due, *_span(band)) for band in known),
                 ]
             )  # fmt: skip
-            there, others = there[: len(_KEPT_APART)], iter(there[len(_KEPT_APART) :])
+            count = len(self._expected)
+            there, others = there[:count], iter(there[count:])
             in_bands = list(islice(others, len(bands)))
             self.doubtful = claims_of(state[3])
             if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
@@ -690,8 +681,9 @@ class ShardIndex:
             if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
             stored = self._mget([member(offset) for offset in offsets])
-        there = {o: held for o, held in zip(offsets, stored, strict=True) if held is not None}
-        found = {offset: as_entry(payload) for offset, payload in there.items()}
+        found = {
+            o: as_entry(held) for o, held in zip(offsets, stored, strict=True) if held is not None
+        }
         return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
@@ -1055,9 +1047,8 @@ class ShardIndex:
         for freed in _chunks([c for c, offset in holders.items() if offset is None]):
             yield pack("HDEL", self._keys.ids, *freed)
 
-    def _look_apart(self) -> list[bytes]:
-        keys = self._keys
-        return [pack("EXISTS", k) for k in (keys.ids, keys.cold, keys.moved, keys.ended, keys.skip)]
+    def _look_expected(self) -> list[bytes]:
+        return [pack("EXISTS", key) for key in self._expected.values()]
 
     def _lost(
         self,
@@ -1070,15 +1061,10 @@ class ShardIndex:
         if last != [SENTINEL]:
             return self._keys.due
         keys = self._keys
-        *counts, ahead = (int(number or 0) for number in expected)
         used = requests // SEGMENT * SEGMENT  # segments of `skip` below are removed
-        for key, is_expected, exists in zip(
-            (keys.ids, keys.cold, keys.moved, keys.ended, keys.skip),
-            (*counts, ahead - used),
-            there,
-            strict=True,
-        ):
-            if is_expected > 0 and not exists:
+        for key, number, exists in zip(self._expected.values(), expected, there, strict=True):
+            is_expected = int(number or 0) > (used if key == keys.skip else 0)
+            if is_expected and not exists:
                 return key
         return None
 
@@ -1150,7 +1136,7 @@ class ShardIndex:
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
         """The state and the replies to these reads, consistent with each other. No MULTI: see when_full."""
-        positions = self._read_positions(b"largest", b"doubtful", *_KEPT_APART)
+        positions = self._read_positions(b"largest", b"doubtful", *self._expected)
         while True:
             state, position, *replies, state_after, position_after = self._session.run(
                 [*positions, *commands, *positions]
@@ -1170,6 +1156,10 @@ class ShardIndex:
         return RecoveryRequired(
             f"{self.shard}: the index changed {MAX_CONTENTION} times while {what}"
         )
+
+    def _mark_while_opening(self, key: bytes, offsets: Sequence[int]) -> None:
+        self._watch_positions(self._keys.state)
+        self._exec_while_opening(self._mark(key, offsets), even_if_full=True)
 
     def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
         if even_if_full:

@@ -392,8 +392,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "if is_expected > 0 and not exists:",
-                "if key != keys.cold and is_expected > 0 and not exists:",
+                "if is_expected and not exists:",
+                "if key != keys.cold and is_expected and not exists:",
             ),
             Change("index/walk.py", "if int(cold or 0) > 0 and not segments:", "if False:"),
         ),
@@ -513,8 +513,8 @@ BUGS = (
         (
             Change(
                 "index/shard_index.py",
-                "if is_expected > 0 and not exists:",
-                "if key in (keys.ids, keys.cold) and is_expected > 0 and not exists:",
+                "if is_expected and not exists:",
+                "if key in (keys.ids, keys.cold) and is_expected and not exists:",
             ),
         ),
         (),
