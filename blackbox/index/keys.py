@@ -10,7 +10,7 @@ PREFIX = "blackbox:"
 SENTINEL = b"~"
 """A member of `due` at +inf, not a request: without it the key was lost, however few are pending."""
 
-NOBODYS = b"\xff"
+IDS_SENTINEL = b"\xff"
 """A field that keeps `ids` in existence, not UTF-8 and so never a caller's id: without the key, it was lost."""
 
 KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]

@@ -51,7 +51,7 @@ from blackbox.core.plan import (
     View,
 )
 from blackbox.index.connection import Connections, Session, pack
-from blackbox.index.keys import NOBODYS, SENTINEL, Keys, by_score, set_ex_template, zadd
+from blackbox.index.keys import IDS_SENTINEL, SENTINEL, Keys, by_score, set_ex_template, zadd
 from blackbox.index.walk import Walk
 from blackbox.index.when_full import in_one_script
 from blackbox.records import entry as entries
@@ -74,8 +74,8 @@ PARKED_FOR_S = 30 * 86_400
 """How long the payload of a parked entry stays in Redis; after that it is read again from Kafka."""
 LETTER_FOR_S = 10 * 365 * 86_400
 """The same for a dead letter. Only its payload says that it is one: what is read again is admitted."""
-LEAVING_LOOK_S = 0.01
-LEAVING_WITHIN_S = 2.0
+IN_FLIGHT_LOOK_S = 0.01
+IN_FLIGHT_WAIT_S = 2.0
 """How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
 _CHUNK = 1000
 _WHY_ALONE = (
@@ -425,7 +425,7 @@ class ShardIndex:
         is called at most once, while Redis is busy with the batch. If a request to be replaced is
         in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
         """
-        deadline = time.monotonic() + LEAVING_WITHIN_S
+        deadline = time.monotonic() + IN_FLIGHT_WAIT_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
                 view, largest = self._look(start, end, touched, ended)
@@ -461,12 +461,12 @@ class ShardIndex:
                     self.positions = self.positions._replace(requests=end)
                     return plan
             if is_in_flight and time.monotonic() > deadline:
-                what = f"after {LEAVING_WITHIN_S:g} s; requests are read again from {start}"
+                what = f"after {IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
                 raise RecoveryRequired(
                     f"{self.shard}: the request to replace is still in flight {what}"
                 )
             if is_in_flight:
-                time.sleep(LEAVING_LOOK_S)
+                time.sleep(IN_FLIGHT_LOOK_S)
         raise self._contended("storing")
 
     def judged_before(self, judged: int) -> None:
@@ -590,7 +590,7 @@ class ShardIndex:
                 self._session.run([pack("HDEL", key, self._token)])  # no other owner takes it back
                 raise
             except IndexFull:
-                self._say_even_if_full(say)
+                self._write_even_if_full(say)
             if self.removed == removed or not names:
                 return set()
             scores = self._session.ask("ZMSCORE", self._keys.due, *names)
@@ -1043,7 +1043,7 @@ class ShardIndex:
     def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in _chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
             flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
-            yield pack("HSET", self._keys.ids, *flat, NOBODYS, b"")
+            yield pack("HSET", self._keys.ids, *flat, IDS_SENTINEL, b"")
         for freed in _chunks([c for c, offset in holders.items() if offset is None]):
             yield pack("HDEL", self._keys.ids, *freed)
 
@@ -1145,7 +1145,7 @@ class ShardIndex:
             if (state, position) == (state_after, position_after):
                 return [state, *replies]
 
-    def _say_even_if_full(self, command: bytes) -> None:
+    def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
             found = self._check(*self._session.run(self._read_positions()))
             if self._session.run([in_one_script(self._keys, found, [command])])[0]:

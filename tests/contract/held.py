@@ -12,7 +12,7 @@ from blackbox.core.bits import SEGMENT
 from blackbox.core.intake import touched_by
 from blackbox.core.plan import Change, Kept, Plan, Positions
 from blackbox.core.resolve import resolve
-from blackbox.index.keys import NOBODYS
+from blackbox.index.keys import IDS_SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
@@ -74,7 +74,7 @@ def held(client: redis.Redis) -> Held:
         holders={
             name.decode(): int(value, 16)
             for name, value in raw.hgetall(PREFIX + "ids").items()
-            if name != NOBODYS
+            if name != IDS_SENTINEL
         },
         skip=_skipped(raw),
     )

@@ -531,7 +531,7 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
 def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_index, "LEAVING_WITHIN_S", 0.1)
+    monkeypatch.setattr(shard_index, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 1, {0: entry()})
     too_late = entry()._replace(reason="too-late")
     replacing = Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
@@ -552,7 +552,7 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
 def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_delivers(
     index: ShardIndex, open_index: Opener, monkeypatch: pytest.MonkeyPatch, named: list[int]
 ) -> None:
-    monkeypatch.setattr(shard_index, "LEAVING_WITHIN_S", 0.1)
+    monkeypatch.setattr(shard_index, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 2, {0: entry(), 1: entry()})
     replacing = Replacement(request_id(SHARD, 0), None, entry(), entry()._replace(reason="x"))
     successor = open_index()

@@ -14,7 +14,7 @@ import pytest
 from blackbox.core.bits import SEGMENT
 from blackbox.core.ended import Ended
 from blackbox.core.plan import Binding, Bounds, Positions
-from blackbox.index.keys import NOBODYS, Keys
+from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import run as rebinding
@@ -646,7 +646,7 @@ def test_requests_of_a_lost_end_hold_no_caller_id_and_count_for_no_caller(
 
     Run(journal, "drop").run(empty_index)
 
-    assert client.hgetall(keys.ids).keys() - {NOBODYS} == {b"a"}
+    assert client.hgetall(keys.ids).keys() - {IDS_SENTINEL} == {b"a"}
     assert client.zrange(keys.of("shop"), 0, -1) == [member(0)]
 
 
