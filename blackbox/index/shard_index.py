@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, islice
+from itertools import chain
 from secrets import token_hex
 from threading import RLock
 from typing import Any
@@ -243,11 +243,6 @@ class ShardIndex:
                 pack("HGET", keys.state, "known_from"),
             ]
             flat, ignored, known_from = self._session.run(look)
-            cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
-            gone = {offset for offset in cold if offset >= first}
-            is_shorter = first < self.positions.requests
-            holders = self._holders_from(first) if is_shorter else []
-            counted = self._counted_from(first) if is_shorter else {}
             changes = [
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(positions.receipts),
@@ -255,23 +250,14 @@ class ShardIndex:
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
                 changes += [pack("HDEL", keys.state, "mark"), about]
-            if is_shorter:
+            if first < self.positions.requests:
+                cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
+                gone = {offset for offset in cold if offset >= first}
                 changes += [
-                    pack("HDEL", keys.state, "mark", "ahead"),
-                    *self._doubt({o: claim for o, claim in self.doubtful.items() if o < first}),
-                    pack("HDEL", keys.state, "tail")
-                    if tail is None
-                    else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
-                    pack("UNLINK", keys.skip, keys.early),
-                    *(
-                        pack("ZREMRANGEBYSCORE", k, first, "(+inf")
-                        for k in (keys.moved, keys.ended, keys.unwanted)
-                    ),
                     *(pack("ZREM", keys.ignored, *names) for names in _chunks(ignored)),
-                    *(pack("HDEL", keys.ids, *callers) for callers in _chunks(holders)),
-                    *(one for of, offsets in counted.items() for one in _zrem(of, offsets)),
                     *self._move_cold(Plan(from_cold=gone), View(positions, (), {}, cold)),
+                    *self._forget_from(first, tail),
                 ]
             if not self._exec_even_if_full(changes, self.positions):
                 raise PositionsMoved(
@@ -437,33 +423,18 @@ class ShardIndex:
                 if view.positions.requests >= end:
                     self._saw(view.positions.requests)
                     return Plan()
-                self._settled = max(self._settled, view.positions.receipts)
-                if touched.replaced and view.positions.receipts < self._settled:
-                    what = (
-                        f"receipts were settled up to {self._settled}, but the index is at "
-                        f"{view.positions}"
-                    )
-                    raise PositionsMoved(
-                        f"{self.shard}: {what}"
-                    )  # what looks pending may have been delivered
-                is_in_flight = bool(touched.replaced) and (
-                    self._may_have_gone_back(view.positions.receipts)
-                    or self._is_in_flight(
-                        [view.named[id].offset for id in touched.replaced if id in view.named]
-                    )
-                )
+                is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
                 if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):
-                    self.removed += len(
-                        plan.removals
-                    )  # before the position: dispatch looks at both
+                    # before the position: dispatch looks at both
+                    self.removed += len(plan.removals)
                     self.positions = self.positions._replace(requests=end)
                     return plan
             if is_in_flight and time.monotonic() > deadline:
-                what = f"after {IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
                 raise RecoveryRequired(
-                    f"{self.shard}: the request to replace is still in flight {what}"
+                    f"{self.shard}: the request to replace is still in flight after "
+                    f"{IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
                 )
             if is_in_flight:
                 time.sleep(IN_FLIGHT_LOOK_S)
@@ -502,34 +473,24 @@ class ShardIndex:
         delivered already and so left out. Entries that are parked for the targets in `release` come
         first, as many again at most: others do not wait until a backlog is through.
         """
-        due = self._keys.due
         with self._lock:
             known = self._bands()
             bands = sorted(band for band, to in known.items() if to in release)
             share = max(1, limit // max(1, len(bands)))
-            state, ready, after, first, last, pending, paused, *there = self._consistent(
-                [
-                    pack(*by_score(due, "-inf", now_ms, len(passing_over), limit)),
-                    pack(*by_score(due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES")),
-                    pack("ZRANGE", due, 0, 0, "WITHSCORES"),
-                    pack("ZRANGE", due, -1, -1),
-                    pack("ZCARD", due),
-                    pack("HKEYS", self._keys.paused),
-                    *self._look_expected(),
-                    *(self._read_band(band, share) for band in bands),
-                    pack("ZCOUNT", due, BAND_MS, _span(BANDS)[1]),
-                    *(pack("ZCOUNT", due, *_span(band)) for band in known),
-                ]
-            )  # fmt: skip
-            count = len(self._expected)
-            there, others = there[:count], iter(there[count:])
-            in_bands = list(islice(others, len(bands)))
+            look = [
+                *self._look_due(now_ms, len(passing_over), limit),
+                *self._look_expected(),
+                *(self._read_band(band, share) for band in bands),
+                *self._count_parked(known),
+            ]
+            state, ready, after, first, last, pending, paused, *more = self._consistent(look)
+            there, more = more[: len(self._expected)], more[len(self._expected) :]
+            in_bands, (total, *counts) = more[: len(bands)], more[len(bands) :]
             self.doubtful = claims_of(state[3])
             if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
                 raise PositionsMoved(
                     f"{self.shard}: Redis lost a single key, {lost.decode()}; {_WHY_ALONE}"
                 )
-            total, *counts = others
             if total != sum(counts):
                 self._parked = None  # Redis went back, or an owner that was fenced parked something
                 return self.due(now_ms, limit, passing_over, release)
@@ -541,18 +502,16 @@ class ShardIndex:
             for band, names in zip(bands, in_bands, strict=True):
                 if names and len(names) == left[band] and not is_cut:
                     del left[band]
+            found = self._still_there(stored[len(ready) :] + stored[: len(ready)])
             is_timed = pending > 1 and float(first[1]) < BAND_MS
+            any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
             return Due(
                 entries=[
                     (offset, payload)
-                    for name, payload in self._still_there(
-                        stored[len(ready) :] + stored[: len(ready)]
-                    )
+                    for name, payload in found
                     if (offset := int(name, 16)) not in passing_over
                 ],
-                is_full=len(ready) == limit
-                or is_cut
-                or any(len(names) == share for names in in_bands),
+                is_full=is_cut or any_full,
                 next_due_ms=int(float(after[1])) if after else None,
                 oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
@@ -562,6 +521,22 @@ class ShardIndex:
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
             )
+
+    def _look_due(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:
+        due = self._keys.due
+        return [
+            pack(*by_score(due, "-inf", now_ms, skipped, limit)),
+            pack(*by_score(due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES")),
+            pack("ZRANGE", due, 0, 0, "WITHSCORES"),
+            pack("ZRANGE", due, -1, -1),
+            pack("ZCARD", due),
+            pack("HKEYS", self._keys.paused),
+        ]
+
+    def _count_parked(self, bands: Iterable[int]) -> list[bytes]:
+        """Counts of all parked entries, then of those in each of these bands."""
+        spans = [(BAND_MS, _span(BANDS)[1]), *map(_span, bands)]
+        return [pack("ZCOUNT", self._keys.due, *span) for span in spans]
 
     def parked(self) -> Mapping[int, str]:
         """The target of each band that has parked entries, or had some until a moment ago."""
@@ -577,20 +552,16 @@ class ShardIndex:
         names = [member(offset) for offset in offsets]
         key = self._keys.in_flight
         # one field for each opening: a fenced owner that does not know it cannot write its successor's
-        say = (
-            pack("HSET", key, self._token, b"".join(names))
-            if names
-            else pack("HDEL", key, self._token)
-        )
+        forget = pack("HDEL", key, self._token)
+        command = pack("HSET", key, self._token, b"".join(names)) if names else forget
         with self._lock:
             try:
-                told = self._session.run([say, *self._read_positions()])[1:]
-                self._check(*told)
+                self._check(*self._session.run([command, *self._read_positions()])[1:])
             except PositionsMoved:
-                self._session.run([pack("HDEL", key, self._token)])  # no other owner takes it back
+                self._session.run([forget])  # no other owner takes it back
                 raise
             except IndexFull:
-                self._write_even_if_full(say)
+                self._write_even_if_full(command)
             if self.removed == removed or not names:
                 return set()
             scores = self._session.ask("ZMSCORE", self._keys.due, *names)
@@ -724,6 +695,28 @@ class ShardIndex:
         with self._lock:
             self._session.close()
 
+    def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:
+        """Commands that remove what is said of requests at or above this offset, apart from entries."""
+        keys = self._keys
+        return [
+            pack("HDEL", keys.state, "mark", "ahead"),
+            *self._doubt({o: claim for o, claim in self.doubtful.items() if o < first}),
+            pack("HDEL", keys.state, "tail")
+            if tail is None
+            else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
+            pack("UNLINK", keys.skip, keys.early),
+            *(
+                pack("ZREMRANGEBYSCORE", key, first, "(+inf")
+                for key in (keys.moved, keys.ended, keys.unwanted)
+            ),
+            *(pack("HDEL", keys.ids, *callers) for callers in _chunks(self._holders_from(first))),
+            *(
+                command
+                for of, offsets in self._counted_from(first).items()
+                for command in _zrem(of, offsets)
+            ),
+        ]
+
     def _holders_from(self, first: int) -> list[bytes]:
         """The caller ids that requests at or above this offset hold, including those of the cold tier."""
         flat = self._session.ask("HGETALL", self._keys.ids)
@@ -773,6 +766,22 @@ class ShardIndex:
 
     def _read_band(self, band: int, limit: int) -> bytes:
         return pack(*by_score(self._keys.due, *_span(band), 0, limit))
+
+    def _is_any_in_flight(self, touched: Touched, view: View) -> bool:
+        """Whether a request to be replaced is in flight, or may have a receipt that is not settled.
+
+        Raises PositionsMoved if the index went back: what looks pending may have been delivered.
+        """
+        self._settled = max(self._settled, view.positions.receipts)
+        if not touched.replaced:
+            return False
+        if view.positions.receipts < self._settled:
+            raise PositionsMoved(
+                f"{self.shard}: receipts were settled up to {self._settled}, but the index is at "
+                f"{view.positions}"
+            )
+        named = [view.named[id].offset for id in touched.replaced if id in view.named]
+        return self._may_have_gone_back(view.positions.receipts) or self._is_in_flight(named)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt.
