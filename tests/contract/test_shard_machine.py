@@ -470,8 +470,8 @@ class ShardMachine(RuleBasedStateMachine):
 def test_every_request_has_one_outcome_whatever_fails(
     fake_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.shard_index.IN_FLIGHT_WAIT_S", 0)
-    monkeypatch.setattr("blackbox.index.shard_index.IN_FLIGHT_LOOK_S", 0)
+    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_WAIT_S", 0)
+    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_LOOK_S", 0)
 
     class OnThisRedis(ShardMachine):
         pass

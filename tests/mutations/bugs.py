@@ -49,7 +49,7 @@ BUGS = (
         "intake moves its position first, and stores then",
         (
             Change(
-                "index/shard_index.py",
+                "index/storing.py",
                 "                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
                 "                if not is_in_flight and self._exec([moved]) and self._exec(commands):\n",
@@ -62,7 +62,7 @@ BUGS = (
         "dispatch does not look whether the index is still its own",
         (
             Change(
-                "index/shard_index.py",
+                "index/guard.py",
                 "            self._check(state, position)\n",
                 "",
             ),
@@ -91,12 +91,12 @@ BUGS = (
         "a removal is forgotten when its request is not in the index yet",
         (
             Change(
-                "index/shard_index.py",
+                "index/delivering.py",
                 "ahead = [offset for offset in removals if offset >= found.requests]",
                 "ahead = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
             ),
             Change(
-                "index/shard_index.py",
+                "index/opening.py",
                 "later = ended.bits_from(self.positions.requests)",
                 "later = ended.bits_from(1 << 60)",
             ),
@@ -108,9 +108,9 @@ BUGS = (
         "what was delivered is removed from whatever index is there now",
         (
             Change(
-                "index/shard_index.py",
+                "index/guard.py",
                 "        return self._check(*self._session.run(commands)[1:])\n",
-                "        return labels_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
+                "        return positions_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),
@@ -176,8 +176,8 @@ BUGS = (
         "payloads expire a second after they are due, also while nobody runs",
         (
             Change(
-                "index/shard_index.py",
-                'b"%d" % (left_s + self.grace_s)',
+                "index/commands.py",
+                'b"%d" % (left_s + self._grace_s)',
                 'b"%d" % (left_s + 1)',
             ),
         ),
@@ -288,7 +288,7 @@ BUGS = (
         "intake forgets which conditional records did not count",
         (
             Change(
-                "index/shard_index.py",
+                "index/storing.py",
                 "        yield from self._mark(self._keys.ignored, sorted(plan.ignored))\n",
                 "",
             ),
@@ -328,7 +328,7 @@ BUGS = (
     Bug(
         "skip-left",
         "an index that is emptied keeps the removals that were read ahead",
-        (Change("index/shard_index.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
+        (Change("index/commands.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
         ("Redis put back to before a trim",),
     ),
     Bug(
@@ -373,7 +373,7 @@ BUGS = (
         "requests are stored by another process while the owner rebuilds the index",
         (
             Change(
-                "index/shard_index.py",
+                "index/storing.py",
                 "if state[2] is not None and (ended is None or state[2] != self._token):",
                 "if False:",
             ),
@@ -383,7 +383,7 @@ BUGS = (
     Bug(
         "sentinel-not-checked",
         "nobody notices that the due times were lost alone",
-        (Change("index/shard_index.py", "        if last != [SENTINEL]:", "        if False:"),),
+        (Change("index/commands.py", "        if last != [SENTINEL]:", "        if False:"),),
         ("due times deleted alone",),
     ),
     Bug(
@@ -391,7 +391,7 @@ BUGS = (
         "nobody notices that the marks of the cold tier were lost alone",
         (
             Change(
-                "index/shard_index.py",
+                "index/commands.py",
                 "if is_expected and not exists:",
                 "if key != keys.cold and is_expected and not exists:",
             ),
@@ -404,12 +404,12 @@ BUGS = (
         "who begins an index empties it before it looks whether it is still the one it saw",
         (
             Change(
-                "index/shard_index.py",
+                "index/opening.py",
                 "        while True:\n            self._watch_loaded()\n            names",
                 "        while True:\n            names",
             ),
             Change(
-                "index/shard_index.py",
+                "index/opening.py",
                 "            self._drop_payloads()\n            about",
                 "            self._drop_payloads()\n            self._watch_loaded()\n            about",
             ),
@@ -512,7 +512,7 @@ BUGS = (
         "nobody notices that `skip`, `moved` or `ended` was lost alone",
         (
             Change(
-                "index/shard_index.py",
+                "index/commands.py",
                 "if is_expected and not exists:",
                 "if key in (keys.ids, keys.cold) and is_expected and not exists:",
             ),
@@ -525,8 +525,8 @@ BUGS = (
         "which record promotion wrote is remembered although its request has ended",
         (
             Change(
-                "index/shard_index.py",
-                "                commands += _zrem(self._keys.moved, origins)\n",
+                "index/delivering.py",
+                "                commands += zrem_chunks(self._keys.moved, origins)\n",
                 "",
             ),
         ),
@@ -901,7 +901,7 @@ BUGS = (
         "who opens a shard does not look what is parked in it",
         (
             Change(
-                "index/shard_index.py",
+                "index/postponing.py",
                 "            while first := self._session.ask(\n",
                 "            while first := () and self._session.ask(\n",
             ),
@@ -914,7 +914,7 @@ BUGS = (
         "what a Redis that went back, or an owner that was fenced, has parked is not looked for",
         (
             Change(
-                "index/shard_index.py",
+                "index/delivering.py",
                 "            if total != sum(counts):",
                 "            if False:",
             ),
@@ -953,7 +953,7 @@ BUGS = (
         "a backlog of one target takes a whole batch",
         (
             Change(
-                "index/shard_index.py",
+                "index/delivering.py",
                 "            stored = self._payloads(ready + released, int(state[2] or 0))\n",
                 "            stored = self._payloads((released + ready)[:limit], int(state[2] or 0))\n",
             ),
@@ -1144,7 +1144,7 @@ BUGS = (
         "after a month without its topic a dead letter is read again from Kafka, and let in",
         (
             Change(
-                "index/shard_index.py",
+                "index/commands.py",
                 "            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S\n",
                 "            left_s = PARKED_FOR_S\n",
             ),

@@ -13,7 +13,8 @@ from blackbox.core.intake import Intake, Opening, Taken
 from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
-from blackbox.index.shard_index import OLDER, ShardIndex
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.state import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER
@@ -314,7 +315,8 @@ def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was
 def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
     index: ShardIndex, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.shard_index._CHUNK", 3)
+    for module in ("commands", "postponing"):
+        monkeypatch.setattr(f"blackbox.index.{module}.CHUNK", 3)
     store(index, 0, 20, {offset: entry(100 * (offset % 4)) for offset in range(20)})
 
     assert index.outcome_unknown(100, NOW_MS) == 10

@@ -1,0 +1,105 @@
+"""Reads of a shard's index by its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blackbox.core.plan import Named
+from blackbox.index.connection import pack
+from blackbox.index.guard import GuardedIndex
+from blackbox.index.keys import SENTINEL, by_score
+from blackbox.index.state import as_entry
+from blackbox.records.request import member, offset_in
+
+
+class Lookups(GuardedIndex):
+    """What recovery, intake and dispatch ask the index."""
+
+    def pending(self, rank: int, limit: int) -> list[int]:
+        """The entries from this rank on, by due time."""
+        with self._lock:
+            names = self._session.ask("ZRANGE", self._keys.due, rank, rank + limit - 1)
+        return [int(name, 16) for name in names if name != SENTINEL]
+
+    def stored(self, rank: int, limit: int) -> list[tuple[int, bytes | None]]:
+        """The entries from this rank on, by due time, with their stored form; about 16 MiB at most."""
+        with self._lock:
+            look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
+            names, largest = self._session.run([look, pack("HGET", self._keys.state, "largest")])
+            there = [name for name in names if name != SENTINEL]
+            found = self._payloads(there, int(largest or 0))
+        return [(int(name, 16), payload) for name, payload in found]
+
+    def count_cold(self) -> int:
+        """How many requests are in the cold tier."""
+        with self._lock:
+            return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
+
+    def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
+        """The caller id of each of these requests that is pending; others are left out."""
+        with self._lock:
+            if not offsets or not self._session.ask("EXISTS", self._keys.ids):
+                return {}
+            stored = self._mget([member(offset) for offset in offsets])
+        found = {
+            o: as_entry(held) for o, held in zip(offsets, stored, strict=True) if held is not None
+        }
+        return {offset: entry and entry.caller_id for offset, entry in found.items()}
+
+    def moved(self, offsets: Sequence[int]) -> dict[int, int]:
+        """The record by which each of these requests came into the index, if promotion wrote it again."""
+        with self._lock:
+            if not offsets or not self._session.ask("EXISTS", self._keys.moved):
+                return {}
+            return self._scores(self._keys.moved, offsets)
+
+    def holders(self, caller_ids: Sequence[str]) -> dict[str, int]:
+        """The request that holds each of these caller ids; caller ids without one are left out."""
+        with self._lock:
+            names = self._ask_about(caller_ids, "HMGET", self._keys.ids)
+        return {c: int(name, 16) for c, name in zip(caller_ids, names, strict=True) if name}
+
+    def named(self, ids: Sequence[str]) -> dict[str, Named]:
+        """The requests of these ids, as far as they belong to this shard."""
+        offsets = {id: offset for id in ids if (offset := offset_in(self.shard, id)) is not None}
+        if not offsets:
+            return {}
+        with self._lock:
+            moved = self._scores(self._keys.moved, list(offsets.values()))
+            places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
+            there = self._scores(self._keys.due, list(places.values()))
+            stored = self._mget([member(offset) for offset in places.values()])
+        return {
+            id: Named(
+                offset,
+                offset in there and (entry is None or entry.reason is None),
+                None if entry is None else entry.caller_id,
+                offsets[id] if offset != offsets[id] else None,
+            )
+            for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
+        }
+
+    def unwanted(self, offsets: Sequence[int]) -> set[int]:
+        """Those of these requests that something has ended while they were in doubt."""
+        with self._lock:
+            return set(self._scores(self._keys.unwanted, offsets))
+
+    def is_ignored(self, offset: int) -> bool:
+        """Whether the index lists this conditional record as one that did not count.
+
+        It does not list records that `settle` was `told`.
+        """
+        with self._lock:
+            return bool(self._scores(self._keys.ignored, [offset]))
+
+    def untold(self, most: int) -> tuple[int, list[int]]:
+        """The position `requests`, and the first conditional records below it that did not count."""
+        with self._lock:
+            while True:
+                read = self._read_positions()
+                state, receipts = self._session.run(read)
+                position = self._check(state, receipts).requests
+                look = pack(*by_score(self._keys.ignored, "-inf", f"({position}", 0, most))
+                names, state, receipts = self._session.run([look, *read])
+                if self._check(state, receipts).requests == position:
+                    return position, [int(name, 16) for name in names]

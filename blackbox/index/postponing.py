@@ -1,0 +1,146 @@
+"""Entries that are tried later, and those that are parked until their target can take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
+from blackbox.core.plan import Postponed
+from blackbox.index.commands import CHUNK, zadd_chunks
+from blackbox.index.connection import pack
+from blackbox.index.guard import MAX_CONTENTION
+from blackbox.index.keys import by_score
+from blackbox.index.lookups import Lookups
+from blackbox.index.state import as_entry
+from blackbox.records import entry as entries
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason
+
+LOOKED_AT = 100
+HEAD_BYTES = 65_536
+"""Bytes of a parked entry that are read to find its target."""
+
+
+class Postponing(Lookups):
+    """Changes when entries are due."""
+
+    def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
+        """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
+        with self._lock:
+            for _ in range(MAX_CONTENTION):
+                keys = self._keys.state, self._keys.receipts
+                found, pending = self._watch_pending(changes, *keys)
+                commands = self._defer_commands(pending, now_ms)
+                if not commands or self._exec_even_if_full(commands, found):
+                    return
+            raise self._contended("postponing")
+
+    def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
+        commands = [
+            self._set(
+                offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
+            )
+            for offset, (at_ms, entry) in changes.items()
+            if entry is not None
+        ]
+        scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
+        for at_ms, entry in changes.values():
+            if band := band_at(at_ms):
+                assert entry is not None, "a parked request needs a target"
+                if self._parked is not None:  # else it is looked up later, not before a MULTI
+                    self._parked[band] = waits_for(entry)
+        return [*commands, *zadd_chunks(self._keys.due, scored, only_there=True)]
+
+    def parked(self) -> Mapping[int, str]:
+        """The target of each band that has parked entries, or had some until a moment ago."""
+        with self._lock:
+            return self._bands()
+
+    def _bands(self) -> dict[int, str]:
+        """The target of each band, found in its entries: it is stored nowhere else, so they cannot differ."""
+        if self._parked is None:
+            bands: list[int] = []
+            lowest = parked_at(1, 0)
+            while first := self._session.ask(
+                *by_score(self._keys.due, lowest, "(+inf", 0, 1, "WITHSCORES")
+            ):
+                bands.append(band_at(int(float(first[1]))))
+                lowest = parked_at(bands[-1] + 1, 0)
+            found = ((band, self._target_of(band)) for band in bands)
+            self._parked = {band: target for band, target in found if target is not None}
+        return self._parked
+
+    def _target_of(self, band: int) -> str | None:
+        """The target of a band; None if nothing is left in it.
+
+        Entries whose payloads are gone become due, and are read again from Kafka.
+        """
+        while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
+            heads = self._session.run(
+                [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
+            )
+            for name, head in zip(names, heads, strict=True):
+                entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
+                if entry is not None:
+                    return waits_for(entry)
+            scores = self._scores(self._keys.due, [int(name, 16) for name in names])
+            self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
+        return None
+
+    def _read_band(self, band: int, limit: int) -> bytes:
+        return pack(*by_score(self._keys.due, *span(band), 0, limit))
+
+    def _count_parked(self, bands: Iterable[int]) -> list[bytes]:
+        """Counts of all parked entries, then of those in each of these bands."""
+        spans = [(BAND_MS, span(BANDS)[1]), *map(span, bands)]
+        return [pack("ZCOUNT", self._keys.due, *span) for span in spans]
+
+    def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
+        """Make dead letters of pending requests that were due before this; return how many."""
+        count, first = 0, 0
+        while True:
+            with self._lock:
+                upto = first + CHUNK - 1
+                flat = self._session.ask("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
+                scores = dict(zip(flat[::2], flat[1::2], strict=True))
+                names = [name for name, score in scores.items() if float(score) < BAND_MS]
+                stored = self._mget(names)
+            if not names:
+                return count + sum(
+                    self._parked_unknown(band, due_before_ms, now_ms)
+                    for band in list(self.parked())
+                )
+            first += len(names)
+            changes: dict[int, Postponed] = {}
+            for name, payload in zip(names, stored, strict=True):
+                entry = as_entry(payload)
+                if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
+                    letter = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
+                    at_ms = int(float(scores[name]))  # unchanged: paging needs the order
+                    changes[int(name, 16)] = at_ms, letter
+            count += len(changes)
+            self.defer(changes, now_ms)
+
+    def _parked_unknown(self, band: int, due_before_ms: int, now_ms: int) -> int:
+        """The same for a band. Its entries leave it: a dead letter does not wait for the target."""
+        count, end = 0, parked_at(band, min(due_before_ms, BAND_MS - 1))
+        while True:
+            with self._lock:
+                look = by_score(self._keys.due, parked_at(band, 0), end, 0, CHUNK, "WITHSCORES")
+                flat = self._session.ask(*look)
+                names = flat[::2]
+                stored = self._mget(names)
+            if not names:
+                return count
+            changes: dict[int, Postponed] = {}
+            for name, score, payload in zip(names, flat[1::2], stored, strict=True):
+                entry, at_ms = as_entry(payload), int(float(score)) % BAND_MS
+                if entry is not None and entry.reason is None:
+                    entry = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
+                    count += 1
+                changes[int(name, 16)] = at_ms, entry
+            self.defer(changes, now_ms)
+
+
+def span(band: int) -> tuple[int, str]:
+    """The scores of a band, from its first to before the next band's first."""
+    return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
