@@ -72,15 +72,12 @@ class Delivering(Postponing):
             for band, names in zip(bands, in_bands, strict=True):
                 if names and len(names) == left[band] and not is_cut:
                     del left[band]
-            found = self._still_there(stored[len(ready) :] + stored[: len(ready)])
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
             return Due(
-                entries=[
-                    (offset, payload)
-                    for name, payload in found
-                    if (offset := int(name, 16)) not in passing_over
-                ],
+                entries=self._still_there(
+                    stored[len(ready) :] + stored[: len(ready)], passing_over
+                ),
                 is_full=is_cut or any_full,
                 next_due_ms=int(float(after[1])) if after else None,
                 oldest_ms=int(float(first[1])) if is_timed else None,
@@ -104,14 +101,17 @@ class Delivering(Postponing):
         ]
 
     def _still_there(
-        self, stored: list[tuple[bytes, bytes | None]]
-    ) -> list[tuple[bytes, bytes | None]]:
+        self, stored: list[tuple[bytes, bytes | None]], passing_over: Collection[int]
+    ) -> list[tuple[int, bytes | None]]:
+        """These entries without those to pass over, and those that ended while they were read."""
         lost = [name for name, payload in stored if payload is None]
-        if not lost:
-            return stored
-        scores = self._session.ask("ZMSCORE", self._keys.due, *lost)
+        scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
-        return [(name, payload) for name, payload in stored if name not in ended]
+        return [
+            (offset, payload)
+            for name, payload in stored
+            if name not in ended and (offset := int(name, 16)) not in passing_over
+        ]
 
     def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Mark these requests as in flight; return those that are not pending any more.

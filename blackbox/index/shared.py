@@ -56,9 +56,8 @@ class Shared:
         """How many requests of a caller, whose pending ones are counted, are pending in these shards."""
         every = list(map(Keys, shards))
         self._take_off_ended(caller, every)
-        return sum(
-            map(int, self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every)))
-        )
+        counts = self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every))
+        return sum(map(int, counts))
 
     def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
         """The targets that are paused in some of these shards, and since when, epoch ms."""

@@ -43,11 +43,8 @@ class Walk:
     @property
     def lowest(self) -> int:
         """The lowest pending request, or the position `requests` as it was at first; valid after the walk."""
-        return (
-            self.positions.requests
-            if self._lowest is None
-            else min(self.positions.requests, self._lowest)
-        )
+        end = self.positions.requests
+        return end if self._lowest is None else min(end, self._lowest)
 
     def slice(self) -> bool:
         """Check some more requests; return False when there is no need to go on."""
@@ -112,8 +109,9 @@ class Walk:
             *(int(number or 0) for number in told), *(int(name, 16) + 1 for name in early), 0
         )
         if known_to > self.positions.requests or any(o >= self.positions.requests for o in ended):
-            what = "some requests have a known outcome but are not yet read from Kafka"
-            raise WalkVoid(f"{self._shard}: {what}")
+            raise WalkVoid(
+                f"{self._shard}: some requests have a known outcome but are not yet read from Kafka"
+            )
 
     def _about(self) -> list[bytes]:
         """Reads that identify the index.
