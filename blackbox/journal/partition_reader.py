@@ -26,7 +26,7 @@ from blackbox.journal.access import (
     outcome,
     read_right,
 )
-from blackbox.journal.topics import topic_ids
+from blackbox.journal.topics import MISSING, topic_ids
 from blackbox.records.errors import JournalLost, JournalSilent
 from blackbox.records.request import Shard
 
@@ -285,8 +285,4 @@ def is_gone(error: JournalLost) -> bool:
     return isinstance(cause, KafkaException) and cause.args[0].code() in _GONE
 
 
-_GONE = (
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-)
+_GONE = (*MISSING, KafkaError._UNKNOWN_PARTITION)

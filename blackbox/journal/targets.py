@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
 from blackbox.journal.access import KafkaAccess, is_not_allowed, journal_error, outcome
-from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.journal.topics import MISSING, Topics, TopicSettings
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason
@@ -259,7 +259,7 @@ def _told(topic: str, failure: KafkaException) -> Refusal:
     error: KafkaError = failure.args[0]
     if is_not_allowed(error):
         return _not_allowed(topic, "Read and Write")
-    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+    if error.code() in MISSING:
         return Reason.UNKNOWN_TOPIC, f"the topic {topic!r} does not exist; create it"
     if error.code() < 0:
         raise journal_error(failure, "cannot read the metadata of target topics") from None

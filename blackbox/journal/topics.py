@@ -45,7 +45,7 @@ FOR_EVER = -1
 GROW_S, LOOK_S = 1, 10
 """How often receipts are looked after, s: while a shard of this process lacks them, and otherwise."""
 
-_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 def receipts_topic(request_topic: str) -> str:
@@ -84,7 +84,7 @@ class TopicIds:
             try:
                 found |= topic_ids(self._admin, [name])
             except KafkaException as error:
-                if error.args[0].code() not in _MISSING:
+                if error.args[0].code() not in MISSING:
                     self._admin = None  # it may have lost sight of all brokers
                     return {}
         return found
@@ -168,7 +168,7 @@ class Topics:
             try:
                 counts[name] = len(outcome(answer).partitions)
             except KafkaException as error:
-                if error.args[0].code() not in _MISSING:
+                if error.args[0].code() not in MISSING:
                     untold[name] = Described(None, _why_untold(error, name))
         settings = self.settings(list(counts)) if counts else {}
         return untold | {name: Described(n, settings[name]) for name, n in counts.items()}
