@@ -88,7 +88,6 @@ class Dump:
 def _scanned(
     session: Session, what: tuple[bytes | str, ...], how: tuple[str | int, ...]
 ) -> Iterator[list[bytes]]:
-    """Scan page by page."""
     cursor = None
     while cursor != b"0":
         cursor, found = session.ask(*what, cursor or b"0", *how)

@@ -49,7 +49,6 @@ class RequestReader:
         self._asked.put(lambda: self._start(shard, offset))
 
     def stop(self, shard: Shard) -> None:
-        """Stop reading this shard."""
         self._asked.put(lambda: self._stop(shard))
 
     def pause(self) -> None:
