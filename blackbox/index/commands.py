@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from secrets import token_hex
 from typing import Any
 
@@ -54,10 +55,8 @@ class Commands:
         return pack("SET", self._keys.receipts, position)
 
     def _bound(self, binding: Binding | None) -> tuple[bytes | str, ...]:
-        about: list[bytes | str] = [b"token", self._token]
-        for name, value in binding._asdict().items() if binding is not None else ():
-            about += (name, value)
-        return tuple(about)
+        bound = {} if binding is None else binding._asdict()
+        return (b"token", self._token, *chain.from_iterable(bound.items()))
 
     def _set(
         self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, is_letter: bool = False

@@ -90,12 +90,8 @@ class Opening(Lookups):
                 first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
             self._exec_while_opening(first)
             self.positions, self.doubtful = positions, {}
-            self._loaded = (
-                FORMAT,
-                b"%d" % positions.requests,
-                self._token,
-                b"%d" % positions.receipts,
-            )
+            requests, receipts = (b"%d" % position for position in positions)
+            self._loaded = (FORMAT, requests, self._token, receipts)
 
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
         """Write this opening's token into an index that is kept.
@@ -185,10 +181,8 @@ class Opening(Lookups):
         with self._lock:
             self._watch_positions(self._keys.state)
             state = self._keys.state
-            write = (
-                pack("HSET", state, "judged", judged) if judged else pack("HDEL", state, "judged")
-            )
-            self._exec_while_opening([write])
+            change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
+            self._exec_while_opening([pack(*change)])
 
     def lost_before(self, first: int, told: int) -> None:
         """Record that retention removed the requests from the position to `first` before they were read.

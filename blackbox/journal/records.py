@@ -28,10 +28,7 @@ def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
     if not messages:
         return UNKNOWN_EPOCH, UNKNOWN_EPOCH
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
-    return (
-        UNKNOWN_EPOCH if first is None else first,
-        UNKNOWN_EPOCH if last is None else last,
-    )
+    return (UNKNOWN_EPOCH if first is None else first, UNKNOWN_EPOCH if last is None else last)
 
 
 def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, str]]:

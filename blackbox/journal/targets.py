@@ -101,9 +101,7 @@ class Targets:
     def _ask_once(self, topics: list[str]) -> Iterator[tuple[str, float, Refusal | None]]:
         admin = self._admin  # another shard may replace it, and a client that is gone never answers
         asked = admin.describe_topics(
-            TopicCollection(topics),
-            include_authorized_operations=True,
-            request_timeout=ASKED_S,
+            TopicCollection(topics), include_authorized_operations=True, request_timeout=ASKED_S
         )
         for topic in topics:
             refusal = _refusal(topic, asked[topic])
