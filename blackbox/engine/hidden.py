@@ -61,8 +61,9 @@ class Hidden:
                 at, since_s = before.get(shard, (readable, now_s))
                 self._since[shard] = readable, since_s if at == readable else now_s
                 held_s = now_s - self._since[shard][1]
-            self._metrics.hidden(shard, max(0, written - readable), held_s)
-            self._tell(shard, readable, written - readable, held_s)
+            count = max(0, written - readable)
+            self._metrics.show(shard, hidden_records=count, hidden_seconds=held_s)
+            self._tell(shard, readable, count, held_s)
 
     def _tell(self, shard: Shard, readable: int, count: int, held_s: float) -> None:
         if held_s <= TOLD_AFTER_S:

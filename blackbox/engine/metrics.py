@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -207,16 +206,18 @@ class Metrics:
             self._counters["dead"].labels(shard.topic, reason).inc(count)
         if did.retried:
             self._counters["retried"].labels(shard.topic).inc(did.retried)
-        is_behind = did.is_full and did.oldest_ms is not None
-        overdue_ms = max(0, at_ms - did.oldest_ms) if is_behind and did.oldest_ms else 0
-        self._gauges["pending"].labels(str(shard)).set(
-            did.pending - len(did.due_ms) - sum(did.dead.values())
+        overdue_ms = max(0, at_ms - did.oldest_ms) if did.is_full and did.oldest_ms else 0
+        self.show(
+            shard,
+            pending=did.pending - len(did.due_ms) - sum(did.dead.values()),
+            in_doubt=did.in_doubt,
+            oldest_overdue_seconds=overdue_ms / 1000,
         )
-        self._gauges["in_doubt"].labels(str(shard)).set(did.in_doubt)
-        self._gauges["oldest_overdue_seconds"].labels(str(shard)).set(overdue_ms / 1000)
 
-    def kafka_behind(self, shard: Shard, behind_ms: int) -> None:
-        self._gauges["kafka_clock_behind_seconds"].labels(str(shard)).set(behind_ms / 1000)
+    def show(self, shard: Shard, **values: float) -> None:
+        """Set gauges of a shard, by name."""
+        for name, value in values.items():
+            self._gauges[name].labels(str(shard)).set(value)
 
     def recovered(self, shard: Shard, recovered: Recovered) -> None:
         self._counters["recoveries"].labels(str(shard)).inc()
@@ -229,24 +230,15 @@ class Metrics:
 
     def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
         """Show the mark, and the age of its first request, written at `written_ms`, as it grows."""
-        age_s = partial(_age_s, written_ms)
-        self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(age_s)
+        self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(
+            lambda: max(0.0, time.time() - written_ms / 1000)
+        )
         self._gauges["journal_low_water_position"].labels(str(shard), "requests").set(mark.requests)
         self._gauges["journal_low_water_position"].labels(str(shard), "receipts").set(mark.receipts)
 
     def rebuilding(self, shard: Shard, read: int, total: int) -> None:
         self._gauges["rebuild_records"].labels(str(shard), "read").set(read)
         self._gauges["rebuild_records"].labels(str(shard), "total").set(total)
-
-    def opened(self, shard: Shard, is_open: bool) -> None:
-        self._gauges["shard_open"].labels(str(shard)).set(is_open)
-
-    def hidden(self, shard: Shard, records: int, held_s: float) -> None:
-        self._gauges["hidden_records"].labels(str(shard)).set(records)
-        self._gauges["hidden_seconds"].labels(str(shard)).set(held_s)
-
-    def unread(self, shard: Shard, is_unread: bool) -> None:
-        self._gauges["shard_unread"].labels(str(shard)).set(is_unread)
 
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""
@@ -302,10 +294,6 @@ class Metrics:
             since = before.lateness or [0.0] * len(report.lateness)
             more = [now - then for now, then in zip(report.lateness, since, strict=True)]
             self.lateness.add(more if min(more) >= 0 else report.lateness)
-
-
-def _age_s(written_ms: int) -> float:
-    return max(0.0, time.time() - written_ms / 1000)
 
 
 def _samples(family: Counter | Gauge) -> Iterable[Any]:

@@ -307,7 +307,7 @@ class ShardOwner:
 
     def _compare_clocks(self, clock: ShardClock) -> None:
         behind_ms = clock.behind_ms()
-        self.metrics.kafka_behind(self.shard, behind_ms)
+        self.metrics.show(self.shard, kafka_clock_behind_seconds=behind_ms / 1000)
         was_behind, self._is_kafka_behind = self._is_kafka_behind, behind_ms > MAX_SKEW_MS
         if self._is_kafka_behind and not was_behind:
             logger.warning(

@@ -154,13 +154,13 @@ class ShardPool:
     def _opened(self, owner: ShardOwner, offset: int) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
-                self.metrics.opened(owner.shard, True)
+                self.metrics.show(owner.shard, shard_open=True)
                 self.opened(owner.shard, offset)
 
     def _doubted(self, owner: ShardOwner) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
-                self.metrics.opened(owner.shard, False)
+                self.metrics.show(owner.shard, shard_open=False)
                 self.closed(owner.shard)
 
     def _ended(self, owner: ShardOwner) -> None:

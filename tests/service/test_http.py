@@ -125,7 +125,7 @@ def test_a_probe_may_ask_for_the_head_only(client: httpx.Client) -> None:
 
 
 def test_metrics_are_prometheus_text(client: httpx.Client, metrics: Metrics) -> None:
-    metrics.opened(Shard("TB", 0), True)
+    metrics.show(Shard("TB", 0), shard_open=True)
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")

@@ -108,7 +108,7 @@ def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
     for shard in (SHARD, Shard("TB", 4)):
         metrics.dispatched(shard, Dispatched(pending=1), NOW_MS)
         metrics.positions(shard, Positions(1, 1))
-        metrics.opened(shard, True)
+        metrics.show(shard, shard_open=True)
     metrics.given_up(SHARD)
     shown = generate_latest(metrics.registry).decode()
     assert 'shard="TB-3"' not in shown
@@ -116,7 +116,7 @@ def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
 
 
 def test_two_processes_in_one_do_not_share_metrics(metrics: Metrics) -> None:
-    Metrics().opened(SHARD, True)
+    Metrics().show(SHARD, shard_open=True)
     assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
 
 
@@ -135,7 +135,7 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
         metrics.dispatched(shard, did, NOW_MS)
         metrics.recovered(shard, Recovered(outcomes=100, void=2, gone=7))
         metrics.positions(shard, Positions(requests=40, receipts=9))
-        metrics.opened(shard, True)
+        metrics.show(shard, shard_open=True)
     return metrics
 
 
@@ -281,13 +281,13 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
     did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead=Counter(empty=1), retried=1)
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
-    metrics.kafka_behind(SHARD, 5)
+    metrics.show(SHARD, kafka_clock_behind_seconds=0.005)
     metrics.positions(SHARD, Positions(1, 1))
     metrics.low_water(SHARD, Mark(1, 1), 1)
     metrics.rebuilding(SHARD, 1, 1)
-    metrics.opened(SHARD, True)
-    metrics.unread(SHARD, True)
-    metrics.hidden(SHARD, 3, 1.0)
+    metrics.show(SHARD, shard_open=True)
+    metrics.show(SHARD, shard_unread=True)
+    metrics.show(SHARD, hidden_records=3, hidden_seconds=1.0)
     metrics.oscillated("seconds", 1)
     metrics.oscillator_lag("seconds", lambda: 1.0)
     found: dict[str, set[str]] = {}

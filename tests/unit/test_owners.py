@@ -126,8 +126,8 @@ def test_shards_that_are_not_owned_are_no_matter(owners: ShardPool, told: list[o
 
 def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: ShardPool, metrics: Metrics) -> None:
     owners.gain(SHARD)
-    metrics.opened(SHARD, True)
-    metrics.opened(OTHER, True)
+    metrics.show(SHARD, shard_open=True)
+    metrics.show(OTHER, shard_open=True)
     owners.lose([SHARD])
     shown = metrics.registry.get_sample_value
     assert shown("blackbox_shard_open", {"shard": "TB-0"}) is None

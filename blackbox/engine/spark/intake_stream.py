@@ -187,7 +187,7 @@ class IntakeStream:
     def _tell_unread(self, shards: Iterable[Shard]) -> None:
         why_not = self.why_not_read()
         for shard in shards:
-            self._metrics.unread(shard, shard in why_not)
+            self._metrics.show(shard, shard_unread=shard in why_not)
 
     def _tell_silent(self, silent: dict[Shard, str]) -> None:
         before, self._silent = self._silent, silent
