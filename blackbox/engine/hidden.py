@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from blackbox.engine.metrics import Metrics
 from blackbox.journal.access import KafkaAccess
@@ -17,6 +18,7 @@ LOOK_S = 10.0
 TOLD_AFTER_S = 30.0
 
 
+@dataclass(eq=False, repr=False)
 class Hidden:
     """Shows hidden records of the shards that this process owns as metrics, and logs those that last.
 
@@ -24,36 +26,31 @@ class Hidden:
     the readable end has moved between the looks.
     """
 
-    def __init__(
-        self,
-        access: KafkaAccess,
-        metrics: Metrics,
-        shards: Callable[[], Iterable[Shard]],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._access = access
+    access: KafkaAccess
+    metrics: Metrics
+    shards: Callable[[], Iterable[Shard]]
+    now_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._topics: Topics | None = None
-        self._metrics = metrics
-        self._shards = shards
-        self._now_s = now_s
         self._since: dict[Shard, tuple[int, float]] = {}
         self._told: set[Shard] = set()
 
     def look(self) -> None:
-        shards = list(self._shards())
+        shards = list(self.shards())
         if not shards:
             self._since = {}
             return
-        topics = self._topics or Topics(self._access.admin())
+        topics = self._topics or Topics(self.access.admin())
         written = topics.ends(shards, committed=False)
         # Asked second, so that a transaction that ended in between is not reported.
         readable = topics.ends(shards, committed=True)
         self._topics = topics if readable else None  # its client may have lost sight of all brokers
-        ours = set(self._shards())  # some may have been lost since
+        ours = set(self.shards())  # some may have been lost since
         self._note({s: (readable[s], written[s]) for s in ours if s in readable and s in written})
 
     def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:
-        before, now_s = self._since, self._now_s()
+        before, now_s = self._since, self.now_s()
         self._since = {}
         for shard, (readable, written) in ends.items():
             held_s = 0.0
@@ -62,7 +59,7 @@ class Hidden:
                 self._since[shard] = readable, since_s if at == readable else now_s
                 held_s = now_s - self._since[shard][1]
             count = max(0, written - readable)
-            self._metrics.show(shard, hidden_records=count, hidden_seconds=held_s)
+            self.metrics.show(shard, hidden_records=count, hidden_seconds=held_s)
             self._tell(shard, readable, count, held_s)
 
     def _tell(self, shard: Shard, readable: int, count: int, held_s: float) -> None:

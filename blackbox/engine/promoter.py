@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import Event
 
@@ -118,23 +119,21 @@ class Promoter:
             )  # fmt: skip
 
 
+@dataclass(eq=False, repr=False)
 class Schedule:
     """Promotes the shards that a service owns, when it calls `run`; a failed shard waits for the next run."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        access: KafkaAccess,
-        clock: Clock,
-        shards: Callable[[], Collection[Shard]],
-    ) -> None:
-        self._promoter = Promoter(settings, access)
-        self._clock = clock
-        self._shards = shards
+    settings: Settings
+    access: KafkaAccess
+    clock: Clock
+    shards: Callable[[], Collection[Shard]]
+
+    def __post_init__(self) -> None:
+        self._promoter = Promoter(self.settings, self.access)
         self._stopping = Event()
 
     def run(self) -> None:
-        for shard in sorted(self._shards()):
+        for shard in sorted(self.shards()):
             try:
                 self._promote(shard)
             except RecoveryRequired as reason:
@@ -149,11 +148,11 @@ class Schedule:
 
     def _promote(self, shard: Shard) -> None:
         def confirm() -> None:
-            if self._stopping.is_set() or shard not in self._shards():
+            if self._stopping.is_set() or shard not in self.shards():
                 raise RecoveryRequired(f"{shard}: released during promotion")
 
         confirm()
-        done = self._promoter.promote(shard, self._clock.earliest_ms(), confirm)
+        done = self._promoter.promote(shard, self.clock.earliest_ms(), confirm)
         if done.near or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",

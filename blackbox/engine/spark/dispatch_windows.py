@@ -61,6 +61,7 @@ class _Passing:
     has_ended: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class DispatchWindows:
     """Keeps every assigned shard in the window of some task, until `stop`.
 
@@ -69,24 +70,18 @@ class DispatchWindows:
     So load moves to new executors, and no shard waits for Spark.
     """
 
-    def __init__(
-        self,
-        session: SparkSession,
-        settings: Settings,
-        access: KafkaAccess,
-        metrics: Metrics,
-        run: str,
-    ) -> None:
-        self._session = session
-        self._settings = settings
-        self._access = access
-        self._metrics = metrics
-        self._run = run
-        self._window_s = float(session.conf.get(WINDOW_SETTING, str(WINDOW_S)) or WINDOW_S)
-        url = settings.redis_url.get_secret_value()
-        self._bus = Bus(url, settings.group_id)
-        self._listener = Listener(url, settings.group_id, (report_of(run),))
-        self._topics = list(settings.topics)
+    session: SparkSession
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    run: str
+
+    def __post_init__(self) -> None:
+        self._window_s = float(self.session.conf.get(WINDOW_SETTING, str(WINDOW_S)) or WINDOW_S)
+        url = self.settings.redis_url.get_secret_value()
+        self._bus = Bus(url, self.settings.group_id)
+        self._listener = Listener(url, self.settings.group_id, (report_of(self.run),))
+        self._topics = list(self.settings.topics)
         self._shards: frozenset[Shard] = frozenset()
         self._count = 0
         self._number = 0
@@ -132,7 +127,7 @@ class DispatchWindows:
             }
         try:
             with self._bus_lock:
-                self._bus.send(lease_of(self._run), lease)
+                self._bus.send(lease_of(self.run), lease)
         except IndexLost as reason:
             logger.warning("cannot renew the lease of dispatch: %s", reason)
             return False
@@ -181,7 +176,7 @@ class DispatchWindows:
         for number in list(self._passing):
             logger.warning("window %d did not end in time; cancelling it", number)
             with suppress(Py4JError, OSError):
-                self._session.sparkContext.cancelJobGroup(_job_group(number))
+                self.session.sparkContext.cancelJobGroup(_job_group(number))
         self._ears.join(1.0)
         self._bus.close()
         self._listener.close()
@@ -231,9 +226,9 @@ class DispatchWindows:
             self._number += 1
             is_first = not any(window.group == group for window in self._passing.values())
             window = Window(
-                run=self._run,
-                settings=self._settings,
-                access=self._access,
+                run=self.run,
+                settings=self.settings,
+                access=self.access,
                 group=group,
                 number=self._number,
                 shards=self._shards_of(group) if is_first else frozenset(),
@@ -246,10 +241,10 @@ class DispatchWindows:
 
     def _pass(self, window: Window, passing: _Passing) -> None:
         try:
-            context = self._session.sparkContext
+            context = self.session.sparkContext
             context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
-            lingering = numbered(self._session, 1).mapInArrow(window, REPORT)
+            lingering = numbered(self.session, 1).mapInArrow(window, REPORT)
             found = reports(lingering.collect())
             if not found:
                 raise WindowLost("its Python worker or its executor ended")
@@ -271,10 +266,10 @@ class DispatchWindows:
                 self._count_in(window, window.last)
             ended_ms = window.last["at_ms"] if window.last else int(time.time() * 1000)
             self._given_up[window.group] = window.number, ended_ms
-            self._metrics.absorb(window.counted._replace(gauges=()), window.counted)
+            self.metrics.absorb(window.counted._replace(gauges=()), window.counted)
             for other in self._passing.values():
                 if other is not window:  # it may show the same shards
-                    self._metrics.absorb(other.counted, other.counted)
+                    self.metrics.absorb(other.counted, other.counted)
             del self._passing[window.number]
             for other in self._passing.values():
                 self._measure(other)
@@ -320,11 +315,11 @@ class DispatchWindows:
         number, given_up_ms = self._given_up.get(window.group, (window.number, 0))
         if window.opened_ms is not None and number < window.number:
             del self._given_up[window.group]
-            self._metrics.handed_over(max(0, window.opened_ms - given_up_ms))
+            self.metrics.handed_over(max(0, window.opened_ms - given_up_ms))
 
     def _count_in(self, window: _Passing, report: Mapping[str, Any]) -> None:
         counted = Report(*report["metrics"])
-        self._metrics.absorb(counted, window.counted)
+        self.metrics.absorb(counted, window.counted)
         window.counted = counted
 
 

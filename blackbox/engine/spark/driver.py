@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -41,6 +42,7 @@ class EngineFailed(Exception):
     """Spark ended, and this application cannot go on without it."""
 
 
+@dataclass(eq=False, repr=False)
 class SparkEngine:
     """Takes in and dispatches, on Spark, the shards that the consumer group gives to this driver.
 
@@ -48,18 +50,14 @@ class SparkEngine:
     the engine cannot go on.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        *,
-        only: Half | None = None,
-        failed: Callable[[Exception], None] = lambda reason: None,
-    ) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._only = only
-        self._failed = failed
+    settings: Settings
+    metrics: Metrics
+    _: KW_ONLY
+    only: Half | None
+    failed: Callable[[Exception], None]
+
+    def __post_init__(self) -> None:
+        settings, metrics = self.settings, self.metrics
         self._run = uuid.uuid4().hex[:12]
         self._clock = Clock()
         self._kafka = kafka(settings)
@@ -77,7 +75,7 @@ class SparkEngine:
         self._stream: IntakeStream | None = None
         self._slots = 0
         self._is_stopping = False
-        group = f"{settings.group_id}.intake" if only == "intake" else settings.group_id
+        group = f"{settings.group_id}.intake" if self.only == "intake" else settings.group_id
         self._membership = Membership(
             self._kafka.in_group(group),
             list(settings.topics),
@@ -101,7 +99,7 @@ class SparkEngine:
 
         Raises RecoveryRequired when Kafka or Redis does not answer.
         """
-        settings = self._settings
+        settings = self.settings
         self._watch.observe_clock()
         self._topics.ensure()
         began = time.monotonic()
@@ -111,16 +109,16 @@ class SparkEngine:
             self._session.version, self._session.sparkContext.master, time.monotonic() - began,
         )  # fmt: skip
         self._slots = self._count_slots()
-        if self._only != "intake":
+        if self.only != "intake":
             self._windows = DispatchWindows(
-                self._session, settings, self._kafka, self._metrics, self._run
+                self._session, settings, self._kafka, self.metrics, self._run
             )
             self._windows.start(self._groups())
             self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
             schedule(self._scheduler, self._promotion, settings)
-        if self._only != "dispatch":
+        if self.only != "dispatch":
             self._stream = IntakeStream(
-                self._session, settings, self._kafka, self._metrics, self._run,
+                self._session, settings, self._kafka, self.metrics, self._run,
                 has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,
                 tell_full=self._watch.is_full,
             )  # fmt: skip
@@ -133,7 +131,7 @@ class SparkEngine:
         )
         self._scheduler.start()
         self._membership.start()
-        if self._only != "intake":
+        if self.only != "intake":
             self._oscillator.start()
 
     def stop(self) -> None:
@@ -204,7 +202,7 @@ class SparkEngine:
 
     def _groups(self) -> int:
         """The number of dispatch tasks: half of Spark's slots, the others are for intake; without it, all."""
-        return self._slots if self._only == "dispatch" else self._slots // 2
+        return self._slots if self.only == "dispatch" else self._slots // 2
 
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
@@ -215,7 +213,7 @@ class SparkEngine:
             slots = self._count_slots()
         except EngineFailed as reason:
             if not self._is_stopping:
-                self._failed(reason)
+                self.failed(reason)
             return
         if slots != self._slots:
             logger.info("Spark has %d slots now, %d before", slots, self._slots)
@@ -242,7 +240,7 @@ class SparkEngine:
             context = self._session.sparkContext
             if context._jsc.sc().isStopped():
                 raise EngineFailed(
-                    f"Spark's master {self._settings.spark_master} ended this application"
+                    f"Spark's master {self.settings.spark_master} ended this application"
                 )
             return max(2, context.defaultParallelism)
         except (Py4JError, OSError, AttributeError) as error:

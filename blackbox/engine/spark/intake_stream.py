@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock, Thread
 
 import orjson
@@ -44,6 +45,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
 
+@dataclass(eq=False, repr=False)
 class IntakeStream:
     """Reads the assigned shards, each from its position in Redis on, until `stop`.
 
@@ -53,38 +55,32 @@ class IntakeStream:
     is not set no batch is started, and requests wait in Kafka.
     """
 
-    def __init__(
-        self,
-        session: SparkSession,
-        settings: Settings,
-        access: KafkaAccess,
-        metrics: Metrics,
-        run: str,
-        *,
-        has_room: Event,
-        tasks: Callable[[], int],
-        tell_full: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._has_room = has_room
-        self._tasks = tasks
-        self._tell_full = tell_full
-        self._metrics = metrics
-        self._task = IntakeTask(run, settings, access)
-        self._inspector = Inspector.of(settings.redis_url.get_secret_value())
+    session: SparkSession
+    settings: Settings
+    access: KafkaAccess
+    metrics: Metrics
+    run: str
+    _: KW_ONLY
+    has_room: Event
+    tasks: Callable[[], int]
+    tell_full: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._task = IntakeTask(self.run, self.settings, self.access)
+        self._inspector = Inspector.of(self.settings.redis_url.get_secret_value())
         self._wanted: frozenset[Shard] = frozenset()
         self._assigned: frozenset[Shard] = frozenset()
         self._in_query: frozenset[Shard] = frozenset()
         self._behind: dict[Shard, str] = {}
         self._silent: dict[Shard, str] = {}
-        self._left_out = LeftOut(access)
-        self._ends = Ends(access)
+        self._left_out = LeftOut(self.access)
+        self._ends = Ends(self.access)
         self._stopping = Event()
         self._changed = Event()
         self._in_batch = Lock()
         self._is_ending = False
         self._thread = Thread(target=self._run, name="intake", daemon=True)
-        session.dataSource.register(kafka_source(access))
+        self.session.dataSource.register(kafka_source(self.access))
 
     def start(self) -> None:
         self._thread.start()
@@ -176,7 +172,7 @@ class IntakeStream:
         if not tried:
             return False
         with self._in_batch:
-            rows = self._session.createDataFrame(tried, RANGES)
+            rows = self.session.createDataFrame(tried, RANGES)
             self._account_for(reports(rows.mapInArrow(self._task, REPORT).collect()))
         return any(
             Shard(one.topic, one.partition) not in self._behind
@@ -187,7 +183,7 @@ class IntakeStream:
     def _tell_unread(self, shards: Iterable[Shard]) -> None:
         why_not = self.why_not_read()
         for shard in shards:
-            self._metrics.show(shard, shard_unread=shard in why_not)
+            self.metrics.show(shard, shard_unread=shard in why_not)
 
     def _tell_silent(self, silent: dict[Shard, str]) -> None:
         before, self._silent = self._silent, silent
@@ -241,13 +237,13 @@ class IntakeStream:
             raise
 
     def _start_at(self, offsets: Mapping[str, Mapping[str, int]]) -> StreamingQuery:
-        context = self._session.sparkContext
+        context = self.session.sparkContext
         context.setLocalProperty("spark.scheduler.pool", "intake")
         records = (
-            self._session.readStream.format(FORMAT)
+            self.session.readStream.format(FORMAT)
             .option("startingOffsets", orjson.dumps(offsets).decode())
             .option("maxOffsetsPerTrigger", BATCH_RECORDS)
-            .option("tasks", self._tasks())
+            .option("tasks", self.tasks())
             .load()
         )
         return (
@@ -261,7 +257,7 @@ class IntakeStream:
     def _run_batch(self, batch: DataFrame, number: int) -> None:
         """Run a batch until every shard has all of it or is left behind; a repeated batch changes nothing."""
         for attempt in range(TRIES):
-            while not self._has_room.wait(LOOK_S):
+            while not self.has_room.wait(LOOK_S):
                 if self._is_ending:
                     return
             with self._in_batch:
@@ -271,7 +267,7 @@ class IntakeStream:
                 done: list[Stored] = reports(batch.collect())
                 self._account_for(done)
                 records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
-                self._metrics.batch(records, time.monotonic() - began)
+                self.metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
                 if not self._in_query:
                     # A query's first batch may be empty, but everything is warmed up now.
@@ -285,7 +281,7 @@ class IntakeStream:
         behind = dict(self._behind)
         for stored in done:
             shard, problem = stored.shard, stored.problem
-            self._metrics.taken(shard, stored.taken)
+            self.metrics.taken(shard, stored.taken)
             if problem is None:
                 if behind.pop(shard, None) is not None:
                     logger.info("%s is read again", shard)
@@ -298,7 +294,7 @@ class IntakeStream:
                     )
                 behind[shard] = problem
             elif stored.is_full:
-                self._tell_full(f"{problem}; requests wait in Kafka until it has room")
+                self.tell_full(f"{problem}; requests wait in Kafka until it has room")
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
         self._behind = behind
