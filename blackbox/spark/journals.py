@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -77,6 +78,7 @@ class Kept(Protocol):
     def outcomes(self) -> DataFrame: ...
 
 
+@dataclass(eq=False, repr=False)
 class Journals:
     """Both journals up to one moment: what the ledger has from there, the rest from Kafka.
 
@@ -84,26 +86,21 @@ class Journals:
     about them. Raises LedgerError for a ledger that is not of these journals.
     """
 
-    def __init__(
-        self,
-        session: SparkSession,
-        settings: Settings,
-        access: KafkaAccess,
-        kept: Kept | None = None,
-    ) -> None:
-        self._session = session
-        self._settings = settings
-        self._access = access
-        self._kept = kept
+    session: SparkSession
+    settings: Settings
+    access: KafkaAccess
+    kept: Kept | None
+
+    def __post_init__(self) -> None:
         self._fresh: dict[Journal, Span] = {}
         self.reach: dict[Journal, Span] = {}
         self.gaps: dict[Journal, list[Span]] = {}
-        in_kafka = reach(settings, access)
+        in_kafka = reach(self.settings, self.access)
         held: Reach = {}
-        if kept is not None:
-            kept.check(in_kafka, list(settings.topics), access)
-            held = kept.reach
-            self.gaps |= {journal: list(gaps) for journal, gaps in kept.gaps.items()}
+        if self.kept is not None:
+            self.kept.check(in_kafka, list(self.settings.topics), self.access)
+            held = self.kept.reach
+            self.gaps |= {journal: list(gaps) for journal, gaps in self.kept.gaps.items()}
         for journal, there in in_kafka.items():
             before = held.get(journal, Span(there.start, there.start))
             self._fresh[journal] = Span(max(there.start, before.end), there.end)
@@ -114,15 +111,15 @@ class Journals:
     def requests(self, *, whole: bool = False) -> DataFrame:
         """One row for each record of the request topics; see `read_requests`."""
         spans = of_table(self._fresh, "requests")
-        fresh = read_requests(self._session, self._settings, self._access, spans, whole=whole)
-        if self._kept is None:
+        fresh = read_requests(self.session, self.settings, self.access, spans, whole=whole)
+        if self.kept is None:
             return fresh
-        return self._kept.requests().select(fresh.columns).unionByName(fresh)
+        return self.kept.requests().select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
         """One row for each outcome that receipts name; `settled` leaves the void ones out."""
-        fresh = read_outcomes(self._session, self._access, of_table(self._fresh, "outcomes"))
-        return fresh if self._kept is None else self._kept.outcomes().unionByName(fresh)
+        fresh = read_outcomes(self.session, self.access, of_table(self._fresh, "outcomes"))
+        return fresh if self.kept is None else self.kept.outcomes().unionByName(fresh)
 
 
 def reach(settings: Settings, access: KafkaAccess) -> Reach:

@@ -72,23 +72,23 @@ class Ranges(InputPartition):
     ranges: tuple[Range, ...]
 
 
+@dataclass(eq=False, repr=False)
 class StreamReader(DataSourceStreamReader):
     """Plans the micro-batches of a stream. Offsets are written `{"TB": {"0": 23}}`, as Spark does."""
 
-    def __init__(
-        self, access: KafkaAccess, starts: Offsets, most_offsets: int, most_tasks: int
-    ) -> None:
-        self._access = access
-        self._starts = starts
-        self._most_offsets = most_offsets
-        self._most_tasks = most_tasks
+    access: KafkaAccess
+    starts: Offsets
+    most_offsets: int
+    most_tasks: int
+
+    def __post_init__(self) -> None:
         self._size = BatchSize()
         self._ends: Ends | None = None
         self._is_first = True
         self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return spelled(self._starts)
+        return spelled(self.starts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; waits up to 0.5 s when there is nothing for it yet."""
@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader):
         return spelled(self._next(unspelled(start), most))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._most_offsets)
+        return ReadMaxRows(self.most_offsets)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return spelled(self._latest) if self._latest else None
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader):
             for at, stop in unspelled(end).items()
             if begins.get(at, stop) < stop or also_empty
         ]
-        return packed(ranges, self._most_tasks)
+        return packed(ranges, self.most_tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The ranges of one task as rows."""
@@ -126,7 +126,7 @@ class StreamReader(DataSourceStreamReader):
     def _next(self, start: Offsets, most: int | None) -> Offsets:
         self._size.is_done()
         # Created late: the reader itself is pickled for the tasks, and clients cannot be.
-        self._ends = self._ends or Ends(self._access)
+        self._ends = self._ends or Ends(self.access)
         reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
         if reachable == start and not was_first:

@@ -128,24 +128,19 @@ def extend(
     return run.done
 
 
+@dataclass(eq=False, repr=False)
 class _Run:
-    def __init__(
-        self,
-        session: SparkSession,
-        settings: Settings,
-        access: KafkaAccess,
-        files: Files,
-        limits: Limits,
-    ) -> None:
-        self._session = session
-        self._settings = settings
-        self._access = access
-        self._files = files
-        self._limits = limits
+    session: SparkSession
+    settings: Settings
+    access: KafkaAccess
+    files: Files
+    limits: Limits
+
+    def __post_init__(self) -> None:
         self._todo: dict[Journal, Span] = {}
         self._is_changed = False
-        self._oldest = min(manifests.published(files), default=0)
-        self.done = Done(files.root, newest(files))
+        self._oldest = min(manifests.published(self.files), default=0)
+        self.done = Done(self.files.root, newest(self.files))
 
     @contextmanager
     def not_overtaken(self) -> Iterator[None]:
@@ -155,21 +150,21 @@ class _Run:
                 yield
         except LedgerError:
             number = self.done.manifest.number + 1
-            if manifests.published(self._files)[-1:] >= [number]:
-                raise manifests.overtaken(self._files, number) from None
+            if manifests.published(self.files)[-1:] >= [number]:
+                raise manifests.overtaken(self.files, number) from None
             raise
 
     def compare(self, *, accept_gap: bool) -> None:
         """Find what is to be read. Raises LedgerError when ledger and journals do not match."""
         manifest = self.done.manifest
-        in_kafka = reach(self._settings, self._access)
+        in_kafka = reach(self.settings, self.access)
         if not in_kafka and not manifest.number:
-            topics = ", ".join(self._settings.topics)
+            topics = ", ".join(self.settings.topics)
             raise LedgerError(
-                f"no request topic ({topics}) exists on {self._settings.kafka_bootstrap_servers}; "
+                f"no request topic ({topics}) exists on {self.settings.kafka_bootstrap_servers}; "
                 "`blackbox run` creates them"
             )
-        problems = misfits(manifest, in_kafka, list(self._settings.topics), self._access)
+        problems = misfits(manifest, in_kafka, list(self.settings.topics), self.access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
         if not accept_gap:
             problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
@@ -185,7 +180,7 @@ class _Run:
 
     def read_on(self) -> None:
         """Write the missing records, in steps that are published one by one."""
-        for step in _steps(self._todo, self._limits.step):
+        for step in _steps(self._todo, self.limits.step):
             written: list[File] = []
             held = dict(self.done.manifest.journals)
             for table in TABLES:
@@ -209,11 +204,11 @@ class _Run:
         for table in TABLES:
             done = self.done.tables[table]
             for chosen in self._worth_compacting(manifest.of(table)):
-                frame = rows(self._session, self._files, table, [file.path for file in chosen])
+                frame = rows(self.session, self.files, table, [file.path for file in chosen])
                 fresh, _ = self._write(table, self._gathered(table, frame, chosen))
                 if manifests.total(fresh) != manifests.total(chosen):
                     raise LedgerError(
-                        f"{self._files.uri(table)}: compaction read different rows from those that "
+                        f"{self.files.uri(table)}: compaction read different rows from those that "
                         "were written; nothing was changed; run `blackbox ledger --verify`"
                     )
                 made += fresh
@@ -234,36 +229,36 @@ class _Run:
         published only once: after that, files of this number that the manifest does not name are unused.
         """
         manifest = self.done.manifest
-        numbers = manifests.published(self._files)
+        numbers = manifests.published(self.files)
         if not numbers or numbers[-1] != manifest.number:
             return
-        for number in numbers[: -self._limits.manifests]:
-            self._files.delete(manifests.path_of(number))
-        oldest = numbers[-self._limits.manifests :][0]
+        for number in numbers[: -self.limits.manifests]:
+            self.files.delete(manifests.path_of(number))
+        oldest = numbers[-self.limits.manifests :][0]
         named = {file.path for file in manifest.files}
         named |= {file.path for file in self._still_read(manifest.replaced, oldest)}
         for folder in (*TABLES, manifests.FOLDER):
-            for found in self._files.listed(folder):
+            for found in self.files.listed(folder):
                 if _number(found.path) <= manifest.number:
                     self._remove_unnamed(found.path, is_folder=found.is_folder, named=named)
 
     def _remove_unnamed(self, path: str, *, is_folder: bool, named: set[str]) -> None:
         is_temporary = path.startswith(f"{manifests.FOLDER}/.")
         if is_folder and any(one.startswith(f"{path}/") for one in named):
-            for found in self._files.walk(path):
+            for found in self.files.walk(path):
                 if found.path not in named:
-                    self._files.delete(found.path)
+                    self.files.delete(found.path)
         elif is_folder or is_temporary:
-            self._files.delete(path)
+            self.files.delete(path)
 
     def _covered(self, journal: Journal, span: Span) -> Covered:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
 
     def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
         if table == "requests":
-            frame = read_requests(self._session, self._settings, self._access, spans, whole=True)
+            frame = read_requests(self.session, self.settings, self.access, spans, whole=True)
         else:
-            frame = read_outcomes(self._session, self._access, spans)
+            frame = read_outcomes(self.session, self.access, spans)
         offsets = sum(span.end - span.start for span in spans.values())
         return frame.coalesce(-(-offsets // PIECE))
 
@@ -276,15 +271,15 @@ class _Run:
             .observe(written, count(lit(1)).alias("rows"))
             .write.partitionBy("day")
             .options(**WRITING)
-            .parquet(self._files.uri(folder))
+            .parquet(self.files.uri(folder))
         )
-        found = list(self._files.walk(folder))
-        measured = measure(self._session, self._files, table, [file.path for file in found])
+        found = list(self.files.walk(folder))
+        measured = measure(self.session, self.files, table, [file.path for file in found])
         held = [_file(table, one.path, one.bytes, measured[one.path]) for one in found]
         count_, _ = manifests.total(held)
         if count_ != written.get["rows"]:
             raise LedgerError(
-                f"{self._files.uri(folder)}: {written.get['rows']} rows were written, but {count_} "
+                f"{self.files.uri(folder)}: {written.get['rows']} rows were written, but {count_} "
                 "are readable; all Spark executors must see the same files, so on a cluster a "
                 "local folder of one machine does not work"
             )
@@ -309,29 +304,29 @@ class _Run:
             before.files if files is None else files,
             tuple(self._still_read(kept, self._oldest)),
         )
-        manifests.publish(self._files, manifest)
+        manifests.publish(self.files, manifest)
         self.done.manifest = manifest
         self._is_changed = False
 
     def _still_read(self, replaced: Iterable[Replaced], oldest: int) -> Iterator[Replaced]:
         """The replaced files that a kept manifest names, or that a recent reader may still have open."""
-        since_ms = _now_ms() - self._limits.readers_s * 1000
+        since_ms = _now_ms() - self.limits.readers_s * 1000
         return (file for file in replaced if file.by > oldest or file.at_ms > since_ms)
 
     def _worth_compacting(self, held: Iterable[File]) -> Iterator[list[File]]:
         """Groups of small files of days that have many: one group per large day, one for all other days."""
         days: dict[str, list[File]] = defaultdict(list)
         for file in held:
-            if file.bytes < self._limits.small_bytes:
+            if file.bytes < self.limits.small_bytes:
                 days[file.day].append(file)
-        room = self._limits.compacted_bytes
+        room = self.limits.compacted_bytes
         gathered: list[File] = []
         for small in sorted(days.values(), key=len, reverse=True):
-            if len(small) < self._limits.many or room <= 0:
+            if len(small) < self.limits.many or room <= 0:
                 break
             size = sum(file.bytes for file in small)
             room -= size
-            if size > self._limits.file_bytes:
+            if size > self.limits.file_bytes:
                 yield small
             else:
                 gathered += small
@@ -343,10 +338,10 @@ class _Run:
         days = {file.day for file in chosen}
         place = [*PLACE[:2], POSITION[table][0]]
         if len(days) > 1:
-            parts = min(len(days), self._session.sparkContext.defaultParallelism)
+            parts = min(len(days), self.session.sparkContext.defaultParallelism)
             day = _day(POSITION[table][1])
             return frame.repartition(parts, day).sortWithinPartitions(day, *place)
-        parts = -(-sum(file.bytes for file in chosen) // self._limits.file_bytes)
+        parts = -(-sum(file.bytes for file in chosen) // self.limits.file_bytes)
         return frame.repartitionByRange(parts, *place).sortWithinPartitions(*place)
 
 

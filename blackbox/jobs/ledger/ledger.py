@@ -85,24 +85,26 @@ def _causes(error: Exception) -> str:
     return "\n".join(told)
 
 
+@dataclass(eq=False, repr=False)
 class Ledger:
     """The ledger as its newest manifest describes it; additions by later runs are not seen.
 
     Its files stay readable for a day after a later run has replaced them.
     """
 
-    def __init__(self, session: SparkSession, files: Files, manifest: Manifest) -> None:
-        self._session = session
-        self._files = files
-        self.manifest = manifest
-        self.reach = manifest.reach
+    session: SparkSession
+    files: Files
+    manifest: Manifest
+
+    def __post_init__(self) -> None:
+        self.reach = self.manifest.reach
 
     @classmethod
     @explained()
     def open(cls, session: SparkSession, path: str) -> Ledger:
         """Open a ledger. Raises LedgerError when there is none, it is damaged, or its format is unknown."""
         ledger = cls._newest(session, path)
-        problems = _absent(ledger._files, ledger.manifest.files, ledger._there())
+        problems = _absent(ledger.files, ledger.manifest.files, ledger._there())
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise LedgerError(f"{problems[0]}{more}; restore it from a copy, see docs/ledger.md")
@@ -138,10 +140,10 @@ class Ledger:
         return self._table("outcomes")
 
     def _table(self, table: str) -> DataFrame:
-        return rows(self._session, self._files, table, [f.path for f in self.manifest.of(table)])
+        return rows(self.session, self.files, table, [f.path for f in self.manifest.of(table)])
 
     def _there(self) -> dict[str, Found]:
-        return {found.path: found for table in TABLES for found in self._files.walk(table)}
+        return {found.path: found for table in TABLES for found in self.files.walk(table)}
 
     @classmethod
     @explained()
@@ -155,9 +157,9 @@ class Ledger:
     def _verified(self) -> Verdict:
         named = self.manifest.files
         there = self._there()
-        problems = _absent(self._files, named, there)
+        problems = _absent(self.files, named, there)
         problems += [
-            f"{self._files.uri(path)} is listed {times} times in the manifest"
+            f"{self.files.uri(path)} is listed {times} times in the manifest"
             for path, times in Counter(file.path for file in named).items()
             if times > 1
         ]
@@ -169,8 +171,7 @@ class Ledger:
             intact = [f for f in listed if _is_as_written(f, measured.get(f.path))]
             seen += sum(file.rows for file in intact)
             problems += [
-                f"{self._files.uri(file.path)} was changed: its rows are not those that were "
-                "written"
+                f"{self.files.uri(file.path)} was changed: its rows are not those that were written"
                 for file in listed
                 if file not in intact
             ]
@@ -186,7 +187,7 @@ class Ledger:
         if not paths:
             return {}
         try:
-            return measure(self._session, self._files, table, paths)
+            return measure(self.session, self.files, table, paths)
         except (PySparkException, Py4JError):
             if len(paths) == 1:
                 return {}
@@ -195,20 +196,20 @@ class Ledger:
 
     def _twice(self, table: str, paths: Sequence[str]) -> Iterator[str]:
         unique = UNIQUE[table]
-        again = rows(self._session, self._files, table, paths).groupBy(unique).count()
+        again = rows(self.session, self.files, table, paths).groupBy(unique).count()
         doubled = again.where(col("count") > lit(1))
         number = doubled.count()
         if number:
             [one] = doubled.orderBy(unique).limit(1).collect()
             place = Shard(one["topic"], one["partition"]).source(one["offset"])
-            yield f"{self._files.uri(table)}: {number} rows are duplicated, the first of {place}"
+            yield f"{self.files.uri(table)}: {number} rows are duplicated, the first of {place}"
 
     def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
         for shard, (first, last) in _merged(measured).items():
             span = self.reach.get(Journal(table, shard))
             if span is None or first < span.start or last >= span.end:
                 yield (
-                    f"{self._files.uri(table)}: the rows of {shard} from {first} to {last} are not "
+                    f"{self.files.uri(table)}: the rows of {shard} from {first} to {last} are not "
                     "covered by the manifest"
                 )
 
@@ -228,7 +229,7 @@ class Ledger:
                 ):
                     original = file.path.rpartition("/")[2]
                     yield (
-                        f"{self._files.uri(found.path)} is a copy of {original}, so other readers "
+                        f"{self.files.uri(found.path)} is a copy of {original}, so other readers "
                         "of the folder see its rows twice; the ledger ignores it; delete it"
                     )
                     break

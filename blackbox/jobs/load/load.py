@@ -141,28 +141,24 @@ def read_files(
     return list(files.values())
 
 
+@dataclass(eq=False, repr=False)
 class Load:
     """One load: files, their pieces, and how much of each piece is in the request topic."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        access: KafkaAccess,
-        topic: str,
-        caller: str | None,
-        files: Sequence[File],
-    ) -> None:
-        self._settings = settings
-        self._access = access
-        self._topic = topic
-        self._caller = caller
+    settings: Settings
+    access: KafkaAccess
+    topic: str
+    caller: str | None
+    files: Sequence[File]
+
+    def __post_init__(self) -> None:
         self._of: dict[str, tuple[File, Piece]] = {
-            piece_name(access, file.fingerprint, number): (file, piece)
-            for file in files
+            piece_name(self.access, file.fingerprint, number): (file, piece)
+            for file in self.files
             for number, piece in enumerate(file.pieces)
         }
-        self._asking = Marks(access, topic)
-        self._watching = Marks(access, topic)
+        self._asking = Marks(self.access, self.topic)
+        self._watching = Marks(self.access, self.topic)
         self.marks: dict[str, Mark] = self._asking.of(self._of)
 
     @property
@@ -186,7 +182,7 @@ class Load:
         """
         names = [name for name in self._of if whole or not self._is_finished(name)]
         pieces = tuple(self._of[name][1] for name in names)
-        task = CheckTask(self._settings, self._topic, self._caller, most_bytes, pieces)
+        task = CheckTask(self.settings, self.topic, self.caller, most_bytes, pieces)
         rows = {name: mark.total for name, mark in self.marks.items()}
         first: list[BadRow] = []
         bad = 0
@@ -245,7 +241,7 @@ class Load:
             count = max(1, min(count, slots, ceil(rate / LANE_ROWS_PER_S)))
         lanes = tuple(tuple(parts[lane::count]) for lane in range(count))
         lane_rate = None if rate is None else rate / count
-        task = SendTask(self._access, self._topic, self._caller, lanes, lane_rate)
+        task = SendTask(self.access, self.topic, self.caller, lanes, lane_rate)
         return _reports(numbered(session, count).mapInArrow(task, REPORT))
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
