@@ -96,8 +96,9 @@ class Caretaker:
 
     def _look_after(self, owner: ShardOwner) -> None:
         binding = owner.binding
+        walk_s = self.interval_s * WALKED_SHARE / max(1, len(self.owners()))
         try:
-            mark = owner.find_low_water(self._walked_for(), self._stopping)
+            mark = owner.find_low_water(walk_s, self._stopping)
             if mark is None or binding is None or self._stopping.is_set():
                 return
             now_ms = self.clock.earliest_ms()
@@ -115,6 +116,3 @@ class Caretaker:
             logger.exception(
                 "%s: looking for the low-water mark failed; retrying later", owner.shard
             )
-
-    def _walked_for(self) -> float:
-        return self.interval_s * WALKED_SHARE / max(1, len(self.owners()))

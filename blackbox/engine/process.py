@@ -15,7 +15,7 @@ from blackbox.engine import hidden
 from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
-from blackbox.engine.promoter import Schedule, schedule
+from blackbox.engine.promoter import Schedule
 from blackbox.engine.redis_monitor import Watch
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.journal import unowned
@@ -89,7 +89,7 @@ class Service:
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
         )
-        schedule(self._scheduler, self._promotion, settings)
+        self._promotion.add_to(self._scheduler)
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
         self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
         self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")

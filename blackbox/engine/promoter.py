@@ -32,17 +32,6 @@ FIRST_S = 30.0
 """The wait after a start: short, as requests may already be due for promotion."""
 
 
-def schedule(scheduler: BackgroundScheduler, schedule: Schedule, settings: Settings) -> None:
-    """Promote soon, then four times within the horizon or the renewal age, so that one run may fail.
-
-    At least hourly; without a horizon, it counts as an hour.
-    """
-    within_s = min(settings.hot_horizon_s or LONGEST_PAUSE_S, settings.renew_after_ms / 1000)
-    every_s = min(LONGEST_PAUSE_S, within_s / 4)
-    soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
-    scheduler.add_job(schedule.run, "interval", seconds=every_s, next_run_time=soon, id="promote")
-
-
 class Promoter:
     """Promotes shards. Not safe for use from two threads at once."""
 
@@ -121,7 +110,7 @@ class Promoter:
 
 @dataclass(eq=False, repr=False)
 class Schedule:
-    """Promotes the shards that a service owns, when it calls `run`; a failed shard waits for the next run."""
+    """Promotes the shards that a service owns; a failed shard waits for the next run."""
 
     settings: Settings
     access: KafkaAccess
@@ -132,7 +121,18 @@ class Schedule:
         self._promoter = Promoter(self.settings, self.access)
         self._stopping = Event()
 
-    def run(self) -> None:
+    def add_to(self, scheduler: BackgroundScheduler) -> None:
+        """Promote soon, then four times within the horizon or the renewal age, so that one run may fail.
+
+        At least hourly; without a horizon, it counts as an hour.
+        """
+        horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
+        within_s = min(horizon_s, self.settings.renew_after_ms / 1000)
+        every_s = min(LONGEST_PAUSE_S, within_s / 4)
+        soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
+        scheduler.add_job(self._run, "interval", seconds=every_s, next_run_time=soon, id="promote")
+
+    def _run(self) -> None:
         for shard in sorted(self.shards()):
             try:
                 self._promote(shard)

@@ -20,7 +20,7 @@ from blackbox.engine import hidden
 from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
-from blackbox.engine.promoter import Schedule, schedule
+from blackbox.engine.promoter import Schedule
 from blackbox.engine.redis_monitor import Watch
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
@@ -115,7 +115,7 @@ class SparkEngine:
             )
             self._windows.start(self._groups())
             self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
-            schedule(self._scheduler, self._promotion, settings)
+            self._promotion.add_to(self._scheduler)
         if self.only != "dispatch":
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self.metrics, self._run,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock, Thread
 
@@ -139,23 +140,18 @@ class IntakeStream:
             return
         missing = wanted - starts.keys()
         until_s = time.monotonic() + MISSING_S
-        query = self._start_query(starts)
-        try:
+        with self._query(starts) as query:
             while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
                 if self._left_out.why().keys() & starts.keys():
                     break
                 if time.monotonic() > until_s:
-                    if self._may_be_read(missing):
-                        break
-                    if self._in_query and self._must_go_back():
+                    if self._may_be_read(missing) or (self._in_query and self._must_go_back()):
                         break
                     until_s = time.monotonic() + MISSING_S
                 self._changed.wait(LOOK_S)
             failure = query.exception()
             if failure is not None:
                 raise failure
-        finally:
-            self._end(query)
 
     def _must_go_back(self) -> bool:
         """Whether a shard that was left behind can be read again, and has more records than were tried."""
@@ -225,34 +221,34 @@ class IntakeStream:
             return reason
         return positions.requests if positions is not None and is_ready else None
 
-    def _start_query(self, starts: Mapping[Shard, int]) -> StreamingQuery:
+    @contextmanager
+    def _query(self, starts: Mapping[Shard, int]) -> Iterator[StreamingQuery]:
+        """A query from these offsets on; its end does not kill the tasks of its batch in flight."""
         self._assigned = frozenset(starts)
-        offsets = spelled({(topic, p): start for (topic, p), start in starts.items()})
         self._is_ending = False
-        self._checkpoint = Checkpoint()
-        try:
-            return self._start_at(offsets)
-        except BaseException:
-            self._checkpoint.close()
-            raise
-
-    def _start_at(self, offsets: Mapping[str, Mapping[str, int]]) -> StreamingQuery:
-        context = self.session.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", "intake")
-        records = (
-            self.session.readStream.format(FORMAT)
-            .option("startingOffsets", orjson.dumps(offsets).decode())
-            .option("maxOffsetsPerTrigger", BATCH_RECORDS)
-            .option("tasks", self.tasks())
-            .load()
-        )
-        return (
-            records.mapInArrow(self._task, REPORT)
-            .writeStream.foreachBatch(self._run_batch)
-            .option("checkpointLocation", self._checkpoint.folder.as_uri())
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
+        self.session.sparkContext.setLocalProperty("spark.scheduler.pool", "intake")
+        with closing(Checkpoint()) as checkpoint:
+            ranges = (
+                self.session.readStream.format(FORMAT)
+                .option("startingOffsets", orjson.dumps(spelled(starts)).decode())
+                .option("maxOffsetsPerTrigger", BATCH_RECORDS)
+                .option("tasks", self.tasks())
+                .load()
+            )
+            query = (
+                ranges.mapInArrow(self._task, REPORT)
+                .writeStream.foreachBatch(self._run_batch)
+                .option("checkpointLocation", checkpoint.folder.as_uri())
+                .trigger(processingTime="0 seconds")
+                .start()
+            )
+            try:
+                yield query
+            finally:
+                self._is_ending = True
+                with self._in_batch:
+                    pass
+                query.stop()
 
     def _run_batch(self, batch: DataFrame, number: int) -> None:
         """Run a batch until every shard has all of it or is left behind; a repeated batch changes nothing."""
@@ -298,11 +294,3 @@ class IntakeStream:
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
         self._behind = behind
-
-    def _end(self, query: StreamingQuery) -> None:
-        """Stop a query without killing the tasks of its batch in flight."""
-        self._is_ending = True
-        with self._in_batch:
-            pass
-        query.stop()
-        self._checkpoint.close()

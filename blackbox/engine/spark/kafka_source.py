@@ -21,6 +21,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from blackbox.engine.spark.batch_size import BatchSize
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Offsets, Partition, Range
+from blackbox.records.request import Shard
 
 FORMAT = "blackbox-kafka"
 
@@ -170,7 +171,7 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
     return [Ranges(tuple(reversed(task))) for task in largest_first]
 
 
-def spelled(positions: Offsets) -> dict[str, Any]:
+def spelled(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
     """Offsets in the notation of Spark's Kafka source; equal offsets give equal results."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):

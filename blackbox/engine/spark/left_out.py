@@ -48,10 +48,9 @@ class LeftOut:
         now = time.monotonic()
         with self._lock:
             before = self._left.get(shard)
-            is_same = before is not None and now < before.until_s + LONGEST_PAUSE_S
-            pause_s = (
-                min(LONGEST_PAUSE_S, 2 * before.pause_s) if before and is_same else FIRST_PAUSE_S
-            )
+            pause_s = FIRST_PAUSE_S
+            if before is not None and now < before.until_s + LONGEST_PAUSE_S:
+                pause_s = min(LONGEST_PAUSE_S, 2 * before.pause_s)
             self._left[shard] = _Left(why, now + pause_s, pause_s)
         logger.warning("%s is left out: %s; the other shards continue", shard, why)
 
