@@ -16,13 +16,7 @@ from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Ends, Range
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
-from blackbox.spark.journal_tasks import (
-    OUTCOMES,
-    RECORDS,
-    REQUESTS,
-    OutcomeRows,
-    RequestRows,
-)
+from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows
 from blackbox.spark.session import numbered
 
 PIECE = 250_000

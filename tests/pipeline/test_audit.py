@@ -27,7 +27,8 @@ from blackbox.core.plan import Batch, Positions
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.jobs.audit.audit import Finding, Verdict, audited
+from blackbox.jobs.audit.audit import Verdict, audited
+from blackbox.jobs.audit.positions import Finding
 from blackbox.jobs.audit.report import page
 from blackbox.jobs.ledger.extend import extend
 from blackbox.jobs.ledger.ledger import Ledger

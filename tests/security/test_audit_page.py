@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from blackbox.jobs.audit.audit import Finding, Verdict
+from blackbox.jobs.audit.audit import Verdict
+from blackbox.jobs.audit.positions import Finding
 from blackbox.jobs.audit.report import page
 from tests.security.hostile import TEXTS
 

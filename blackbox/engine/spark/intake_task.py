@@ -162,10 +162,7 @@ class _Intakes:
             self._observe()
             shard = Shard(chunk.range.topic, chunk.range.partition)
             batch = Batch(
-                chunk.start,
-                chunk.end,
-                read_records(chunk.messages),
-                leader_epochs(chunk.messages),
+                chunk.start, chunk.end, read_records(chunk.messages), leader_epochs(chunk.messages)
             )
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rules = None if self._admission is None else self._admission.rules()

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from blackbox.jobs.audit.audit import STEPS_A_DECADE, Lateness, Series, even_width_ms
+from blackbox.jobs.audit.counts import STEPS_A_DECADE, Lateness, Series, even_width_ms
 
 WIDTH_IN, HEIGHT_IN = 4.4, 2.5
 BARS_A_DECADE = 8

@@ -128,11 +128,7 @@ class Files:
 
     def _found(self, status: Any) -> Found:
         uri = str(status.getPath().toString())
-        return Found(
-            uri[len(self.root) + 1 :],
-            bool(status.isDirectory()),
-            int(status.getLen()),
-        )
+        return Found(uri[len(self.root) + 1 :], bool(status.isDirectory()), int(status.getLen()))
 
 
 def _is(error: Py4JJavaError, name: str) -> bool:

@@ -197,12 +197,7 @@ class Load:
                 first += [BadRow(file.path, file.kind, *one) for one in found.first]
         return Verdict(rows, bad, first[:MOST_SHOWN])
 
-    def send(
-        self,
-        session: SparkSession,
-        rows: Mapping[str, int],
-        rate: int | None = None,
-    ) -> None:
+    def send(self, session: SparkSession, rows: Mapping[str, int], rate: int | None = None) -> None:
         """Send the rows that are not in the topic yet, at `rate` rows per second in total.
 
         If another run of the same load takes over pieces, wait while it makes progress. Raises

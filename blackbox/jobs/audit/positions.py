@@ -1,0 +1,122 @@
+"""The positions of the shards, compared with what the journals hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
+from pyspark.sql.functions import min as smallest
+
+from blackbox.core.plan import Positions
+from blackbox.jobs.audit.fates import MARKS
+from blackbox.records.request import Shard, id_prefix
+from blackbox.spark.journals import SHARD, TABLES, Journal, Journals, Reach, Span, of_table
+
+Seen = Mapping[Shard, Positions | None]
+
+
+class Finding(NamedTuple):
+    """An exception. `offset` is that of a request, or a position of the shard."""
+
+    kind: str
+    topic: str
+    partition: int
+    offset: int
+    id: str | None
+    caller: str | None
+    detail: str
+
+
+def ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
+    for shard, seen in positions.items():
+        ends = (there[Journal(table, shard)].end for table in TABLES)
+        for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
+            if position > end:
+                detail = f"the position {journal} is {position}, but the journal ends at {end}"
+                yield Finding("positions-ahead", *shard, position, None, None, detail)
+
+
+def behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> Iterator[Finding]:
+    for one in counts:
+        shard = Shard(one["topic"], one["partition"])
+        for journal, waiting, what in (
+            ("requests", one["unread"], "records"),
+            ("receipts", one["unapplied"], "outcomes"),
+        ):
+            position = getattr(before[shard], journal, None)
+            if waiting and position == getattr(last[shard], journal, None):
+                at = (
+                    "the shard has no position"
+                    if position is None
+                    else f"the position {journal} stays {position}"
+                )
+                detail = f"{at}, although {waiting:,} {what} wait"
+                yield Finding("positions-behind", *shard, position or 0, None, None, detail)
+
+
+def marks(
+    session: SparkSession,
+    first: Reach,
+    journals: Journals,
+    told: Journals,
+    outcomes: DataFrame,
+    before: Seen,
+    after: Seen,
+) -> DataFrame:
+    told_from = _told_from(_cuts(told), outcomes)
+    rows = []
+    for shard in before:
+        requests, receipts = (Journal(table, shard) for table in TABLES)
+        waiting_from = before[shard] or (first[requests].start, first[receipts].start)
+        span = journals.reach[requests]
+        gaps = journals.gaps.get(requests, [])
+        start = Positions(span.start, told.reach[receipts].start)
+        pair = [before[shard] or start, after[shard] or start]
+        low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
+        rows.append(
+            (
+                *shard, id_prefix(shard), *span, told.reach[requests].end, gaps,
+                _whole_from(span, gaps),
+                low.requests, high.requests, low.receipts, high.receipts,
+                before[shard] is not None and pair[0] == low, told_from.get(shard),
+                *waiting_from, first[requests].end, first[receipts].end,
+            )
+        )  # fmt: skip
+    return session.createDataFrame(rows, MARKS)
+
+
+def _cuts(told: Journals) -> dict[Shard, int]:
+    """The receipt offset from which all are kept, for shards that no longer keep the first ones."""
+    cuts = {
+        shard: _whole_from(span, told.gaps.get(Journal("outcomes", shard), []))
+        for shard, span in of_table(told.reach, "outcomes").items()
+    }
+    return {shard: cut for shard, cut in cuts.items() if cut > 0}
+
+
+def _whole_from(span: Span, gaps: Sequence[Span]) -> int:
+    return max([span.start, *(gap.end for gap in gaps)])
+
+
+def _told_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+    """Since when all receipts are kept, epoch ms, by shard."""
+    if not cuts:
+        return {}
+    first = smallest("at_ms").alias("first")
+    found = {
+        Shard(row.topic, row.partition): row.first
+        for row in outcomes.where(_from(cuts)).groupBy(SHARD).agg(first).collect()
+    }
+    now_ms = time.time_ns() // 1_000_000
+    return {shard: found.get(shard, now_ms) for shard in cuts}
+
+
+def _from(cuts: Mapping[Shard, int]) -> Any:
+    is_any = lit(False)
+    for shard, cut in cuts.items():
+        here = (col("topic") == lit(shard.topic)) & (col("partition") == lit(shard.partition))
+        is_any = is_any | (here & (col("receipt") >= lit(cut)))
+    return is_any
