@@ -18,7 +18,8 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import Lateness, Series, by_shard, series, totals
-from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, exceptions, fates, requests
+from blackbox.jobs.audit.exceptions import exceptions
+from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, fates, requests
 from blackbox.jobs.audit.index_tasks import HELD, HeldRows
 from blackbox.jobs.audit.positions import Finding, Seen, ahead, behind, marks
 from blackbox.jobs.audit.target_tasks import FOUND, FoundRows
@@ -155,7 +156,8 @@ class _Look:
         stuck = behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
         wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
-        named, by_kind = _named(wrong, [*beyond, *stuck])
+        of_positions = [*beyond, *stuck]
+        named, by_kind = _named(wrong, of_positions)
         rows = requests(judged)
         verdict = Verdict(
             seen_ms=seen_ms,
@@ -171,9 +173,7 @@ class _Look:
             **series(rows, counts),
             read_targets=sorted(set(read)),
         )
-        positions = self._session.createDataFrame(
-            [one for one in named if one.kind.startswith("positions-")], _EXCEPTIONS
-        )
+        positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
         return Audited(verdict, rows.select(FATE), wrong.unionByName(positions))
 
     def _suit(self, there: Reach) -> None:

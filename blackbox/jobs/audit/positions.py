@@ -11,11 +11,27 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.functions import min as smallest
 
 from blackbox.core.plan import Positions
-from blackbox.jobs.audit.fates import MARKS
 from blackbox.records.request import Shard, id_prefix
 from blackbox.spark.journals import SHARD, TABLES, Journal, Journals, Reach, Span, of_table
 
 Seen = Mapping[Shard, Positions | None]
+
+MARKS = (
+    "topic string, partition int, id_prefix string, first long, end long, "
+    "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
+    "requests_low long, requests_high long, receipts_low long, receipts_high long, "
+    "steady boolean, told_from_ms long, "
+    "requests_from long, receipts_from long, requests_to long, receipts_to long"
+)
+"""Per shard:
+
+`first` to `end` - 1 -- the offsets of requests that are kept, except `gaps`; none from `whole_from` on
+`end_later` -- the end of the requests when the receipts were about to be read
+`…_low`, `…_high` -- the bounds of the positions while the index was read
+`steady` -- whether there were positions, and they did not go back
+`told_from_ms` -- since when all receipts are kept; null: from the first one on
+`requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
+"""
 
 
 class Finding(NamedTuple):

@@ -1,0 +1,200 @@
+"""The exceptions of an audit: what must not be, by kind, as conditions on the table of fates."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import (
+    array,
+    array_compact,
+    coalesce,
+    col,
+    concat,
+    explode,
+    lit,
+    struct,
+    timestamp_millis,
+    when,
+)
+
+from blackbox.jobs.audit.fates import any_of, due_since, is_known, is_true, lateness
+from blackbox.spark.journals import PLACE
+
+
+def exceptions(
+    fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
+) -> DataFrame:
+    """One row per exception.
+
+    More than `late_ms` late, for pending requests at `now_ms`, is an exception; None: never.
+    """
+    rules = _rules()
+    if late_ms is not None:
+        rules["late"] = _late(now_ms, late_ms)
+    if targets:
+        _add_target_rules(rules)
+    faults = array(
+        *(
+            when(broken, struct(lit(kind).alias("kind"), detail.alias("detail")))
+            for kind, (broken, detail) in rules.items()
+        )
+    )
+    rows = fates.withColumn("fault", explode(array_compact(faults)))
+    return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
+
+
+def _pending_throughout() -> Column:
+    return (
+        col("kind").isin("request", "invalid")
+        & (col("offset") < col("requests_low"))
+        & (col("receipt").isNull() | (col("receipt") >= col("receipts_high")))
+        & (col("ended_by").isNull() | (col("ended_by") >= col("requests_high")))
+        & (col("state") != lit("unknown"))
+    )
+
+
+def _over_throughout() -> Column:
+    was_told = col("receipt") < col("receipts_low")
+    is_left = is_true(col("stays") & col("cold"))
+    was_ended = ((col("ended_by") < col("requests_low")) & ~is_left) | is_true(
+        col("carried_by") < col("requests_low")
+    )
+    never_asked = (col("offset") < col("requests_low")) & (
+        col("kind").isNull() | col("kind").isin("cancel", "void")
+    )
+    not_read = (col("offset") >= col("requests_high")) & col("steady")
+    return any_of(was_told, was_ended, never_asked, not_read)
+
+
+def _rules() -> dict[str, tuple[Column, Column]]:
+    """Per kind of exception: the condition, and the detail text."""
+    entry, payload, cold = is_true(col("entry")), is_true(col("payload")), is_true(col("cold"))
+    gone = cold & (col("offset") < col("first"))
+    return {
+        "lost": (
+            gone | (is_known() & _pending_throughout() & ~entry & ~cold),
+            when(gone, lit("in the cold tier, but no longer in Kafka")).otherwise(
+                _text(
+                    "due ", timestamp_millis(col("due_ms")), " UTC: pending in the journals, "
+                    "not in the index",
+                )
+            ),
+        ),
+        "orphan-entry": (is_known() & (entry | cold) & _over_throughout(), _why_orphan()),
+        "no-payload": (is_known() & entry & ~payload, lit("it has an entry but no payload")),
+        "orphan-payload": (~entry & payload, lit("it has a payload but no entry")),
+        "duplicated": (
+            is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
+            when(
+                col("outcome_of").isNotNull(),
+                _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
+            ).otherwise(_text(
+                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
+                ", last ", col("again.outcome"), _at("again.to.to_"),
+            )),
+        ),
+        "no-request": (
+            is_known()
+            & col("receipt").isNotNull()
+            & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
+            & (col("kind").isNull() | (col("kind") == lit("cancel"))),
+            _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
+        ),
+        "early": (
+            (col("outcome") == lit("delivered"))
+            & (col("outcome_ms") < col("due_ms"))
+            & (col("timestamp_ms") <= col("outcome_ms")),
+            _text("delivered ", col("due_ms") - col("outcome_ms"), " ms before it was due"),
+        ),
+    }  # fmt: skip
+
+
+def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
+    since = due_since()
+    delivered = (col("outcome") == lit("delivered")) & (lateness() > late_ms)
+    overdue = (col("state") == lit("pending")) & (lit(now_ms) - since > late_ms)
+    by_ms = when(delivered, lateness()).otherwise(lit(now_ms) - since)
+    what = when(delivered, lit("delivered ")).otherwise(lit("still pending "))
+    return delivered | overdue, _text(what, by_ms, " ms after it was due")
+
+
+def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
+    """Add the rules about what the target topics really hold; they extend some other rules."""
+    several = col("copies") > lit(1)
+    twice, said_twice = rules["duplicated"]
+    copies = _text(
+        "targets contain it ",
+        col("copies"),
+        " times: ",
+        _place("one.at_"),
+        " to ",
+        _place("other.at_"),
+    )
+    rules["duplicated"] = (
+        twice | (is_known() & several),
+        when(several, copies).otherwise(said_twice),
+    )
+    early, said_early = rules["early"]
+    stamped = col("early_ms") > lit(0)
+    rules["early"] = (
+        early | stamped,
+        when(stamped, _text("in its target ", col("early_ms"), " ms before it was due")).otherwise(
+            said_early
+        ),
+    )
+    delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
+    is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    same = reduce(
+        and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
+    )  # fmt: skip
+    rules["not-there"] = (
+        delivered & is_kept & ~any_of(several, same),
+        _text("told to be", _at("to_"), ", which has another message or none"),
+    )
+    is_told = (
+        is_true(delivered & same)
+        | (col("outcomes") > lit(1))
+        | (col("told_from_ms").isNotNull() & (col("due_ms") < col("told_from_ms")))
+    )
+    rules["unaccounted"] = (
+        is_known() & (col("copies") == lit(1)) & ~is_true(is_told),
+        _text(_place("one.at_"), " contains it, but no receipt says so"),
+    )
+
+
+def _why_orphan() -> Column:
+    return (
+        when(col("outcome").isNotNull(), _text("in the index, but ", col("outcome")))
+        .when(col("kind").isNull(), lit("in the index, but there is no such request"))
+        .when(col("kind") == lit("cancel"), lit("in the index, but its record is a cancel"))
+        .when(col("state") == lit("unread"), lit("in the index, but beyond its position"))
+        .when(
+            col("carried_by").isNotNull(), _text("in the index, but carried by ", col("carried_by"))
+        )
+        .when(
+            col("kind") == lit("void"),
+            lit("in the index, but it carries a request that is not cold"),
+        )
+        .otherwise(_text("in the index, but ", col("state"), " by ", col("ended_by")))
+    )
+
+
+def _text(*parts: Column | str) -> Column:
+    """The concatenated text; null parts are empty."""
+    columns = [lit(part) if isinstance(part, str) else part.cast("string") for part in parts]
+    return concat(*(coalesce(column, lit("")) for column in columns))
+
+
+def _at(columns: str) -> Column:
+    """` at orders/3@17`; null when there is no place."""
+    return concat(lit(" at "), _place(columns))
+
+
+def _place(columns: str) -> Column:
+    """`orders/3@17`; the names of the columns begin with `columns`."""
+    topic, partition, offset = (
+        col(f"{columns}{part}").cast("string") for part in ("topic", "partition", "offset")
+    )
+    return concat(topic, lit("/"), partition, lit("@"), offset)
