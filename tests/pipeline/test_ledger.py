@@ -27,11 +27,14 @@ from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
 from blackbox.embedded import EmbeddedStack
 from blackbox.jobs.ledger import manifest as manifests
-from blackbox.jobs.ledger.extend import Done, Limits, extend
+from blackbox.jobs.ledger.extend import Done, extend
 from blackbox.jobs.ledger.files import Files
-from blackbox.jobs.ledger.ledger import Ledger, LedgerError, newest
+from blackbox.jobs.ledger.ledger import Ledger
+from blackbox.jobs.ledger.manifest import newest
+from blackbox.jobs.ledger.upkeep import Limits
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Shard
+from blackbox.spark.failures import LedgerError
 from blackbox.spark.journals import Journal, Journals, Span, of_table
 from blackbox.support import logs
 from tests.pipeline.cluster import kill_tree
@@ -427,12 +430,12 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
         books.write(body(message), at_ms=NOON_MS + day * DAY_MS)
     books.flush()
     books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
-    many = books.extend(path, Limits(step=4, many=1000))
+    many = books.extend(path, Limits(step=4, compact_from_files=1000))
     reader = books.open(path)
     of_first_day = [file for file in many.manifest.of("requests") if file.day == "2026-01-01"]
     large = sum(file.bytes for file in of_first_day) * 2 // 3
 
-    few = books.extend(path, replace(AT_ONCE, many=3, file_bytes=large))
+    few = books.extend(path, replace(AT_ONCE, compact_from_files=3, file_bytes=large))
 
     done = few.tables["requests"]
     assert (done.rows_added, done.compacted, done.compacted_into) == (0, 6, 3)
@@ -443,7 +446,7 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
     assert requests_in(reader.requests()) == books.requests_in_kafka(), "it was opened before"
 
     books.ask(1)
-    books.extend(path, replace(AT_ONCE, manifests=2, readers_s=-1))
+    books.extend(path, replace(AT_ONCE, manifests=2, keep_replaced_s=-1))
 
     books.assert_equal(path)
     named = {folder / file.path for file in newest(Files(books.spark, path)).files}

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql.functions import col, count, date_from_unix_date, floor, greatest, least, lit
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.functions import count, lit
 
 from blackbox.config.settings import Settings
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.fit import misfits
-from blackbox.jobs.ledger.ledger import POSITION, Measured, explained, measure, newest, rows
+from blackbox.jobs.ledger.ledger import explained
 from blackbox.jobs.ledger.manifest import Covered, File, Last, Manifest, Replaced
+from blackbox.jobs.ledger.tables import POSITION, Measured, day_of, measure, rows
+from blackbox.jobs.ledger.upkeep import Limits, clean, repartitioned, still_read, worth_compacting
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.request import Shard
 from blackbox.spark.failures import LedgerError
 from blackbox.spark.journals import (
     PIECE,
-    PLACE,
     TABLES,
     Journal,
     Span,
@@ -34,9 +34,6 @@ from blackbox.spark.journals import (
 )
 
 STEP = 2_000_000
-DAY_MS = 86_400_000
-LAST_DAY = 2_932_896
-"""9999-12-31, the latest day: a record's own timestamp may be anything."""
 
 WRITING = {
     "compression": "zstd",
@@ -44,23 +41,6 @@ WRITING = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 """Version 1: if a task ran twice, only one attempt's files are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much work is done at once, and how long replaced files are kept."""
-
-    step: int
-    """Offsets per step: at most this much work is lost when the run is killed."""
-    small_bytes: int = 32 << 20
-    many: int = 8
-    """A day with at least this many small files is compacted."""
-    file_bytes: int = 128 << 20
-    compacted_bytes: int = 1 << 30
-    """No further day is compacted after this many bytes, per run and table."""
-    manifests: int = 5
-    readers_s: int = 86_400
-    """How long replaced files stay for readers that opened the ledger before."""
 
 
 @dataclass(slots=True)
@@ -117,7 +97,7 @@ def extend(
             run.compare(accept_gap=accept_gap)
             run.read_on()
             run.compact()
-            run.clean()
+            clean(files, run.done.manifest, run.limits)
     for table, done in run.done.tables.items():
         held = run.done.manifest.of(table)
         done.rows = sum(file.rows for file in held)
@@ -140,7 +120,7 @@ class _Run:
         self._todo: dict[Journal, Span] = {}
         self._is_changed = False
         self._oldest = min(manifests.published(self.files), default=0)
-        self.done = Done(self.files.root, newest(self.files))
+        self.done = Done(self.files.root, manifests.newest(self.files))
 
     @contextmanager
     def not_overtaken(self) -> Iterator[None]:
@@ -191,10 +171,11 @@ class _Run:
                     for shard, span in spans.items():
                         journal = Journal(table, shard)
                         held[journal] = held[journal].extended(span.end, last.get(shard))
-            self._publish(journals=held, files=(*self.done.manifest.files, *written))
+            manifest = self.done.manifest
+            self._publish(replace(manifest, journals=held, files=(*manifest.files, *written)))
             self.done.steps += 1
         if self._is_changed:
-            self._publish()
+            self._publish(self.done.manifest)
 
     def compact(self) -> None:
         """Compact days with many small files; if there are too many for one run, later runs do the rest."""
@@ -203,9 +184,9 @@ class _Run:
         made: list[File] = []
         for table in TABLES:
             done = self.done.tables[table]
-            for chosen in self._worth_compacting(manifest.of(table)):
+            for chosen in worth_compacting(manifest.of(table), self.limits):
                 frame = rows(self.session, self.files, table, [file.path for file in chosen])
-                fresh, _ = self._write(table, self._gathered(table, frame, chosen))
+                fresh, _ = self._write(table, repartitioned(table, frame, chosen, self.limits))
                 if manifests.total(fresh) != manifests.total(chosen):
                     raise LedgerError(
                         f"{self.files.uri(table)}: compaction read different rows from those that "
@@ -217,39 +198,9 @@ class _Run:
                 done.compacted_into += len(fresh)
         if made:
             by, at_ms = manifest.number + 1, _now_ms()
-            self._publish(
-                files=(*(file for file in manifest.files if file.path not in gone), *made),
-                replaced=(*manifest.replaced, *(Replaced(p, by, at_ms) for p in sorted(gone))),
-            )
-
-    def clean(self) -> None:
-        """Remove old manifests, and files that no manifest names and none ever will.
-
-        Files are written to folders with the number of the manifest that will name them. A number is
-        published only once: after that, files of this number that the manifest does not name are unused.
-        """
-        manifest = self.done.manifest
-        numbers = manifests.published(self.files)
-        if not numbers or numbers[-1] != manifest.number:
-            return
-        for number in numbers[: -self.limits.manifests]:
-            self.files.delete(manifests.path_of(number))
-        oldest = numbers[-self.limits.manifests :][0]
-        named = {file.path for file in manifest.files}
-        named |= {file.path for file in self._still_read(manifest.replaced, oldest)}
-        for folder in (*TABLES, manifests.FOLDER):
-            for found in self.files.listed(folder):
-                if _number(found.path) <= manifest.number:
-                    self._remove_unnamed(found.path, is_folder=found.is_folder, named=named)
-
-    def _remove_unnamed(self, path: str, *, is_folder: bool, named: set[str]) -> None:
-        is_temporary = path.startswith(f"{manifests.FOLDER}/.")
-        if is_folder and any(one.startswith(f"{path}/") for one in named):
-            for found in self.files.walk(path):
-                if found.path not in named:
-                    self.files.delete(found.path)
-        elif is_folder or is_temporary:
-            self.files.delete(path)
+            replaced = (*manifest.replaced, *(Replaced(p, by, at_ms) for p in sorted(gone)))
+            kept = (file for file in manifest.files if file.path not in gone)
+            self._publish(replace(manifest, files=(*kept, *made), replaced=replaced))
 
     def _covered(self, journal: Journal, span: Span) -> Covered:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
@@ -267,7 +218,7 @@ class _Run:
         folder = f"{table}/{self.done.manifest.number + 1:020d}-{uuid.uuid4().hex[:12]}"
         written = Observation()
         (
-            frame.withColumn("day", _day(POSITION[table][1]))
+            frame.withColumn("day", day_of(POSITION[table][1]))
             .observe(written, count(lit(1)).alias("rows"))
             .write.partitionBy("day")
             .options(**WRITING)
@@ -289,60 +240,17 @@ class _Run:
                 last[shard] = max(there, last.get(shard, there))
         return held, last
 
-    def _publish(
-        self,
-        journals: Mapping[Journal, Covered] | None = None,
-        files: tuple[File, ...] | None = None,
-        replaced: tuple[Replaced, ...] | None = None,
-    ) -> None:
-        before = self.done.manifest
-        kept = before.replaced if replaced is None else replaced
-        manifest = Manifest(
-            before.number + 1,
-            _now_ms(),
-            before.journals if journals is None else journals,
-            before.files if files is None else files,
-            tuple(self._still_read(kept, self._oldest)),
+    def _publish(self, changed: Manifest) -> None:
+        """Publish the changed manifest under the next number."""
+        manifest = replace(
+            changed,
+            number=changed.number + 1,
+            written_ms=_now_ms(),
+            replaced=tuple(still_read(changed.replaced, self._oldest, self.limits)),
         )
         manifests.publish(self.files, manifest)
         self.done.manifest = manifest
         self._is_changed = False
-
-    def _still_read(self, replaced: Iterable[Replaced], oldest: int) -> Iterator[Replaced]:
-        """The replaced files that a kept manifest names, or that a recent reader may still have open."""
-        since_ms = _now_ms() - self.limits.readers_s * 1000
-        return (file for file in replaced if file.by > oldest or file.at_ms > since_ms)
-
-    def _worth_compacting(self, held: Iterable[File]) -> Iterator[list[File]]:
-        """Groups of small files of days that have many: one group per large day, one for all other days."""
-        days: dict[str, list[File]] = defaultdict(list)
-        for file in held:
-            if file.bytes < self.limits.small_bytes:
-                days[file.day].append(file)
-        room = self.limits.compacted_bytes
-        gathered: list[File] = []
-        for small in sorted(days.values(), key=len, reverse=True):
-            if len(small) < self.limits.many or room <= 0:
-                break
-            size = sum(file.bytes for file in small)
-            room -= size
-            if size > self.limits.file_bytes:
-                yield small
-            else:
-                gathered += small
-        if gathered:
-            yield gathered
-
-    def _gathered(self, table: str, frame: DataFrame, chosen: Sequence[File]) -> DataFrame:
-        """The same rows, sorted and partitioned: one file per day, or a few for one large day."""
-        days = {file.day for file in chosen}
-        place = [*PLACE[:2], POSITION[table][0]]
-        if len(days) > 1:
-            parts = min(len(days), self.session.sparkContext.defaultParallelism)
-            day = _day(POSITION[table][1])
-            return frame.repartition(parts, day).sortWithinPartitions(day, *place)
-        parts = -(-sum(file.bytes for file in chosen) // self.limits.file_bytes)
-        return frame.repartitionByRange(parts, *place).sortWithinPartitions(*place)
 
 
 def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Span]]:
@@ -366,23 +274,9 @@ def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Sp
         yield step
 
 
-def _day(ms: str) -> Column:
-    days = floor(col(ms) / lit(DAY_MS))
-    return date_from_unix_date(least(greatest(days, lit(0)), lit(LAST_DAY)).cast("int"))
-
-
 def _file(table: str, path: str, size: int, measured: Measured) -> File:
     day = path.split("/")[2].removeprefix("day=")
     return File(table, path, day, measured.rows, size, measured.checksum)
-
-
-def _number(path: str) -> int:
-    """The number of the manifest that a folder or temporary file was written for; `_NONE` if it has none."""
-    stem = path.partition("/")[2].lstrip(".").replace(".", "-").partition("-")[0]
-    return int(stem) if stem.isdecimal() else _NONE
-
-
-_NONE = 1 << 63
 
 
 def _gap(journal: Journal, covered: Covered, span: Span) -> str:

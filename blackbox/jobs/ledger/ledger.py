@@ -7,35 +7,23 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import bit_xor, col, count, lit, struct, xxhash64
-from pyspark.sql.functions import max as largest
-from pyspark.sql.functions import min as smallest
+from pyspark.sql.functions import col, lit
 
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, Found
 from blackbox.jobs.ledger.fit import misfits
-from blackbox.jobs.ledger.manifest import File, Last, Manifest
+from blackbox.jobs.ledger.manifest import File, Manifest
+from blackbox.jobs.ledger.tables import Measured, measure, rows
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.request import Shard
 from blackbox.spark.failures import LedgerError, cause_in
-from blackbox.spark.journal_tasks import OUTCOMES, RECORDS
 from blackbox.spark.journals import PLACE, TABLES, Journal, Reach, Span
 
-__all__ = ["Ledger", "LedgerError", "Verdict"]
-
-SCHEMAS = {"requests": RECORDS, "outcomes": OUTCOMES}
-POSITION = {"requests": ("offset", "timestamp_ms"), "outcomes": ("receipt", "at_ms")}
-"""The columns with a row's offset in its journal, and with the time it was written."""
-
 UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
-
-AS_THEY_ARE = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Read paths literally, including brackets; the first option alone would read some files several times."""
 
 MOST_CAUSES = 50
 
@@ -113,7 +101,7 @@ class Ledger:
     @classmethod
     def _newest(cls, session: SparkSession, path: str) -> Ledger:
         files = Files(session, path)
-        manifest = newest(files)
+        manifest = manifests.newest(files)
         if not manifest.number:
             raise LedgerError(
                 f"{files.root} does not contain a ledger; `blackbox ledger` creates one"
@@ -233,61 +221,6 @@ class Ledger:
                         "of the folder see its rows twice; the ledger ignores it; delete it"
                     )
                     break
-
-
-class Measured(NamedTuple):
-    """The contents of a file: rows, the XOR of their hashes in hex, and the first and last row by shard."""
-
-    rows: int
-    checksum: str
-    first: dict[Shard, int]
-    last: dict[Shard, Last]
-
-
-def newest(files: Files) -> Manifest:
-    """The newest manifest; number 0 when there is no ledger yet."""
-    numbers = manifests.published(files)
-    return manifests.read(files, numbers[-1]) if numbers else Manifest()
-
-
-def rows(session: SparkSession, files: Files, table: str, paths: Sequence[str]) -> DataFrame:
-    """The rows of exactly these files."""
-    if not paths:
-        return session.createDataFrame([], SCHEMAS[table])
-    reader = session.read.schema(SCHEMAS[table]).options(**AS_THEY_ARE)
-    return reader.parquet(*map(files.uri, paths))
-
-
-def measure(
-    session: SparkSession, files: Files, table: str, paths: Sequence[str]
-) -> dict[str, Measured]:
-    """Read files completely, and measure the contents of each."""
-    if not paths:
-        return {}
-    frame = rows(session, files, table, paths)
-    at, when = POSITION[table]
-    by_shard = (
-        frame.select("*", col("_metadata.file_path").alias("path"))
-        .groupBy("path", "topic", "partition")
-        .agg(
-            count(lit(1)).alias("rows"),
-            bit_xor(xxhash64(*map(col, frame.columns))).alias("checksum"),
-            smallest(at).alias("first"),
-            largest(struct(at, when)).alias("last"),
-        )
-    )
-    found: dict[str, Measured] = {}
-    for one in by_shard.collect():
-        path = "/".join(one["path"].rsplit("/", 4)[1:])
-        before = found.get(path, Measured(0, "0", {}, {}))
-        shard = Shard(one["topic"], one["partition"])
-        found[path] = Measured(
-            before.rows + one["rows"],
-            f"{int(before.checksum, 16) ^ one['checksum'] & (1 << 64) - 1:016x}",
-            before.first | {shard: one["first"]},
-            before.last | {shard: Last(*one["last"])},
-        )
-    return found
 
 
 def _is_as_written(file: File, measured: Measured | None) -> bool:

@@ -117,6 +117,12 @@ def read(files: Files, number: int) -> Manifest:
         raise _damaged(files, path) from None
 
 
+def newest(files: Files) -> Manifest:
+    """The newest manifest; number 0 when there is no ledger yet."""
+    numbers = published(files)
+    return read(files, numbers[-1]) if numbers else Manifest()
+
+
 def publish(files: Files, manifest: Manifest) -> None:
     """Publish a manifest as the newest one. Raises LedgerError when another run was faster."""
     body = _body(manifest)
