@@ -50,10 +50,12 @@ SILENCE_S = 2.5
 """Half of the time that a batch, and so all other shards, wait for a shard of which Kafka returns nothing."""
 
 
+NOTHING = Taken(0, 0, 0, 0, None)
+
+
 class _Unread(NamedTuple):
     """A range, from `start` on, that Kafka did not return in full."""
 
-    shard: Shard
     start: int
     why: RecoveryRequired
 
@@ -94,9 +96,7 @@ class _Intakes:
     def __init__(self, task: IntakeTask) -> None:
         self.run = task.run
         self._access = task.access
-        self._grace_s = task.settings.grace_s
-        self._horizon_ms = {t: task.settings.horizon_ms_of(t) for t in task.settings.topics}
-        self._soon_ms = task.settings.poll_interval_ms
+        self._settings = task.settings
         self._formats = formats(task.settings)
         self._admission = admission(task.settings, task.access)
         url = task.settings.redis_url.get_secret_value()
@@ -118,7 +118,7 @@ class _Intakes:
         """
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
-        ahead: list[tuple[Shard, Parsed] | _Unread | Exception] = []
+        ahead: list[tuple[Shard, Parsed | _Unread] | Exception] = []
 
         def read_ahead() -> None:
             if not ahead:
@@ -132,15 +132,14 @@ class _Intakes:
             found = ahead.pop()
             if isinstance(found, Exception):
                 raise found
-            if isinstance(found, _Unread):
-                so_far = done.setdefault(found.shard, _nothing_of(found.shard, found.start))
-                if so_far.problem is None:
-                    done[found.shard] = _stopped_by(so_far, found.why)
+            shard, batch = found
+            so_far = done.setdefault(shard, Stored(shard, NOTHING, batch.start))
+            if so_far.problem is not None:
+                pass  # its first problem stays; the next batch reads on from its position
+            elif isinstance(batch, _Unread):
+                done[shard] = _stopped_by(so_far, batch.why)
             else:
-                shard, parsed = found
-                so_far = done.setdefault(shard, _nothing_of(shard, parsed.start))
-                if so_far.problem is None:
-                    done[shard] = self._store(so_far, parsed, read_ahead)
+                done[shard] = self._store(so_far, batch, read_ahead)
             read_ahead()
         return list(done.values())
 
@@ -151,12 +150,13 @@ class _Intakes:
         self._redis.close()
         self._bus.close()
 
-    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed] | _Unread]:
+    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed | _Unread]]:
         ranges = [Range(**row) for some in rows for row in some.to_pylist()]
-        unread: list[_Unread] = []
+        unread: list[tuple[Shard, _Unread]] = []
 
         def lost(wanted: Range, why: RecoveryRequired) -> None:
-            unread.append(_Unread(Shard(wanted.topic, wanted.partition), wanted.start, why))
+            shard = Shard(wanted.topic, wanted.partition)
+            unread.append((shard, _Unread(wanted.start, why)))
 
         for chunk in read_ranges(self._access, ranges, lost, SILENCE_S):
             self._observe()
@@ -166,7 +166,8 @@ class _Intakes:
             )
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rules = None if self._admission is None else self._admission.rules()
-            yield shard, parse(contract, batch, latest_ms, self._horizon_ms[shard.topic], rules)
+            horizon_ms = self._settings.horizon_ms_of(shard.topic)
+            yield shard, parse(contract, batch, latest_ms, horizon_ms, rules)
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
@@ -200,7 +201,7 @@ class _Intakes:
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Read again what is missing before `start`: Redis went back, or an earlier batch was not stored."""
-        taken = Taken(0, 0, 0, 0, None)
+        taken = NOTHING
         kept = index.load()
         if kept is None:
             raise PositionsMoved(f"{shard}: the index is empty; dispatch rebuilds it")
@@ -219,7 +220,10 @@ class _Intakes:
     def _announce(self, shard: Shard, taken: Taken) -> None:
         """Notify dispatch of a request that may be due before its next poll."""
         first_ms = taken.first_due_ms
-        if first_ms is not None and first_ms <= self._clock.latest_ms() + self._soon_ms:
+        if (
+            first_ms is not None
+            and first_ms <= self._clock.latest_ms() + self._settings.poll_interval_ms
+        ):
             with suppress(IndexLost):
                 self._bus.send("soon", (shard.topic, shard.partition, first_ms))
 
@@ -230,20 +234,19 @@ class _Intakes:
                 self._observed_s = time.monotonic()
 
     def _hold(self, shard: Shard) -> tuple[ShardIndex, Intake]:
-        held = self._held.get(shard)
-        if held is None:
+        if shard not in self._held:
             index = ShardIndex(
-                shard, self._connections, grace_s=self._grace_s,
+                shard, self._connections, grace_s=self._settings.grace_s,
                 is_behind=partial(self._has_receipt_since, shard),
                 topic_id=partial(self._topic_id, shard.topic),
             )  # fmt: skip
-            contract, horizon_ms = self._formats[shard.topic], self._horizon_ms[shard.topic]
+            horizon_ms = self._settings.horizon_ms_of(shard.topic)
             intake = Intake(
-                contract, index, horizon_ms, self._admission,
+                self._formats[shard.topic], index, horizon_ms, self._admission,
                 check_log=partial(check_log, shard, self._access),
             )  # fmt: skip
-            held = self._held[shard] = index, intake
-        return held
+            self._held[shard] = index, intake
+        return self._held[shard]
 
     def _topic_id(self, topic: str) -> str | None:
         """The topic's id, as of the last second; None while the brokers do not answer."""
@@ -284,10 +287,6 @@ def _stopped_by(so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
         is_behind=isinstance(reason, RecoveryRequired) and not isinstance(reason, IndexLost),
         is_silent=isinstance(reason, JournalSilent),
     )
-
-
-def _nothing_of(shard: Shard, start: int) -> Stored:
-    return Stored(shard, Taken(0, 0, 0, 0, None), start)
 
 
 def _sum(one: Taken, other: Taken) -> Taken:
