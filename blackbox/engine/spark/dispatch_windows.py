@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -14,9 +14,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from blackbox.config.settings import Settings
-from blackbox.engine.metrics import Metrics, Report
+from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_pool import STUCK_S
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
+from blackbox.engine.spark.running_window import RunningWindow
 from blackbox.index.bus import Bus, Listener
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.errors import IndexLost
@@ -40,25 +41,6 @@ LOOK_S = 0.05
 
 class WindowLost(Exception):
     """A window ended early."""
-
-
-@dataclass(slots=True)
-class _Passing:
-    """A window, from the launch of its Spark job to its end, and what its task last reported."""
-
-    number: int
-    group: int
-    began_s: float = field(default_factory=time.monotonic)
-    heard_s: float = float("-inf")
-    owned: frozenset[Shard] = frozenset()
-    is_open: frozenset[Shard] = frozenset()
-    stuck: frozenset[Shard] = frozenset()
-    why_not_open: Mapping[Shard, str] = field(default_factory=dict)
-    opened_ms: int | None = None
-    counted: Report = field(default_factory=Report)
-    last: Mapping[str, Any] | None = None
-    failure: Exception | None = None
-    has_ended: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -87,16 +69,16 @@ class DispatchWindows:
         self._number = 0
         self._turns: dict[int, int] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
-        self._passing: dict[int, _Passing] = {}
+        self._running: dict[int, RunningWindow] = {}
         self._keepers: dict[int, Thread] = {}
         self._lock = Lock()
         self._bus_lock = Lock()
         self._stopping = Event()
-        self._ears = Thread(target=self._listen, name="reports", daemon=True)
+        self._listening = Thread(target=self._listen, name="reports", daemon=True)
 
     def start(self, groups: int) -> None:
         """Launch `groups` tasks; they take shards when some are assigned."""
-        self._ears.start()
+        self._listening.start()
         self.assign((), groups)
 
     def assign(self, shards: Iterable[Shard], groups: int) -> bool:
@@ -106,7 +88,7 @@ class DispatchWindows:
             for group in range(groups):
                 if group not in self._keepers:
                     keeper = Thread(
-                        target=self._keep, args=(group,), name=f"group-{group}", daemon=True
+                        target=self._keep_window, args=(group,), name=f"group-{group}", daemon=True
                     )
                     self._keepers[group] = keeper
                     keeper.start()
@@ -159,7 +141,7 @@ class DispatchWindows:
         with self._lock:
             silent = {
                 shard
-                for window in self._passing.values()
+                for window in self._running.values()
                 if max(window.heard_s, window.began_s) < long_ago_s
                 and self._turns.get(window.group) == window.number
                 for shard in self._shards_of(window.group)
@@ -173,11 +155,11 @@ class DispatchWindows:
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
-        for number in list(self._passing):
+        for number in list(self._running):
             logger.warning("window %d did not end in time; cancelling it", number)
             with suppress(Py4JError, OSError):
                 self.session.sparkContext.cancelJobGroup(_job_group(number))
-        self._ears.join(1.0)
+        self._listening.join(1.0)
         self._bus.close()
         self._listener.close()
 
@@ -188,15 +170,15 @@ class DispatchWindows:
             if (self._topics.index(shard.topic) + shard.partition) % max(1, self._count) == group
         )
 
-    def _fresh(self) -> list[_Passing]:
+    def _fresh(self) -> list[RunningWindow]:
         oldest_s = time.monotonic() - FRESH_S
         with self._lock:
-            return [window for window in self._passing.values() if window.heard_s >= oldest_s]
+            return [window for window in self._running.values() if window.heard_s >= oldest_s]
 
-    def _keep(self, group: int) -> None:
+    def _keep_window(self, group: int) -> None:
         """Keep one window of the group running, and launch its successor in time."""
-        present: _Passing | None = None
-        following: _Passing | None = None
+        present: RunningWindow | None = None
+        following: RunningWindow | None = None
         pause_s = FIRST_PAUSE_S
         while present is not None or not self._stopping.is_set():
             if following is not None and following.has_ended:
@@ -221,10 +203,10 @@ class DispatchWindows:
                     self._give_turn(present)
             self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
 
-    def _launch(self, group: int) -> _Passing:
+    def _launch(self, group: int) -> RunningWindow:
         with self._lock:
             self._number += 1
-            is_first = not any(window.group == group for window in self._passing.values())
+            is_first = not any(window.group == group for window in self._running.values())
             window = Window(
                 run=self.run,
                 settings=self.settings,
@@ -234,48 +216,48 @@ class DispatchWindows:
                 shards=self._shards_of(group) if is_first else frozenset(),
                 length_s=2 * self._window_s,
             )
-            passing = self._passing[window.number] = _Passing(window.number, group)
+            running = self._running[window.number] = RunningWindow(window.number, group)
         name = f"window-{window.number}"
-        Thread(target=self._pass, args=(window, passing), name=name, daemon=True).start()
-        return passing
+        Thread(target=self._run_job, args=(window, running), name=name, daemon=True).start()
+        return running
 
-    def _pass(self, window: Window, passing: _Passing) -> None:
+    def _run_job(self, window: Window, running: RunningWindow) -> None:
         try:
             context = self.session.sparkContext
             context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
-            lingering = numbered(self.session, 1).mapInArrow(window, REPORT)
-            found = reports(lingering.collect())
+            task = numbered(self.session, 1).mapInArrow(window, REPORT)
+            found = reports(task.collect())
             if not found:
                 raise WindowLost("its Python worker or its executor ended")
-            [passing.last] = found
+            [running.last] = found
         except Exception as failure:
-            passing.failure = failure
-        self._end(passing)
+            running.failure = failure
+        self._end(running)
 
-    def _give_turn(self, window: _Passing) -> None:
+    def _give_turn(self, window: RunningWindow) -> None:
         with self._lock:
             if self._turns.get(window.group) == window.number:
                 return
             self._turns[window.group] = window.number
         self.renew()
 
-    def _end(self, window: _Passing) -> None:
+    def _end(self, window: RunningWindow) -> None:
         with self._lock:
             if window.last is not None:
-                self._count_in(window, window.last)
+                window.count(window.last, self.metrics)
             ended_ms = window.last["at_ms"] if window.last else int(time.time() * 1000)
             self._given_up[window.group] = window.number, ended_ms
             self.metrics.absorb(window.counted._replace(gauges=()), window.counted)
-            for other in self._passing.values():
+            for other in self._running.values():
                 if other is not window:  # it may show the same shards
                     self.metrics.absorb(other.counted, other.counted)
-            del self._passing[window.number]
-            for other in self._passing.values():
+            del self._running[window.number]
+            for other in self._running.values():
                 self._measure(other)
             window.has_ended = True
 
-    def _explain(self, window: _Passing, pause_s: float) -> None:
+    def _explain(self, window: RunningWindow, pause_s: float) -> None:
         if window.failure is not None and not self._stopping.is_set():
             logger.warning(
                 "dispatch group %d failed: %s; retrying in %.1f s",
@@ -298,34 +280,20 @@ class DispatchWindows:
 
     def _hear(self, report: Mapping[str, Any]) -> None:
         with self._lock:
-            window = self._passing.get(report["number"])
+            window = self._running.get(report["number"])
             if window is None:
                 return
-            window.heard_s = time.monotonic()
-            window.owned = _shards(report["owned"])
-            window.is_open = _shards(report["open"])
-            window.stuck = _shards(report["stuck"])
-            window.why_not_open = {Shard(*shard): why for shard, why in report["why_not_open"]}
-            self._count_in(window, report)
-            window.opened_ms = report["opened_ms"]
+            window.hear(report)
+            window.count(report, self.metrics)
             self._measure(window)
 
-    def _measure(self, window: _Passing) -> None:
+    def _measure(self, window: RunningWindow) -> None:
         """Record how long no task owned the group's shards, once both windows have reported it."""
         number, given_up_ms = self._given_up.get(window.group, (window.number, 0))
         if window.opened_ms is not None and number < window.number:
             del self._given_up[window.group]
             self.metrics.handed_over(max(0, window.opened_ms - given_up_ms))
 
-    def _count_in(self, window: _Passing, report: Mapping[str, Any]) -> None:
-        counted = Report(*report["metrics"])
-        self.metrics.absorb(counted, window.counted)
-        window.counted = counted
-
 
 def _job_group(number: int) -> str:
     return f"blackbox-window-{number}"
-
-
-def _shards(lists: Iterable[Iterable[Any]]) -> frozenset[Shard]:
-    return frozenset(Shard(*parts) for parts in lists)
