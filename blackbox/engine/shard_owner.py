@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock, Thread
-from typing import Protocol
 
 from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
-from blackbox.core.dispatch import Dispatch, Dispatched
-from blackbox.core.intake import Intake, Opening, Parsed, Taken
-from blackbox.core.low_water import LowWater
+from blackbox.core.dispatch import Dispatched
+from blackbox.core.intake import Opening, Parsed, Taken
 from blackbox.core.plan import Batch, Binding, Positions
-from blackbox.core.recovery import Recovered, Recovery
+from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.index.shard_index import ShardIndex
+from blackbox.engine.session import Marking, Session
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.receipt import Mark
@@ -28,30 +25,11 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.engine.shard_owner")
 
 SHORT_RUN_S = 5.0
-WRITTEN_WITHIN_S = 60.0
 LONGEST_PAUSE_S = 10.0
 """The longest pause between two openings, when a shard opens but must recover again within seconds."""
 
 GATHER_S = 0.012
 """Shortest time between two ticks that were not full: tiny transactions cost as much as large ones."""
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Everything that an owner holds between opening and closing a shard."""
-
-    index: ShardIndex
-    intake: Intake
-    dispatch: Dispatch
-    recovery: Recovery
-    low_water: LowWater
-    clock: ShardClock
-    journal: Closable
-    closing: tuple[Closable, ...]
 
 
 @dataclass(eq=False, repr=False)
@@ -76,10 +54,10 @@ class ShardOwner:
         self._doubt: Exception | None = None
         self._problem = ""
         self._recovered: Recovered | None = None
-        self._walked: tuple[Session, Positions, int, Future[Mark]] | None = None
         self._lock = Lock()
         self._stopping = Event()
         self._look = Event()
+        self._marking = Marking(self.shard, self.poll)
         self._next_due_ms: int | None = None
         self._progress = time.monotonic()
         self._is_kafka_behind = False
@@ -131,39 +109,9 @@ class ShardOwner:
         session = self._session
         if session is None or not self.is_open:
             return None
-        if session.index.doubtful:
-            raise RecoveryRequired(
-                f"{self.shard}: cannot read yet whether some requests were delivered"
-            )
-        walk = session.index.walk()
-        try:
-            pause_s = walk_s / walk.slices()
-            while walk.slice():
-                if stopping.wait(pause_s) or self._session is not session:
-                    raise RecoveryRequired("the walk was abandoned because the shard was released")
-        finally:
-            walk.close()
-        written: Future[Mark] = Future()
-        self._walked = session, walk.positions, walk.lowest, written
-        self._look.set()
-        try:
-            return written.result(WRITTEN_WITHIN_S)
-        except (TimeoutError, CancelledError):
-            raise RecoveryRequired(f"{self.shard}: the mark was not written") from None
-
-    def _write_mark(self, session: Session) -> None:
-        """Write the low-water mark, in the owner's thread: no other may use its producer."""
-        if self._walked is None:
-            return
-        (walked_in, positions, lowest, written), self._walked = self._walked, None
-        if walked_in is session and written.set_running_or_notify_cancel():
-            try:
-                written.set_result(session.low_water.write(positions, lowest))
-            except BaseException as error:
-                written.set_exception(error)
-                raise
-        else:
-            written.cancel()
+        return self._marking.find(
+            session, walk_s, lambda pause_s: stopping.wait(pause_s) or self._session is not session
+        )
 
     def poll(self) -> None:
         """Look at the index now."""
@@ -245,17 +193,17 @@ class ShardOwner:
     def _open(self) -> None:
         began = time.monotonic()
         try:
-            self._session = self.open_session(self)
-            recovered = self._session.recovery.open()
-            self._session.low_water.last = recovered.mark
-            self._session.low_water.topic_id = recovered.binding.topic_id
-            self._session.low_water.group = recovered.binding.group
-            self._session.journal.close()  # seldom needed from now on
+            self._session = session = self.open_session(self)
+            recovered = session.recovery.open()
+            session.low_water.last = recovered.mark
+            session.low_water.topic_id = recovered.binding.topic_id
+            session.low_water.group = recovered.binding.group
+            session.journal.close()  # seldom needed from now on
             self._doubt = None
             if self._stopping.is_set():
                 raise RecoveryRequired(f"{self.shard}: released while it was being opened")
             try:
-                self._tick(self._session)  # a shard that cannot deliver is not open
+                self._tick(session)  # a shard that cannot deliver is not open
             except Refused as refused:
                 # what was refused is out of the way: it opens again without a pause
                 self._doubt = refused
@@ -266,10 +214,10 @@ class ShardOwner:
         self.is_open = True
         self._recovered = recovered
         self.metrics.recovered(self.shard, recovered)
-        self.opened(self, self._session.index.positions.requests)
+        self.opened(self, session.index.positions.requests)
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
-            self.shard, time.monotonic() - began, *self._session.index.positions,
+            self.shard, time.monotonic() - began, *session.index.positions,
             recovered.outcomes, recovered.void,
         )  # fmt: skip
 
@@ -284,7 +232,7 @@ class ShardOwner:
                 raise self._doubt
             began = time.monotonic()
             did = self._tick(session)
-            self._write_mark(session)
+            self._marking.write(session)
             if not did.is_full:
                 self._wait(session.clock, did, began)
 
@@ -341,9 +289,7 @@ class ShardOwner:
     def _let_go(self) -> None:
         session, self._session = self._session, None
         was_open, self.is_open = self.is_open, False
-        walked, self._walked = self._walked, None
-        if walked is not None:
-            walked[3].cancel()  # the caretaker that waits for the mark walks again later
+        self._marking.cancel()
         if was_open:
             self.doubted(self)
         if session is not None:

@@ -20,7 +20,8 @@ from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import GATHER_S, Session, ShardOwner
+from blackbox.engine.session import Session
+from blackbox.engine.shard_owner import GATHER_S, ShardOwner
 from blackbox.formats import may_have_caller_id
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer, Room

@@ -360,10 +360,10 @@ BUGS = (
         "journals are trimmed up to a mark that is not in Kafka yet",
         (
             Change(
-                "engine/shard_owner.py",
+                "engine/session.py",
                 "            return written.result(WRITTEN_WITHIN_S)\n",
                 "            from blackbox.core.low_water import next_mark\n\n"
-                "            return next_mark(hold.low_water.last, walk.positions, walk.lowest)\n",
+                "            return next_mark(session.low_water.last, walk.positions, walk.lowest)\n",
             ),
         ),
         ("Redis emptied after a trim",),

@@ -15,7 +15,8 @@ from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import Session, ShardOwner
+from blackbox.engine.session import Session
+from blackbox.engine.shard_owner import ShardOwner
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.clock import Clock, ShardClock
