@@ -15,7 +15,7 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.engine.hidden")
 
 LOOK_S = 10.0
-TOLD_AFTER_S = 30.0
+WARN_AFTER_S = 30.0
 
 
 @dataclass(eq=False, repr=False)
@@ -34,7 +34,7 @@ class Hidden:
     def __post_init__(self) -> None:
         self._topics: Topics | None = None
         self._since: dict[Shard, tuple[int, float]] = {}
-        self._told: set[Shard] = set()
+        self._warned: set[Shard] = set()
 
     def look(self) -> None:
         shards = list(self.shards())
@@ -60,13 +60,13 @@ class Hidden:
                 held_s = now_s - self._since[shard][1]
             count = max(0, written - readable)
             self.metrics.show(shard, hidden_records=count, hidden_seconds=held_s)
-            self._tell(shard, readable, count, held_s)
+            self._warn(shard, readable, count, held_s)
 
-    def _tell(self, shard: Shard, readable: int, count: int, held_s: float) -> None:
-        if held_s <= TOLD_AFTER_S:
-            self._told.discard(shard)
-        elif shard not in self._told:
-            self._told.add(shard)
+    def _warn(self, shard: Shard, readable: int, count: int, held_s: float) -> None:
+        if held_s <= WARN_AFTER_S:
+            self._warned.discard(shard)
+        elif shard not in self._warned:
+            self._warned.add(shard)
             logger.warning(
                 "%s: an open transaction has hidden %d records (of all callers) from offset %d on "
                 "for %.0f s; if it does not end, run kafka-transactions.sh find-hanging --topic %s "

@@ -15,8 +15,8 @@ from blackbox.engine import hidden
 from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
-from blackbox.engine.promoter import Schedule
-from blackbox.engine.redis_monitor import Watch
+from blackbox.engine.promoter import PromotionJob
+from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.journal import unowned
 from blackbox.journal.membership import Membership
@@ -46,7 +46,7 @@ class Service:
         self._topics = own_topics(settings, self._kafka)
         self._formats = formats(settings)
         self._reader = RequestReader(self._kafka, most_records=INTAKE_RECORDS, gather_s=GATHER_S)
-        self._watch = Watch(
+        self._monitor = RedisMonitor(
             settings, metrics, self._clock, pause=self._reader.pause, resume=self._reader.resume
         )
         self._membership = Membership(
@@ -65,7 +65,7 @@ class Service:
             opened=self._reader.start,
             closed=self._reader.stop,
         )
-        self._promotion = Schedule(
+        self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._owners.open_shards
         )
         self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
@@ -84,7 +84,7 @@ class Service:
         Raises RecoveryRequired when Kafka or Redis does not answer.
         """
         settings = self._settings
-        self._watch.observe_clock()
+        self._monitor.observe_clock()
         self._topics.ensure()
         self._scheduler.add_job(
             self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
@@ -186,7 +186,7 @@ class Service:
             if owner is not None:
                 owner.take(batch, meanwhile)
         except IndexFull as full:
-            self._watch.is_full(f"{full}; requests wait in Kafka until it has room")
+            self._monitor.pause_intake(f"{full}; requests wait in Kafka until it has room")
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
@@ -197,7 +197,7 @@ class Service:
 
     def _look(self) -> None:
         """Once a second: check Redis' clock and memory, and commit the positions for lag monitors."""
-        self._watch.look()
+        self._monitor.look()
         self._membership.note(
             {
                 owner.shard: positions.requests

@@ -40,7 +40,7 @@ class Promoter:
         self._access = access
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
-        self._untold: set[str] = set()
+        self._warned: set[str] = set()
         """Topics for which an unknown retention was logged."""
 
     def promote(
@@ -98,8 +98,8 @@ class Promoter:
         return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
 
     def _warn(self, topic: str, why: str, kept_ms: int) -> None:
-        if topic not in self._untold:
-            self._untold.add(topic)
+        if topic not in self._warned:
+            self._warned.add(topic)
             logger.warning(
                 "%s: cannot read its retention: %s; assuming %d s, so requests beyond the horizon "
                 "may be renewed more often than needed; with ACLs, grant DescribeConfigs on topic "
@@ -109,7 +109,7 @@ class Promoter:
 
 
 @dataclass(eq=False, repr=False)
-class Schedule:
+class PromotionJob:
     """Promotes the shards that a service owns; a failed shard waits for the next run."""
 
     settings: Settings

@@ -25,7 +25,7 @@ Requests due in a week may use 80 % until then, and nothing else would be read.
 
 
 @dataclass(eq=False, repr=False)
-class Watch:
+class RedisMonitor:
     """Keeps the clock, and calls `pause` when Redis has no room and `resume` when it has room again."""
 
     settings: Settings
@@ -61,13 +61,13 @@ class Watch:
         self._compare_clocks()
         if used >= PAUSE_AT:
             self._looks = 0
-            self.is_full(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
+            self.pause_intake(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
         elif used <= RESUME_AT or self._looks >= PATIENT_LOOKS:
             self._has_room()
         else:
             self._looks += 1
 
-    def is_full(self, why: str) -> None:
+    def pause_intake(self, why: str) -> None:
         """Leave requests in Kafka until Redis has room again."""
         with self._lock:
             if self._is_full:

@@ -148,9 +148,9 @@ class ShardOwner:
         self.metrics.taken(self.shard, taken)
         self.metrics.positions(self.shard, session.index.positions)
         if taken.first_due_ms is not None:
-            self.expect(taken.first_due_ms)
+            self.wake_at(taken.first_due_ms)
 
-    def expect(self, due_ms: int) -> None:
+    def wake_at(self, due_ms: int) -> None:
         """Look at the index at this due time, if nothing is known to be due before it."""
         if self.wake_up:
             with self._lock:
@@ -184,7 +184,7 @@ class ShardOwner:
                 if not self._stopping.is_set():
                     self._explain(reason)
             finally:
-                self._let_go()
+                self._close_session()
             is_short = time.monotonic() - began < SHORT_RUN_S and not gets_on
             short_runs = short_runs + 1 if is_short else 0
             self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
@@ -209,7 +209,7 @@ class ShardOwner:
                 self._doubt = refused
         except Exception as reason:
             self._explain(reason)
-            self._let_go()
+            self._close_session()
             raise
         self.is_open = True
         self._recovered = recovered
@@ -240,12 +240,12 @@ class ShardOwner:
         try:
             did = session.dispatch.tick(session.clock.earliest_ms())
         except Refused:
-            self._tell(session, session.dispatch.done)
+            self._record_metrics(session, session.dispatch.done)
             raise
-        self._tell(session, did)
+        self._record_metrics(session, did)
         return did
 
-    def _tell(self, session: Session, did: Dispatched) -> None:
+    def _record_metrics(self, session: Session, did: Dispatched) -> None:
         now_ms = session.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()
@@ -286,7 +286,7 @@ class ShardOwner:
         else:
             logger.exception("%s: unexpected error; recovering", self.shard)
 
-    def _let_go(self) -> None:
+    def _close_session(self) -> None:
         session, self._session = self._session, None
         was_open, self.is_open = self.is_open, False
         self._marking.cancel()

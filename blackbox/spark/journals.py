@@ -60,7 +60,7 @@ def of_table(there: Reach, table: str) -> dict[Shard, Span]:
     return {journal.shard: span for journal, span in there.items() if journal.table == table}
 
 
-class Kept(Protocol):
+class LedgerTables(Protocol):
     """A ledger: records of both journals that are kept elsewhere, and further back."""
 
     @property
@@ -83,7 +83,7 @@ class Journals:
     session: SparkSession
     settings: Settings
     access: KafkaAccess
-    kept: Kept | None
+    kept: LedgerTables | None
 
     def __post_init__(self) -> None:
         self._fresh: dict[Journal, Span] = {}
@@ -111,7 +111,7 @@ class Journals:
         return self.kept.requests().select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
-        """One row for each outcome that receipts name; `settled` leaves the void ones out."""
+        """One row for each outcome that receipts name; `without_void` leaves the void ones out."""
         fresh = read_outcomes(self.session, self.access, of_table(self._fresh, "outcomes"))
         return fresh if self.kept is None else self.kept.outcomes().unionByName(fresh)
 
@@ -163,7 +163,7 @@ def read_outcomes(
     return numbered(session, len(task.ranges)).mapInArrow(task, OUTCOMES)
 
 
-def settled(outcomes: DataFrame) -> DataFrame:
+def without_void(outcomes: DataFrame) -> DataFrame:
     """The outcomes that no later receipt declared void, without those of a lost end of the log."""
     void = (
         outcomes.where(col("outcome") == lit("void"))
@@ -175,7 +175,7 @@ def settled(outcomes: DataFrame) -> DataFrame:
         .groupBy(*(col(name).alias(f"cut_{name}") for name in PLACE))
         .agg(largest("receipt").alias("cut_at"))
     )
-    told = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
+    others = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
     is_of_others = (
         (col("topic") == col("cut_topic"))
         & (col("partition") == col("cut_partition"))
@@ -183,7 +183,7 @@ def settled(outcomes: DataFrame) -> DataFrame:
         & (col("receipt") <= col("cut_at"))
     )
     return (
-        told.join(broadcast(void), PLACE, "left")
+        others.join(broadcast(void), PLACE, "left")
         .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
         .drop("void_at")
         .join(broadcast(cuts), is_of_others, "left_anti")

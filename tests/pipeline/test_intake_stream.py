@@ -53,7 +53,7 @@ class Read:
         self.metrics = Metrics()
         self.stream = IntakeStream(
             spark, self.settings, kafka(self.settings), self.metrics, uuid.uuid4().hex,
-            has_room=has_room, tasks=lambda: 2, tell_full=print,
+            has_room=has_room, tasks=lambda: 2, pause_intake=print,
         )  # fmt: skip
 
     def begin(self, *shards: Shard) -> None:

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from blackbox.config.wiring import kafka
-from blackbox.engine.hidden import TOLD_AFTER_S, Hidden
+from blackbox.engine.hidden import WARN_AFTER_S, Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard
 from tests.world import World, until
@@ -45,8 +45,8 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     assert open_one.flush(10) == 0
     world.ask(4, within_s=0, partition=0)
     until("it is seen", lambda: looked() == (5, 0))
-    now_s[0] += TOLD_AFTER_S + 1
-    assert looked() == (5, TOLD_AFTER_S + 1)
+    now_s[0] += WARN_AFTER_S + 1
+    assert looked() == (5, WARN_AFTER_S + 1)
     assert seen(shards[1]) == (0, 0)
     [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.engine.hidden"]
     assert (

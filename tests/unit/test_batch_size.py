@@ -30,7 +30,7 @@ class Batches:
         counts = list(self.size.plan(start, end, MOST).values())
         took_s = sum(count * each for count, each in zip(counts, cost_s, strict=True))
         self.now_s += took_s
-        self.size.is_done()
+        self.size.batch_done()
         return counts, took_s
 
 

@@ -185,7 +185,7 @@ def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: ShardOwner, part
     started(owner, part, next_due_ms=in_ms(3_600_000))
     due_ms = in_ms(150)
     part.next_due_ms = [due_ms]
-    owner.expect(due_ms)
+    owner.wake_at(due_ms)
     assert part.ticks.get(timeout=ANSWER_S) < due_ms  # learns of it
     assert part.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
 
@@ -194,13 +194,13 @@ def test_a_due_time_is_looked_for_when_nothing_else_is_pending(
     owner: ShardOwner, part: Part
 ) -> None:
     started(owner, part, next_due_ms=None)
-    owner.expect(in_ms(3_600_000))
+    owner.wake_at(in_ms(3_600_000))
     part.ticks.get(timeout=ANSWER_S)
 
 
 def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=in_ms(3_600_000))
-    owner.expect(in_ms(-5000))
+    owner.wake_at(in_ms(-5000))
     part.ticks.get(timeout=ANSWER_S)
 
 
@@ -210,14 +210,14 @@ def test_a_due_time_that_is_no_earlier_wakes_nobody(
 ) -> None:
     known_ms = in_ms(3_600_000)
     started(owner, part, next_due_ms=known_ms)
-    owner.expect(known_ms + later_ms)
+    owner.wake_at(known_ms + later_ms)
     assert is_quiet(part)
 
 
 def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(
     owner: ShardOwner, part: Part
 ) -> None:
-    owner.expect(in_ms(-1))
+    owner.wake_at(in_ms(-1))
     owner.start()
     for _ in range(2):
         part.ticks.get(timeout=ANSWER_S)
@@ -232,8 +232,8 @@ class TestWithoutWakeUp:
 
     def test_no_due_time_wakes_it(self, owner: ShardOwner, part: Part) -> None:
         started(owner, part, next_due_ms=in_ms(20))
-        owner.expect(in_ms(10))
-        owner.expect(in_ms(-5000))
+        owner.wake_at(in_ms(10))
+        owner.wake_at(in_ms(-5000))
         assert is_quiet(part)
 
     def test_a_poll_does(self, owner: ShardOwner, part: Part) -> None:

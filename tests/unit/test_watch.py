@@ -15,7 +15,7 @@ from blackbox.config.settings import load
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.redis_monitor import PATIENT_LOOKS, Watch
+from blackbox.engine.redis_monitor import PATIENT_LOOKS, RedisMonitor
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost
 from tests.contract.conftest import start_redis
@@ -51,9 +51,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> Watch:
+def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> RedisMonitor:
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=url)
-    return Watch(
+    return RedisMonitor(
         settings, metrics, clock,
         pause=lambda: told.append("pause"), resume=lambda: told.append("resume"),
     )  # fmt: skip
@@ -62,7 +62,7 @@ def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> Watch
 @pytest.fixture
 def watch(
     server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
-) -> Watch:
+) -> RedisMonitor:
     return watching(server.url, metrics, clock, told)
 
 
@@ -77,7 +77,7 @@ def is_paused(metrics: Metrics) -> float | None:
 
 
 def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
-    watch: Watch, client: redis.Redis, metrics: Metrics, told: list[str]
+    watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     for share, expected in (
         (0.80, []),
@@ -95,7 +95,7 @@ def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
 
 
 def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between_75_and_85_percent(
-    watch: Watch, client: redis.Redis, told: list[str]
+    watch: RedisMonitor, client: redis.Redis, told: list[str]
 ) -> None:
     for share, looks, expected in (
         (0.80, PATIENT_LOOKS * 2, []),
@@ -115,7 +115,7 @@ def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between
 
 
 def test_it_is_said_once(
-    watch: Watch, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    watch: RedisMonitor, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "blackbox")
     for share in (0.9, 0.9, 0.9, 0.6, 0.6):
@@ -127,17 +127,17 @@ def test_it_is_said_once(
     assert room == "Redis has room again; reading requests"
 
 
-def test_a_redis_without_a_limit_is_never_full(watch: Watch, told: list[str]) -> None:
+def test_a_redis_without_a_limit_is_never_full(watch: RedisMonitor, told: list[str]) -> None:
     watch.look()
     assert told == []
 
 
 def test_a_batch_that_found_redis_full_pauses_too(
-    watch: Watch, client: redis.Redis, metrics: Metrics, told: list[str]
+    watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     use(client, 0.80)
-    watch.is_full("Redis has no memory left; requests wait in Kafka until it has")
-    watch.is_full("again")
+    watch.pause_intake("Redis has no memory left; requests wait in Kafka until it has")
+    watch.pause_intake("again")
     watch.look()
     assert (told, is_paused(metrics)) == (["pause"], 1)
     use(client, 0.70)
@@ -156,10 +156,12 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
         told.append("pause")
 
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=server.url)
-    watch = Watch(settings, metrics, clock, pause=pause, resume=lambda: told.append("resume"))
+    watch = RedisMonitor(
+        settings, metrics, clock, pause=pause, resume=lambda: told.append("resume")
+    )
     use(client, 0.5)
     with ThreadPoolExecutor(2) as threads:
-        full = threads.submit(watch.is_full, "full")
+        full = threads.submit(watch.pause_intake, "full")
         assert pausing.wait(5)
         look = threads.submit(watch.look)
         with pytest.raises(TimeoutError):
@@ -171,7 +173,7 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
 
 
 def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
-    watch: Watch,
+    watch: RedisMonitor,
     clock: Clock,
     metrics: Metrics,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +190,10 @@ def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
 
 
 def test_clocks_less_than_a_second_apart_are_fine(
-    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watch: RedisMonitor,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + 700))
     watch.look()
@@ -213,7 +218,7 @@ def test_requests_stay_paused_while_redis_does_not_answer(
     server = EmbeddedRedis(tmp_path)
     start_redis(server)
     watch = watching(server.url, metrics, clock, told)
-    watch.is_full("full")
+    watch.pause_intake("full")
     server.kill()
     watch.look()
     assert told == ["pause"]

@@ -39,7 +39,7 @@ class BatchSize:
         self._began_s = time.monotonic()
         return ends
 
-    def is_done(self) -> None:
+    def batch_done(self) -> None:
         """Note that the batch planned last has been worked on."""
         took_s = max(0.001, time.monotonic() - self._began_s)
         is_full = self._planned >= self._limit

@@ -75,10 +75,10 @@ class Window:
             return
         interpreter.tune()
         logs.to_stderr()
-        yield from as_reports([_Stay(self).linger()])
+        yield from as_reports([_WindowRun(self).run()])
 
 
-class _Stay:
+class _WindowRun:
     """A window while it runs in its task."""
 
     def __init__(self, window: Window) -> None:
@@ -105,7 +105,7 @@ class _Stay:
         self._opened_ms: int | None = None
         self._reported: set[Shard] | None = None
 
-    def linger(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Own the shards until the window ends; returns the last report."""
         began = time.monotonic()
         looked = reported = float("-inf")
@@ -145,7 +145,7 @@ class _Stay:
             topic, partition, due_ms = content
             owner = self._owners.get(Shard(topic, partition))
             if owner is not None:
-                owner.expect(due_ms)
+                owner.wake_at(due_ms)
             return
         self._heard_s = time.monotonic()
         number, shards = content.get(str(self._window.group), (None, ()))

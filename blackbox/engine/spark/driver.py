@@ -20,8 +20,8 @@ from blackbox.engine import hidden
 from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
-from blackbox.engine.promoter import Schedule
-from blackbox.engine.redis_monitor import Watch
+from blackbox.engine.promoter import PromotionJob
+from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.inspector import Inspector
@@ -65,7 +65,7 @@ class SparkEngine:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._has_room = Event()
         self._has_room.set()
-        self._watch = Watch(
+        self._monitor = RedisMonitor(
             settings, metrics, self._clock, pause=self._has_room.clear, resume=self._has_room.set
         )
         self._shards: set[Shard] = set()
@@ -83,7 +83,7 @@ class SparkEngine:
             gained=self._gained,
             lost=self._lost,
         )
-        self._promotion = Schedule(
+        self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._membership.owned
         )
         self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
@@ -100,7 +100,7 @@ class SparkEngine:
         Raises RecoveryRequired when Kafka or Redis does not answer.
         """
         settings = self.settings
-        self._watch.observe_clock()
+        self._monitor.observe_clock()
         self._topics.ensure()
         began = time.monotonic()
         self._session = start_session(settings.spark_master, settings.spark_settings())
@@ -120,7 +120,7 @@ class SparkEngine:
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self.metrics, self._run,
                 has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,
-                tell_full=self._watch.is_full,
+                pause_intake=self._monitor.pause_intake,
             )  # fmt: skip
             self._stream.start()
         self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
@@ -220,7 +220,7 @@ class SparkEngine:
             with self._lock:
                 self._slots = slots
                 self._assign()
-        self._watch.look()
+        self._monitor.look()
         self._note_positions()
 
     def _note_positions(self) -> None:

@@ -64,7 +64,7 @@ class IntakeStream:
     _: KW_ONLY
     has_room: Event
     tasks: Callable[[], int]
-    tell_full: Callable[[str], None]
+    pause_intake: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self._task = IntakeTask(self.run, self.settings, self.access)
@@ -131,10 +131,10 @@ class IntakeStream:
             self._changed.clear()
             self._changed.wait(SETTLE_S)
         wanted = self._wanted
-        self._left_out.keep(wanted)
+        self._left_out.retain_only(wanted)
         starts = self._starts(wanted)
         self._behind = {}
-        self._tell_unread(wanted)
+        self._show_unread(wanted)
         if not starts:
             self._changed.wait(LOOK_S)
             return
@@ -158,8 +158,8 @@ class IntakeStream:
         positions = {shard: self._start_of(shard) for shard in self._in_query}
         starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
-        self._tell_silent({Shard(*at): why for at, why in silent.items()})
-        self._tell_unread(self._in_query)
+        self._log_silent({Shard(*at): why for at, why in silent.items()})
+        self._show_unread(self._in_query)
         tried = [
             Range(*at, start, min(ends[at], start + TRIED_RECORDS))
             for at, start in starts.items()
@@ -176,12 +176,12 @@ class IntakeStream:
             for one in tried
         )
 
-    def _tell_unread(self, shards: Iterable[Shard]) -> None:
+    def _show_unread(self, shards: Iterable[Shard]) -> None:
         why_not = self.why_not_read()
         for shard in shards:
             self.metrics.show(shard, shard_unread=shard in why_not)
 
-    def _tell_silent(self, silent: dict[Shard, str]) -> None:
+    def _log_silent(self, silent: dict[Shard, str]) -> None:
         before, self._silent = self._silent, silent
         for shard in silent.keys() - before.keys():
             logger.warning("%s cannot be read: %s; the other shards continue", shard, silent[shard])
@@ -209,7 +209,7 @@ class IntakeStream:
 
     def _given(self, starts: dict[Shard, int]) -> dict[Shard, int]:
         """The shards that are not left out because Kafka does not answer."""
-        self._left_out.look(starts)
+        self._left_out.check(starts)
         return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
 
     def _start_of(self, shard: Shard) -> int | RecoveryRequired | None:
@@ -290,7 +290,7 @@ class IntakeStream:
                     )
                 behind[shard] = problem
             elif stored.is_full:
-                self.tell_full(f"{problem}; requests wait in Kafka until it has room")
+                self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
         self._behind = behind

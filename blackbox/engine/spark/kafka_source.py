@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader):
             self._ends = None
 
     def _next(self, start: Offsets, most: int | None) -> Offsets:
-        self._size.is_done()
+        self._size.batch_done()
         # Created late: the reader itself is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self.access)
         reachable = self._reachable(self._ends, start)

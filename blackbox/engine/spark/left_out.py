@@ -54,12 +54,12 @@ class LeftOut:
             self._left[shard] = _Left(why, now + pause_s, pause_s)
         logger.warning("%s is left out: %s; the other shards continue", shard, why)
 
-    def keep(self, shards: Iterable[Shard]) -> None:
+    def retain_only(self, shards: Iterable[Shard]) -> None:
         """Forget all but these."""
         with self._lock:
             self._left = {shard: self._left[shard] for shard in shards if shard in self._left}
 
-    def look(self, starts: Mapping[Shard, int]) -> None:
+    def check(self, starts: Mapping[Shard, int]) -> None:
         """Check the shards whose pause is over, each at the offset where it is to be read on."""
         now = time.monotonic()
         due = {

@@ -21,7 +21,7 @@ from blackbox.jobs.audit.counts import Lateness, Series, by_shard, series, total
 from blackbox.jobs.audit.exceptions import exceptions
 from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, fates, requests
 from blackbox.jobs.audit.index_tasks import HELD, HeldRows
-from blackbox.jobs.audit.positions import Finding, Seen, ahead, behind, marks
+from blackbox.jobs.audit.positions import Finding, Seen, marks, positions_ahead, positions_behind
 from blackbox.jobs.audit.target_tasks import FOUND, FoundRows
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.ranges import Ends, Range
@@ -119,10 +119,10 @@ def audited(
     Raises JournalLost or IndexLost when Kafka or Redis does not answer.
     """
     with ExitStack() as ending:
-        yield _Look(session, settings, kept, ending).judge(targets=targets, late_s=late_s)
+        yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
 
 
-class _Look:
+class _Audit:
     """One run of the audit."""
 
     def __init__(
@@ -136,24 +136,24 @@ class _Look:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         ending.callback(self._inspector.close)
 
-    def judge(self, *, targets: bool, late_s: float | None) -> Audited:
+    def run(self, *, targets: bool, late_s: float | None) -> Audited:
         seen_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         first = reach(self._settings, self._access)  # 1
-        self._suit(first)
+        self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
         held = self._held(shards)
         after = self._positions(shards)
         beyond = self._wait_for_journals(after)  # 3
         journals = self._journals()
-        asked = self._keep(_dated(journals.requests().select(ASKED)))
+        asked = self._keep(_limit_timestamps(journals.requests().select(ASKED)))
         read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
-        told = self._journals()  # 5
-        outcomes = self._keep(told.outcomes())
-        known = marks(self._session, first, journals, told, outcomes, before, after)
+        later = self._journals()  # 5
+        outcomes = self._keep(later.outcomes())
+        known = marks(self._session, first, journals, later, outcomes, before, after)
         judged = self._keep(fates(asked, outcomes, held, known, found, spans))
         counts = by_shard(judged)
-        stuck = behind(counts, before, self._positions(shards))  # 6
+        stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
         wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
         of_positions = [*beyond, *stuck]
@@ -176,7 +176,7 @@ class _Look:
         positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
         return Audited(verdict, rows.select(FATE), wrong.unionByName(positions))
 
-    def _suit(self, there: Reach) -> None:
+    def _tune_spark(self, there: Reach) -> None:
         """Set the shuffle partitions by the journals' size, and disable automatic broadcast joins."""
         rows = sum(span.end - span.start for span in there.values())
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
@@ -209,7 +209,7 @@ class _Look:
         """Wait until the journals can be read up to the positions; positions still beyond are exceptions."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            beyond = list(ahead(positions, reach(self._settings, self._access)))
+            beyond = list(positions_ahead(positions, reach(self._settings, self._access)))
             if not beyond or time.monotonic() > deadline:
                 return beyond
             time.sleep(PATIENCE_LOOK_S)
@@ -234,7 +234,7 @@ _EXCEPTIONS = (
 )
 
 
-def _dated(asked: DataFrame) -> DataFrame:
+def _limit_timestamps(asked: DataFrame) -> DataFrame:
     """The requests with timestamps limited to a minute from now: callers may set them to anything."""
     soon_ms = lit(time.time_ns() // 1_000_000 + CLOCKS_APART_MS)
     return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))

@@ -57,7 +57,7 @@ def _pending_throughout() -> Column:
 
 def _over_throughout() -> Column:
     was_told = col("receipt") < col("receipts_low")
-    is_left = is_true(col("stays") & col("cold"))
+    is_left = is_true(col("keeps_cold_bit") & col("cold"))
     was_ended = ((col("ended_by") < col("requests_low")) & ~is_left) | is_true(
         col("carried_by") < col("requests_low")
     )
@@ -156,7 +156,10 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     is_told = (
         is_true(delivered & same)
         | (col("outcomes") > lit(1))
-        | (col("told_from_ms").isNotNull() & (col("due_ms") < col("told_from_ms")))
+        | (
+            col("receipts_complete_from_ms").isNotNull()
+            & (col("due_ms") < col("receipts_complete_from_ms"))
+        )
     )
     rules["unaccounted"] = (
         is_known() & (col("copies") == lit(1)) & ~is_true(is_told),

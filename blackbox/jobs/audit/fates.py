@@ -26,7 +26,7 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.spark.journals import PLACE, SHARD, settled
+from blackbox.spark.journals import PLACE, SHARD, without_void
 
 ASKED = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
@@ -157,7 +157,7 @@ def _with_carried(
 def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
     """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
 
-    A carried request keeps the id of its first record. `stays`: ended by that id, a carried request
+    A carried request keeps the id of its first record. `keeps_cold_bit`: ended by that id, a carried request
     that is cold keeps its bit in the index until it is written again.
     """
     is_any_by_id = not by_id.isEmpty()
@@ -176,25 +176,29 @@ def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
         lead("carries").over(later).alias("ended_carries"),
     )
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
-    ended = following.where(is_ended).drop("ended_carries").withColumn("stays", lit(False))
+    ended = following.where(is_ended).drop("ended_carries").withColumn("keeps_cold_bit", lit(False))
     if not is_any_by_id:
         return ended
     by_id = by_id.where(col("ended_by") > col("offset"))
     requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
-    named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("stays", lit(False))
+    named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("keeps_cold_bit", lit(False))
     moved = (
         requests_only.where(col("origin").isNotNull())
         .withColumnsRenamed({"offset": "now", "origin": "offset"})
         .join(by_id, PLACE)
         .where(col("ended_by") > col("now"))
         .select(
-            *SHARD, col("now").alias("offset"), "ended_by", "ended_as", lit(True).alias("stays")
+            *SHARD,
+            col("now").alias("offset"),
+            "ended_by",
+            "ended_as",
+            lit(True).alias("keeps_cold_bit"),
         )
     )
-    first = struct("ended_by", "ended_as", "stays")
+    first = struct("ended_by", "ended_as", "keeps_cold_bit")
     every = ended.unionByName(named).unionByName(moved)
     both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
-    return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.stays")
+    return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
 
 
 def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
@@ -214,7 +218,7 @@ def _told(outcomes: DataFrame) -> DataFrame:
     first = struct("receipt", "outcome", "at_ms", place.alias("to"))
     last = struct("receipt", "outcome", place.alias("to"))
     grouped = (
-        settled(outcomes)
+        without_void(outcomes)
         .groupBy(PLACE)
         .agg(
             count(lit(1)).alias("outcomes"),
@@ -255,7 +259,7 @@ def _copies(found: DataFrame) -> DataFrame:
 
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
-    untold = col("due_ms") < col("told_from_ms")
+    untold = col("due_ms") < col("receipts_complete_from_ms")
     unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
     in_doubt = ~any_of(col("entry"), col("cold")) & any_of(untold, unended)
     state = (

@@ -20,7 +20,7 @@ MARKS = (
     "topic string, partition int, id_prefix string, first long, end long, "
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
-    "steady boolean, told_from_ms long, "
+    "steady boolean, receipts_complete_from_ms long, "
     "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
 """Per shard:
@@ -29,7 +29,7 @@ MARKS = (
 `end_later` -- the end of the requests when the receipts were about to be read
 `…_low`, `…_high` -- the bounds of the positions while the index was read
 `steady` -- whether there were positions, and they did not go back
-`told_from_ms` -- since when all receipts are kept; null: from the first one on
+`receipts_complete_from_ms` -- since when all receipts are kept; null: from the first one on
 `requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
 """
 
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
+def positions_ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
     for shard, seen in positions.items():
         ends = (there[Journal(table, shard)].end for table in TABLES)
         for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
@@ -55,7 +55,9 @@ def ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
                 yield Finding("positions-ahead", *shard, position, None, None, detail)
 
 
-def behind(counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen) -> Iterator[Finding]:
+def positions_behind(
+    counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen
+) -> Iterator[Finding]:
     for one in counts:
         shard = Shard(one["topic"], one["partition"])
         for journal, waiting, what in (
@@ -77,38 +79,38 @@ def marks(
     session: SparkSession,
     first: Reach,
     journals: Journals,
-    told: Journals,
+    later: Journals,
     outcomes: DataFrame,
     before: Seen,
     after: Seen,
 ) -> DataFrame:
-    told_from = _told_from(_cuts(told), outcomes)
+    complete_from = _complete_from(_cuts(later), outcomes)
     rows = []
     for shard in before:
         requests, receipts = (Journal(table, shard) for table in TABLES)
         waiting_from = before[shard] or (first[requests].start, first[receipts].start)
         span = journals.reach[requests]
         gaps = journals.gaps.get(requests, [])
-        start = Positions(span.start, told.reach[receipts].start)
+        start = Positions(span.start, later.reach[receipts].start)
         pair = [before[shard] or start, after[shard] or start]
         low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
         rows.append(
             (
-                *shard, id_prefix(shard), *span, told.reach[requests].end, gaps,
+                *shard, id_prefix(shard), *span, later.reach[requests].end, gaps,
                 _whole_from(span, gaps),
                 low.requests, high.requests, low.receipts, high.receipts,
-                before[shard] is not None and pair[0] == low, told_from.get(shard),
+                before[shard] is not None and pair[0] == low, complete_from.get(shard),
                 *waiting_from, first[requests].end, first[receipts].end,
             )
         )  # fmt: skip
     return session.createDataFrame(rows, MARKS)
 
 
-def _cuts(told: Journals) -> dict[Shard, int]:
+def _cuts(later: Journals) -> dict[Shard, int]:
     """The receipt offset from which all are kept, for shards that no longer keep the first ones."""
     cuts = {
-        shard: _whole_from(span, told.gaps.get(Journal("outcomes", shard), []))
-        for shard, span in of_table(told.reach, "outcomes").items()
+        shard: _whole_from(span, later.gaps.get(Journal("outcomes", shard), []))
+        for shard, span in of_table(later.reach, "outcomes").items()
     }
     return {shard: cut for shard, cut in cuts.items() if cut > 0}
 
@@ -117,7 +119,7 @@ def _whole_from(span: Span, gaps: Sequence[Span]) -> int:
     return max([span.start, *(gap.end for gap in gaps)])
 
 
-def _told_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
     """Since when all receipts are kept, epoch ms, by shard."""
     if not cuts:
         return {}

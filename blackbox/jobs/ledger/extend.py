@@ -14,7 +14,7 @@ from pyspark.sql.functions import count, lit
 from blackbox.config.settings import Settings
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
-from blackbox.jobs.ledger.fit import misfits
+from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.ledger import explained
 from blackbox.jobs.ledger.manifest import Covered, File, Last, Manifest, Replaced
 from blackbox.jobs.ledger.tables import POSITION, Measured, day_of, measure, rows
@@ -144,7 +144,7 @@ class _Run:
                 f"no request topic ({topics}) exists on {self.settings.kafka_bootstrap_servers}; "
                 "`blackbox run` creates them"
             )
-        problems = misfits(manifest, in_kafka, list(self.settings.topics), self.access)
+        problems = mismatches(manifest, in_kafka, list(self.settings.topics), self.access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
         if not accept_gap:
             problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]

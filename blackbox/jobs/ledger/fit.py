@@ -17,11 +17,13 @@ _ANEW = (
 )
 
 
-def misfits(
+def mismatches(
     manifest: Manifest, in_kafka: Reach, topics: Collection[str], access: KafkaAccess
 ) -> list[str]:
     """Why the ledger does not match these topics, e.g. a topic was deleted and created again."""
-    return list(_beyond(manifest, in_kafka, topics)) or list(_strangers(manifest, in_kafka, access))
+    return list(_beyond(manifest, in_kafka, topics)) or list(
+        _different_records(manifest, in_kafka, access)
+    )
 
 
 def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Iterator[str]:
@@ -39,7 +41,7 @@ def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Ite
             )
 
 
-def _strangers(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
+def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
     """Journals whose last record in the ledger is a different record in Kafka now."""
     for journal, covered in manifest.journals.items():
         last, span = covered.last, in_kafka.get(journal)

@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, lit
 
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, Found
-from blackbox.jobs.ledger.fit import misfits
+from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.manifest import File, Manifest
 from blackbox.jobs.ledger.tables import Measured, measure, rows
 from blackbox.journal.access import KafkaAccess
@@ -116,7 +116,7 @@ class Ledger:
 
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
         """Raise LedgerError unless the journals in Kafka are those that this ledger keeps."""
-        if problems := misfits(self.manifest, there, topics, access):
+        if problems := mismatches(self.manifest, there, topics, access):
             raise LedgerError("\n".join(problems))
 
     def requests(self) -> DataFrame:
@@ -163,12 +163,12 @@ class Ledger:
                 for file in listed
                 if file not in intact
             ]
-            problems += self._twice(table, [file.path for file in intact])
+            problems += self._duplicates(table, [file.path for file in intact])
             problems += self._beyond(table, [measured[file.path] for file in intact])
         kept = {file.path for file in named} | {file.path for file in self.manifest.replaced}
-        strangers = [found for path, found in there.items() if path not in kept]
-        copies = list(self._copies(strangers, named))
-        return Verdict(len(named), seen, problems + copies, len(strangers) - len(copies))
+        unnamed = [found for path, found in there.items() if path not in kept]
+        copies = list(self._copies(unnamed, named))
+        return Verdict(len(named), seen, problems + copies, len(unnamed) - len(copies))
 
     def _read_through(self, table: str, paths: Sequence[str]) -> dict[str, Measured]:
         """Measure each file; files that cannot be read are left out of the result."""
@@ -182,7 +182,7 @@ class Ledger:
         half = len(paths) // 2
         return self._read_through(table, paths[:half]) | self._read_through(table, paths[half:])
 
-    def _twice(self, table: str, paths: Sequence[str]) -> Iterator[str]:
+    def _duplicates(self, table: str, paths: Sequence[str]) -> Iterator[str]:
         unique = UNIQUE[table]
         again = rows(self.session, self.files, table, paths).groupBy(unique).count()
         doubled = again.where(col("count") > lit(1))
@@ -201,13 +201,13 @@ class Ledger:
                     "covered by the manifest"
                 )
 
-    def _copies(self, strangers: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
+    def _copies(self, unnamed: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
         """Report unnamed files that are copies of a named file and are in a folder with named files.
 
         The files of a killed run are in a folder of their own.
         """
         folders = {_folder(file.path) for file in named}
-        beside = [found for found in strangers if _folder(found.path) in folders]
+        beside = [found for found in unnamed if _folder(found.path) in folders]
         for found in beside:
             for file in named:
                 if found.bytes != file.bytes or found.path.count("/") != file.path.count("/"):
