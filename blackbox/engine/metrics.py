@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -89,10 +90,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class Report(NamedTuple):
-    """All counters and gauges of a process and its histogram of lateness, in a form that JSON can hold.
-
-    `lateness` holds the counts of the buckets, then the sum in seconds.
-    """
+    """What a process counted and shows, for JSON. `lateness`: the counts of its buckets, then the sum in s."""
 
     counters: Sequence[Sample] = ()
     gauges: Sequence[Sample] = ()
@@ -135,11 +133,7 @@ class Lateness(Collector):
 
     def collect(self) -> Iterable[Metric]:
         *counts, sum_s = self.totals()
-        total = 0.0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip([*map(str, LATENESS_S), "+Inf"], counts, strict=True):
-            total += count
-            buckets.append((bound, total))
+        buckets = list(zip([*map(str, LATENESS_S), "+Inf"], accumulate(counts), strict=True))
         family = HistogramMetricFamily(
             "blackbox_lateness_seconds", "Time from due time to delivery"
         )
@@ -247,7 +241,6 @@ class Metrics:
                 self._gauges[name].remove_by_labels({"shard": str(shard)})
 
     def oscillated(self, topic: str, seconds: int) -> None:
-        """Count seconds that were written to the oscillator topic."""
         self._counters["oscillator_written"].labels(topic).inc(seconds)
 
     def oscillator_lag(self, topic: str, lag_s: Callable[[], float] | None) -> None:
@@ -259,21 +252,7 @@ class Metrics:
 
     def report(self) -> Report:
         """Everything counted and shown so far, for another process to `absorb`."""
-        return Report(
-            counters=[
-                (name, tuple(sample.labels.values()), sample.value)
-                for name, counter in self._counters.items()
-                for sample in _samples(counter)
-                if sample.labels and sample.name.endswith("_total")
-            ],
-            gauges=[
-                (name, tuple(sample.labels.values()), sample.value)
-                for name, gauge in self._gauges.items()
-                for sample in _samples(gauge)
-                if sample.labels
-            ],
-            lateness=self.lateness.totals(),
-        )
+        return Report(_samples(self._counters), _samples(self._gauges), self.lateness.totals())
 
     def absorb(self, report: Report, before: Report) -> None:
         """Add what another process counted since its report `before`, and show what it shows now.
@@ -296,5 +275,12 @@ class Metrics:
             self.lateness.add(more if min(more) >= 0 else report.lateness)
 
 
-def _samples(family: Counter | Gauge) -> Iterable[Any]:
-    return next(iter(family.collect())).samples
+def _samples(metrics: Mapping[str, Counter] | Mapping[str, Gauge]) -> list[Sample]:
+    """The values of all metrics with labels, without the times at which counters were created."""
+    return [
+        (name, tuple(sample.labels.values()), sample.value)
+        for name, metric in metrics.items()
+        for family in metric.collect()
+        for sample in family.samples
+        if sample.labels and not sample.name.endswith("_created")
+    ]

@@ -12,7 +12,6 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
 from blackbox.core.intake import Parsed, parse
 from blackbox.engine import hidden
-from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
@@ -68,7 +67,7 @@ class Service:
         self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._owners.open_shards
         )
-        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
+        self._hidden = hidden.Hidden(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -79,29 +78,19 @@ class Service:
         )
 
     def start(self) -> None:
-        """Create blackbox's missing topics, then join the group.
-
-        Raises RecoveryRequired when Kafka or Redis does not answer.
-        """
-        settings = self._settings
+        """Create missing topics, and join the group; raises RecoveryRequired if Kafka or Redis does not answer."""
         self._monitor.observe_clock()
         self._topics.ensure()
-        self._scheduler.add_job(
-            self._owners.poll, "interval", seconds=settings.poll_interval_ms / 1000, id="poll"
-        )
         self._promotion.add_to(self._scheduler)
-        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
-        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
-        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
-        self._scheduler.add_job(
-            self._membership.look_for_unowned, "interval", seconds=unowned.LOOK_S, id="unowned"
-        )
-        self._scheduler.add_job(
-            interpreter.give_memory_back,
-            "interval",
-            seconds=interpreter.GIVEN_BACK_EVERY_S,
-            id="memory",
-        )
+        for name, work, every_s in (
+            ("poll", self._owners.poll, self._settings.poll_interval_ms / 1000),
+            ("watch", self._look, 1),
+            ("hidden", self._hidden.look, hidden.LOOK_S),
+            ("grow", self._grow_receipts, GROW_S),
+            ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
+            ("memory", interpreter.give_memory_back, interpreter.GIVEN_BACK_EVERY_S),
+        ):
+            self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
         self._scheduler.start()
         self._intake.start()
         self._membership.start()

@@ -78,10 +78,7 @@ class RedisMonitor:
         logger.warning("%s", why)
 
     def _memory_used(self) -> float:
-        """The used share of maxmemory; 0 where Redis does not report it.
-
-        A store that Redis refuses then pauses intake for a second.
-        """
+        """The used share of maxmemory; 0 if Redis does not report it: a refused store then pauses intake."""
         try:
             return self._redis.memory_used()
         except NotTold:

@@ -78,10 +78,7 @@ class ShardOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether there has been no progress for `stuck_after_s`.
-
-        A tick is progress if it delivered, postponed or dead-lettered a request, or found none due.
-        """
+        """Whether, for `stuck_after_s`, no tick delivered, postponed or dead-lettered a request or found none due."""
         return time.monotonic() - self._progress > self.stuck_after_s
 
     @property

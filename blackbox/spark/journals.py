@@ -145,10 +145,7 @@ def read_requests(
     *,
     whole: bool = False,
 ) -> DataFrame:
-    """One row for each record of these spans of the request topics: what it asks for.
-
-    `whole` adds the record itself: key, value and headers.
-    """
+    """One row for each record of these spans: what it asks for, and with `whole` its key, value and headers."""
     ranges = [Range(s.topic, s.partition, *span) for s, span in spans.items()]
     task = RequestRows(settings, access, tuple(pieces(ranges)), whole)
     return numbered(session, len(task.ranges)).mapInArrow(task, RECORDS if whole else REQUESTS)

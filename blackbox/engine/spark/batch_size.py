@@ -50,10 +50,7 @@ class BatchSize:
 
 
 def shared(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Ends of at most `most` offsets in all: where little waits, all of it; elsewhere equal shares.
-
-    At least one offset of each partition that has any.
-    """
+    """Ends of at most `most` offsets in all: all of it where little waits, else equal shares of at least one."""
     counts = {at: end[at] - start[at] for at in end}
     share = _share(sorted(counts.values()), most)
     return {at: start[at] + min(count, share) for at, count in counts.items()}

@@ -95,10 +95,7 @@ class DispatchWindows:
         return self.renew()
 
     def renew(self) -> bool:
-        """Send the tasks their lease: the driver lives, and these are their shards. Call it every second.
-
-        False when it cannot be sent.
-        """
+        """Send the tasks their lease, every second: the driver lives, and these are their shards; False if it fails."""
         with self._lock:
             lease = {
                 str(group): [

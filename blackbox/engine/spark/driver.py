@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from blackbox.config.settings import Half, Settings
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.engine import hidden
-from blackbox.engine.hidden import Hidden
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
@@ -86,7 +85,7 @@ class SparkEngine:
         self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._membership.owned
         )
-        self._hidden = Hidden(self._kafka, metrics, self._membership.owned)
+        self._hidden = hidden.Hidden(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -95,10 +94,7 @@ class SparkEngine:
         )
 
     def start(self) -> None:
-        """Create blackbox's missing topics, start Spark, join the group.
-
-        Raises RecoveryRequired when Kafka or Redis does not answer.
-        """
+        """Create missing topics, start Spark, join the group; raises RecoveryRequired if a server does not answer."""
         settings = self.settings
         self._monitor.observe_clock()
         self._topics.ensure()
@@ -123,12 +119,13 @@ class SparkEngine:
                 pause_intake=self._monitor.pause_intake,
             )  # fmt: skip
             self._stream.start()
-        self._scheduler.add_job(self._look, "interval", seconds=1, id="watch")
-        self._scheduler.add_job(self._hidden.look, "interval", seconds=hidden.LOOK_S, id="hidden")
-        self._scheduler.add_job(self._grow_receipts, "interval", seconds=GROW_S, id="grow")
-        self._scheduler.add_job(
-            self._membership.look_for_unowned, "interval", seconds=unowned.LOOK_S, id="unowned"
-        )
+        for name, work, every_s in (
+            ("watch", self._look, 1),
+            ("hidden", self._hidden.look, hidden.LOOK_S),
+            ("grow", self._grow_receipts, GROW_S),
+            ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
+        ):
+            self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
         self._scheduler.start()
         self._membership.start()
         if self.only != "intake":

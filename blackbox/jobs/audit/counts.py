@@ -47,10 +47,7 @@ class Lateness(NamedTuple):
 
 
 def by_shard(judged: DataFrame) -> list[dict[str, Any]]:
-    """Per shard: the first and last times, and counts other than of request states.
-
-    This is the first action on `judged`, and computes the table.
-    """
+    """Per shard: first and last times, and counts other than of states; the first action, so it computes the table."""
 
     def counted(condition: Any) -> Any:
         return count(when(condition, lit(1)))

@@ -26,10 +26,7 @@ from blackbox.spark.journals import PLACE
 def exceptions(
     fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
 ) -> DataFrame:
-    """One row per exception.
-
-    More than `late_ms` late, for pending requests at `now_ms`, is an exception; None: never.
-    """
+    """One row per exception; more than `late_ms` late, at `now_ms` if still pending, is one (None: never)."""
     rules = _rules()
     if late_ms is not None:
         rules["late"] = _late(now_ms, late_ms)

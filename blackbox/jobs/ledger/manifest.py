@@ -28,10 +28,7 @@ class Last(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The offsets of one journal of a shard that the ledger holds.
-
-    `gaps` are spans between `start` and `end` that Kafka had removed before they were read.
-    """
+    """The offsets of a journal that the ledger holds, without `gaps`, which Kafka removed before they were read."""
 
     start: int
     end: int

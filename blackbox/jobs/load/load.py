@@ -176,10 +176,7 @@ class Load:
         return mark is not None and mark.rows == mark.total
 
     def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> Verdict:
-        """Validate every row as the service would; without `whole`, only in unfinished pieces.
-
-        Raises UnusableFile, and NotLoaded when Spark fails.
-        """
+        """Validate every row, or those of unfinished pieces. Raises UnusableFile, NotLoaded if Spark fails."""
         names = [name for name in self._of if whole or not self._is_finished(name)]
         pieces = tuple(self._of[name][1] for name in names)
         task = CheckTask(self.settings, self.topic, self.caller, most_bytes, pieces)

@@ -50,10 +50,7 @@ class Bad(NamedTuple):
 
 
 def columns(piece: Piece) -> list[str]:
-    """The column names; none for JSON Lines, where each row has its own.
-
-    Raises UnusableFile.
-    """
+    """The column names; none for JSON Lines, where each row has its own. Raises UnusableFile."""
     try:
         if piece.kind == "parquet":
             with pq.ParquetFile(piece.path) as file:

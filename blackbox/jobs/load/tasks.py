@@ -114,10 +114,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Sends the lanes whose numbers it receives, the pieces of a lane one after the other.
-
-    `rate` is rows per second of one lane.
-    """
+    """Sends its lanes, the pieces of a lane one after the other; `rate` is rows per second of one lane."""
 
     access: KafkaAccess
     topic: str
