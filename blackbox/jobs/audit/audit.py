@@ -20,9 +20,8 @@ from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import Lateness, Series, by_shard, series, totals
 from blackbox.jobs.audit.exceptions import exceptions
 from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, fates, requests
-from blackbox.jobs.audit.index_tasks import HELD, HeldRows
 from blackbox.jobs.audit.positions import Finding, Seen, marks, positions_ahead, positions_behind
-from blackbox.jobs.audit.target_tasks import FOUND, FoundRows
+from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.ranges import Ends, Range
 from blackbox.journal.topics import Topics

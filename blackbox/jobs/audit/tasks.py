@@ -1,20 +1,29 @@
-"""Spark tasks that read the delivered messages back from the target topics."""
+"""Spark tasks of the audit: read whole indexes and orphaned payloads, and read messages back from targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from blackbox.config.settings import Settings
+from blackbox.index.dump import Dump
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ranges import Chunk, Range
 from blackbox.journal.records import read_headers
 from blackbox.records.recurrence import AGAIN
-from blackbox.records.request import placed
+from blackbox.records.request import Shard, placed
 from blackbox.spark.journal_tasks import chunks
-from blackbox.spark.tables import as_batches
+from blackbox.spark.tables import as_batches, numbers
+
+HELD = (
+    "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "
+    "cold boolean"
+)
+"""What an index holds of a request: its entry, its payload, or both; or the bit of a cold request."""
 
 FOUND = (
     "topic string, partition int, offset long, at_topic string, at_partition int, at_offset long, "
@@ -29,6 +38,41 @@ timestamps itself, or the due time is missing.
 _APPENDED = 2
 """The timestamp type of the broker's append time (TIMESTAMP_LOG_APPEND_TIME)."""
 
+_OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Reads the shards whose numbers it receives; the number after the last shard means orphaned payloads."""
+
+    settings: Settings
+    shards: tuple[Shard, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_batches(self._rows(numbers(batches)), HELD)
+
+    def _rows(self, numbers: Iterator[int]) -> Iterator[list[Row]]:
+        with closing(Dump(self.settings.redis_url.get_secret_value())) as dump:
+            for number in numbers:
+                is_beyond = number == len(self.shards)
+                yield from (
+                    _orphans(dump, self.shards) if is_beyond else _of(dump, self.shards[number])
+                )
+
+
+def _of(dump: Dump, shard: Shard) -> Iterator[list[Row]]:
+    for held in dump.entries(shard):
+        yield [(*shard, one.offset, one.at_ms, True, one.has_payload, False) for one in held]
+    for offsets in dump.cold(shard):
+        yield [(*shard, offset, None, False, False, True) for offset in offsets]
+
+
+def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[list[Row]]:
+    for found in dump.orphans(shards):
+        yield [(*shard, offset, None, False, True, False) for shard, offset in found]
+
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
@@ -42,7 +86,7 @@ class FoundRows:
         read = chunks(self.access, self.ranges, batches)
         return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
-    def _found(self, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+    def _found(self, chunk: Chunk) -> Iterator[Row]:
         at = (chunk.range.topic, chunk.range.partition)
         for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
             own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
@@ -54,9 +98,6 @@ class FoundRows:
                 early_ms = due_ms - at_ms if kind == _APPENDED and due_ms is not None else None
                 shard, offset = source
                 yield (*shard, offset, *at, message.offset(), early_ms)
-
-
-_OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
 
 
 def _number(text: bytes | None) -> int | None:
