@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -188,5 +188,5 @@ class _WindowRun:
         }
 
 
-def _as_lists(shards: Sequence[Shard] | set[Shard] | frozenset[Shard]) -> list[list[Any]]:
+def _as_lists(shards: Iterable[Shard]) -> list[list[Any]]:
     return [list(shard) for shard in sorted(shards)]

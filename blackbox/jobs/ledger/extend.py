@@ -169,8 +169,9 @@ class _Run:
                     written += added
                     self.done.tables[table].rows_added += sum(file.rows for file in added)
                     for shard, span in spans.items():
-                        journal = Journal(table, shard)
-                        held[journal] = held[journal].extended(span.end, last.get(shard))
+                        before = held[journal := Journal(table, shard)]
+                        newest = last.get(shard, before.last)
+                        held[journal] = replace(before, end=span.end, last=newest)
             manifest = self.done.manifest
             self._publish(replace(manifest, journals=held, files=(*manifest.files, *written)))
             self.done.steps += 1

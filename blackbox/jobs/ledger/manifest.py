@@ -35,9 +35,6 @@ class Covered:
     gaps: tuple[Span, ...] = ()
     last: Last | None = None
 
-    def extended(self, end: int, last: Last | None) -> Covered:
-        return replace(self, end=end, last=last or self.last)
-
     def beyond_gap(self, start: int) -> Covered:
         """Continue at `start`; the offsets before it become a gap."""
         return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
@@ -99,19 +96,19 @@ def read(files: Files, number: int) -> Manifest:
     try:
         found = orjson.loads(files.read(path))
         version = found["format"]
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(files, path) from None
-    if version != FORMAT:
-        raise LedgerError(
-            f"{files.uri(path)} has the format {version!r}, but this version of blackbox reads "
-            f"{FORMAT}; use the version that wrote it, or a newer one"
-        )
-    try:
+        if version != FORMAT:
+            raise LedgerError(
+                f"{files.uri(path)} has the format {version!r}, but this version of blackbox reads "
+                f"{FORMAT}; use the version that wrote it, or a newer one"
+            )
         if found.pop("sha256") != _digest(found):
             raise ValueError
         return _parsed(found)
     except (ValueError, KeyError, TypeError):
-        raise _damaged(files, path) from None
+        raise LedgerError(
+            f"{files.uri(path)} is damaged: restore it from a copy, or delete it to return to the "
+            "previous manifest; the next run then reads the missing records from Kafka again"
+        ) from None
 
 
 def newest(files: Files) -> Manifest:
@@ -173,13 +170,6 @@ def _journal(one: Mapping[str, Any]) -> tuple[Journal, Covered]:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(body, default=list, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _damaged(files: Files, path: str) -> LedgerError:
-    return LedgerError(
-        f"{files.uri(path)} is damaged: restore it from a copy, or delete it to return to the "
-        "previous manifest; the next run then reads the missing records from Kafka again"
-    )
 
 
 def total(rows: Iterable[File]) -> tuple[int, int]:
