@@ -173,7 +173,6 @@ class Metrics:
         )
 
     def batch(self, records: int, took_s: float) -> None:
-        """A batch of Spark's intake ended."""
         self._batches.observe(took_s)
         self._counters["batch_records"].inc(records)
 
@@ -209,7 +208,6 @@ class Metrics:
         )
 
     def show(self, shard: Shard, **values: float) -> None:
-        """Set gauges of a shard, by name."""
         for name, value in values.items():
             self._gauges[name].labels(str(shard)).set(value)
 

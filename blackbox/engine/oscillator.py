@@ -61,7 +61,6 @@ class Oscillator:
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until it has stopped."""
         if self._thread.ident is not None:
             self._thread.join()
 

@@ -78,7 +78,6 @@ class ShardPool:
         self._caretaker.start()
 
     def gain(self, shard: Shard) -> None:
-        """Own this shard from now on."""
         owner = ShardOwner(
             shard,
             self._open_session,
@@ -130,7 +129,6 @@ class ShardPool:
             owner.doubt(reason)
 
     def poll(self) -> None:
-        """Let every owner look at its index now."""
         for owner in self.all():
             owner.poll()
 

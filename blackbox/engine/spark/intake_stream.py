@@ -92,7 +92,6 @@ class IntakeStream:
         self._changed.set()
 
     def reading(self) -> frozenset[Shard]:
-        """The shards that are being read now."""
         return self._in_query - self.why_not_read().keys()
 
     def why_not_read(self) -> dict[Shard, str]:

@@ -48,8 +48,6 @@ def kafka_source(access: KafkaAccess) -> type[DataSource]:
 
 
 class KafkaSource(DataSource):
-    """Ranges of partitions, as a stream."""
-
     access: ClassVar[KafkaAccess]
 
     @classmethod
@@ -68,8 +66,6 @@ class KafkaSource(DataSource):
 
 @dataclass(frozen=True)
 class Ranges(InputPartition):
-    """The ranges of one task."""
-
     ranges: tuple[Range, ...]
 
 
@@ -114,7 +110,6 @@ class StreamReader(DataSourceStreamReader):
         return packed(ranges, self.most_tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The ranges of one task as rows."""
         assert isinstance(partition, Ranges)
         rows = [wanted._asdict() for wanted in partition.ranges]
         yield pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(RANGES))

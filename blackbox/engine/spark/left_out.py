@@ -40,7 +40,6 @@ class LeftOut:
         self._lock = Lock()
 
     def why(self) -> dict[Shard, str]:
-        """The shards that are left out, and why."""
         return {shard: left.why for shard, left in list(self._left.items()) if left.is_out}
 
     def leave(self, shard: Shard, why: str) -> None:
@@ -55,7 +54,6 @@ class LeftOut:
         logger.warning("%s is left out: %s; the other shards continue", shard, why)
 
     def retain_only(self, shards: Iterable[Shard]) -> None:
-        """Forget all but these."""
         with self._lock:
             self._left = {shard: self._left[shard] for shard in shards if shard in self._left}
 

@@ -78,7 +78,6 @@ class Verdict:
 
     @property
     def found(self) -> int:
-        """How many exceptions there are."""
         return sum(self.by_kind.values())
 
 
@@ -122,8 +121,6 @@ def audited(
 
 
 class _Audit:
-    """One run of the audit."""
-
     def __init__(
         self, session: SparkSession, settings: Settings, kept: Ledger | None, ending: ExitStack
     ) -> None:

@@ -58,8 +58,6 @@ class TableDone:
 
 @dataclass(slots=True)
 class Done:
-    """The result of a run."""
-
     path: str
     manifest: Manifest
     steps: int = 0

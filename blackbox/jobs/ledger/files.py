@@ -72,7 +72,6 @@ class Files:
                 yield found
 
     def read(self, path: str) -> bytes:
-        """The whole content of a small file."""
         with _explained(self.uri(path)), closing(self._system.open(self._at(path))) as stream:
             return bytes(stream.readAllBytes())
 
