@@ -44,46 +44,25 @@ COUNTERS = {
 
 GAUGES = {
     "pending": ("Requests in the index", "shard"),
-    "in_doubt": (
-        "Pending requests that may have been delivered, which cannot be checked yet",
-        "shard",
-    ),
+    "in_doubt": ("Pending requests that may have been delivered, which cannot be checked yet", "shard"),
     "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
     "journal_position": ("Next offset to be read", "shard", "journal"),
-    "journal_low_water_age_seconds": (
-        "Age of the oldest request that a rebuild would read",
-        "shard",
-    ),
-    "journal_low_water_position": (
-        "Low-water mark: records below it are not needed",
-        "shard",
-        "journal",
-    ),
-    "rebuild_records": (
-        "Requests that a rebuild has read, and has to read in total",
-        "shard",
-        "state",
-    ),
+    "journal_low_water_age_seconds": ("Age of the oldest request that a rebuild would read", "shard"),
+    "journal_low_water_position": ("Low-water mark: records below it are not needed", "shard", "journal"),
+    "rebuild_records": ("Requests that a rebuild has read, and has to read in total", "shard", "state"),
     "shard_open": ("1 when the shard is open here", "shard"),
     "hidden_records": ("Records of the request topic behind an open transaction", "shard"),
     "hidden_seconds": ("How long an open transaction has hidden these records", "shard"),
-    "shard_unread": (
-        "Spark engine: 1 while the shard's requests cannot be read; it still delivers",
-        "shard",
-    ),
-    "oscillator_lag_seconds": (
-        "Seconds begun but not yet written, in the process that writes them",
-        "topic",
-    ),
+    "shard_unread": ("Spark engine: 1 while the shard's requests cannot be read; it still delivers", "shard"),
+    "oscillator_lag_seconds": ("Seconds begun but not yet written, in the process that writes them", "topic"),
     "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
     "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
     "kafka_clock_behind_seconds": (
-        "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts",
-        "shard",
+        "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts", "shard",
     ),
     "callers_file_valid": ("1 while the callers' rules are valid or not configured",),
     "intake_paused": ("1 while Redis has no room and requests wait in Kafka",),
-}
+}  # fmt: skip
 
 Sample = tuple[str, tuple[str, ...], float]
 """name of the metric, values of its labels, its value"""
