@@ -42,24 +42,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run,
-    demo,
-    send,
-    cancel,
-    reschedule,
-    pending,
-    show,
-    letters,
-    pause,
-    resume,
-    status,
-    check,
-    load,
-    ledger,
-    rebind,
-    audit,
-    promote,
-):
+    run, demo, send, cancel, reschedule, pending, show, letters, pause, resume, status, check, load,
+    ledger, rebind, audit, promote,
+):  # fmt: skip
     app.command()(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,41 +31,16 @@ def need_spark() -> None:
         )
 
 
-@contextmanager
-def started(settings: Settings) -> Iterator[SparkSession]:
-    """A Spark session that stops when the context ends."""
-    from blackbox.spark.session import start_session
-
-    session = start_session(settings.spark_master, settings.spark_settings())
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
-class Bar:
+class Bar(Progress):
     """A progress bar on stderr: the current step, and how much of it is done."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
-        self._shown = self._progress.add_task("", total=None)
+        super().__init__(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self.step = self.add_task("", total=None)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()
-
-    def shows(self, doing: str, total: int | None = None) -> None:
-        self._progress.reset(self._shown, description=doing, total=total, completed=0)
-
-    def advance(self, count: int) -> None:
-        self._progress.advance(self._shown, count)
-
-    def stop(self) -> None:
-        self._progress.stop()
+    def show(self, doing: str, total: int | None = None) -> None:
+        self.reset(self.step, description=doing, total=total, completed=0)
 
     @contextmanager
     def following(self, look: Callable[[], tuple[int, int]]) -> Iterator[None]:
@@ -76,7 +51,7 @@ class Bar:
             while not over.wait(LOOK_S):
                 with suppress(RecoveryRequired):
                     done, total = look()
-                    self._progress.update(self._shown, completed=done, total=total or None)
+                    self.update(self.step, completed=done, total=total or None)
 
         follower = Thread(target=follow, daemon=True)
         follower.start()
@@ -85,17 +60,19 @@ class Bar:
         finally:
             over.set()
             follower.join()
-        self._progress.update(self._shown, completed=self._progress.tasks[0].total)
+        self.update(self.step, completed=self.tasks[0].total)
 
 
 @contextmanager
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; `doing` and the progress are shown on stderr."""
     need_spark()
+    from blackbox.spark.session import start_session
+
     with Bar() as bar:
-        bar.shows(f"{doing}: starting Spark")
-        with started(settings) as session:
-            bar.shows(doing)
+        bar.show(f"{doing}: starting Spark")
+        with start_session(settings.spark_master, settings.spark_settings()) as session:
+            bar.show(doing)
             with bar.following(tasks_of(session)):
                 yield session
 

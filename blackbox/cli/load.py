@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from blackbox.cli.batch import Bar, need_spark, started, tasks_of
+from blackbox.cli.batch import Bar, need_spark, tasks_of
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
 from blackbox.cli.terminal import as_json, chosen_topic, print_whole, printable, quietly, table
 from blackbox.config.settings import Settings
@@ -70,8 +71,8 @@ def load(
         found = find_files(file, kind)
         most_bytes = _most_bytes(access, topic)
         with Bar() as bar:
-            bar.shows("reading", sum(os.path.getsize(path) for path, _ in found))
-            files = read_files(found, options, bar.advance)
+            bar.show("reading", sum(os.path.getsize(path) for path, _ in found))
+            files = read_files(found, options, partial(bar.advance, bar.step))
             loading = Load(settings, access, topic, caller, files)
             if loading.is_finished and not dry_run:
                 done = Loaded(len(files), loading.rows_in, 0, loading.rows_in)
@@ -100,9 +101,11 @@ def _judge_and_send(
     json: bool,
     bar: Bar,
 ) -> Loaded:
-    bar.shows("starting Spark")
-    with started(settings) as session:
-        bar.shows("validating")
+    from blackbox.spark.session import start_session
+
+    bar.show("starting Spark")
+    with start_session(settings.spark_master, settings.spark_settings()) as session:
+        bar.show("validating")
         begun_s = time.monotonic()
         with bar.following(tasks_of(session)):
             verdict = loading.check(session, most_bytes, whole=dry_run)
@@ -114,7 +117,7 @@ def _judge_and_send(
         if dry_run:
             per_s = round(rows / judged_s)
             return Loaded(len(files), rows, 0, before, judged_s, per_s, judged_s, True)
-        bar.shows("sending", rows)
+        bar.show("sending", rows)
         begun_s = time.monotonic()
         with bar.following(lambda: (loading.ask(), rows)):
             loading.send(session, verdict.rows, rate)

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -379,9 +378,7 @@ def type_load(
     hold: Hold, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Answer]:
     """Runs the command in this process, on the shared session."""
-    monkeypatch.setattr(
-        import_module("blackbox.cli.load"), "started", lambda settings: nullcontext(spark)
-    )
+    monkeypatch.setattr("blackbox.spark.session.start_session", lambda *_: nullcontext(spark))
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     topic = hold.world.requests
     topics = Topics(hold.access.admin())
