@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, ended, nothing_there
-from blackbox.cli.terminal import as_json, printable, quietly, table
+from blackbox.cli.failures import FAILED, BadUsage, error_exit, no_topics_exit
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, printable, table
 from blackbox.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def audit(
             help="Ledger of records that Kafka has removed; default: BLACKBOX_LEDGER.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: AsJson = False,
     parquet: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +50,7 @@ def audit(
 
     Runs beside the live service. Exits with 0 when every request is accounted for, else with 1.
     """
-    settings = quietly()
+    settings = load_silenced()
     if html is not None and not html.absolute().parent.is_dir():
         raise BadUsage(
             f"--html {html}: the folder {html.absolute().parent} does not exist; create it"
@@ -93,9 +93,9 @@ def _audited(
         except OSError as error:
             problem = str(error)
     if problem is not None:
-        raise ended(problem, FAILED)
+        raise error_exit(problem, FAILED)
     if not verdict.shards:
-        raise nothing_there(settings)
+        raise no_topics_exit(settings)
     return verdict
 
 
@@ -125,9 +125,7 @@ def _print(verdict: Verdict) -> None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in verdict.by_kind.items())
     console.print(Text(f"{verdict.found:,} exceptions: {kinds}", style="bold red"))
-    listed = table()
-    for name in ("kind", "request", "caller", "detail"):
-        listed.add_column(name, overflow="fold")
+    listed = table(("kind", "request", "caller", "detail"), overflow="fold")
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
         listed.add_row(

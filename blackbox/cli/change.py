@@ -11,12 +11,19 @@ import typer
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.cli.failures import FAILED, BadUsage
-from blackbox.cli.terminal import as_json, printable, quietly, typed_instant
+from blackbox.cli.terminal import (
+    AsJson,
+    At,
+    Countdown,
+    as_json,
+    load_silenced,
+    printable,
+    typed_instant,
+)
 
 Id = Annotated[
     str, typer.Argument(help="The id that `send` printed, or the --id it was sent with.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def cancel(id: Id, json: AsJson = False) -> None:
@@ -24,7 +31,7 @@ def cancel(id: Id, json: AsJson = False) -> None:
 
     Exits with 1 unless it was cancelled.
     """
-    with closing(Admin(quietly())) as admin:
+    with closing(Admin(load_silenced())) as admin:
         done = admin.cancel(id)
     what = "" if done.request is None else done.request.source
     told = {
@@ -41,18 +48,15 @@ def cancel(id: Id, json: AsJson = False) -> None:
 
 def reschedule(
     id: Id,
-    countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),
-    ] = None,
+    countdown: Countdown = None,
+    at: At = None,
     json: AsJson = False,
 ) -> None:
     """Deliver a pending request at another time; prints its new id.
 
     Exits with 1 unless it was rescheduled in time.
     """
-    settings = quietly()
+    settings = load_silenced()
     try:
         with closing(Admin(settings)) as admin:
             done = admin.reschedule(id, countdown_s=countdown, at=typed_instant(at))

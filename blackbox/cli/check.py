@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
-import orjson
 import typer
 from rich.text import Text
 
 from blackbox.cli.failures import FAILED
-from blackbox.cli.terminal import print_whole, quietly, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
 
 
-def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def check(json: AsJson = False) -> None:
     """Check the configuration of Kafka and Redis; exits with 1 if `run` would refuse to start."""
     from blackbox.config.check import findings
 
-    settings = quietly()
+    settings = load_silenced()
     found = findings(settings)
     if json:
-        typer.echo(orjson.dumps([asdict(finding) for finding in found]))
+        typer.echo(as_json([asdict(finding) for finding in found]))
     elif not found:
         typer.echo("No findings: Kafka and Redis are configured as required.")
     else:
@@ -30,8 +28,7 @@ def check(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fa
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
-    shown = table()
-    shown.add_column("")
+    shown = table([""])
     shown.add_column("found", ratio=3)
     shown.add_column("remedy", ratio=2)
     for severity, text, remedy in rows:

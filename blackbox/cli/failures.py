@@ -32,16 +32,16 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (SettingsError, BadUsage) as error:
-        raise ended(str(error), BAD_USAGE) from None
+        raise error_exit(str(error), BAD_USAGE) from None
     except (NotSent, EmbeddedError, IndexFull, LedgerError) as error:
-        raise ended(str(error), FAILED) from None
+        raise error_exit(str(error), FAILED) from None
     except RecoveryRequired as error:
-        raise ended(_with_remedy(error), FAILED) from None
+        raise error_exit(_with_remedy(error), FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def ended(text: str, code: int) -> typer.Exit:
+def error_exit(text: str, code: int) -> typer.Exit:
     """Print the lines of an error; raise the returned exception to end the command."""
     # https://no-color.org, which typer does not support
     mark = "error:" if os.environ.get("NO_COLOR") else typer.style("error:", fg="red")
@@ -50,11 +50,11 @@ def ended(text: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-def nothing_there(settings: Settings) -> typer.Exit:
-    """As `ended`, for when no request topic exists."""
+def no_topics_exit(settings: Settings) -> typer.Exit:
+    """As `error_exit`, for when no request topic exists."""
     topics, servers = ", ".join(settings.topics), settings.kafka_bootstrap_servers
     text = f"no request topic ({topics}) exists on {servers}; `blackbox run` creates them"
-    return ended(text, FAILED)
+    return error_exit(text, FAILED)
 
 
 def _with_remedy(error: RecoveryRequired) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED, BadUsage
-from blackbox.cli.terminal import quietly, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.support import logs
@@ -31,10 +30,10 @@ def ledger(
             "--accept-gap", help="Continue after offsets that Kafka removed before they were read."
         ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Add new records of the journals to Parquet tables, for the audit."""
-    settings = quietly()
+    settings = load_silenced()
     place = path or settings.ledger
     if not place:
         raise BadUsage(
@@ -56,7 +55,7 @@ def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> Non
 
         done = extend(session, settings, access, place, accept_gap=accept_gap)
     if json:
-        typer.echo(orjson.dumps(_as_json(done)))
+        typer.echo(as_json(_as_json(done)))
     else:
         _print_tables(done)
 
@@ -67,7 +66,7 @@ def _verify(settings: Settings, place: str, json: bool) -> None:
 
         verdict = Ledger.verify(session, place)
     if json:
-        typer.echo(orjson.dumps(asdict(verdict)))
+        typer.echo(as_json(asdict(verdict)))
     else:
         for problem in verdict.problems:
             typer.echo(problem)
@@ -109,16 +108,12 @@ def _as_json(done: Done) -> dict[str, Any]:
 def _print_tables(done: Done) -> None:
     from blackbox.spark.journals import Journal
 
-    tables = table()
-    for name in ("table", "rows added", "rows", "days", "files", "bytes", "compacted"):
-        tables.add_column(name, justify="left" if name == "table" else "right")
+    tables = table(["table"], ["rows added", "rows", "days", "files", "bytes", "compacted"])
     for name, one in done.tables.items():
         compacted = f"{one.compacted:,} into {one.compacted_into:,}" if one.compacted else "-"
         numbers = (one.rows_added, one.rows, one.days, one.files, one.bytes)
         tables.add_row(name, *(f"{number:,}" for number in numbers), compacted)
-    shards = table()
-    for name in ("shard", "requests", "receipts", "gaps"):
-        shards.add_column(name, justify="left" if name == "shard" else "right")
+    shards = table(["shard"], ["requests", "receipts", "gaps"])
     journals = done.manifest.journals
     for shard in sorted({journal.shard for journal in journals}):
         both = [journals[j] for j in (Journal("requests", shard), Journal("outcomes", shard))]

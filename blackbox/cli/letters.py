@@ -13,8 +13,7 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.dead_letters import PutAway
 from blackbox.api.answers import LetterState
 from blackbox.cli.failures import FAILED, BadUsage
-from blackbox.cli.show import instant
-from blackbox.cli.terminal import as_json, printable, quietly
+from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, printable
 from blackbox.journal.letterbox import Letter
 
 Places = Annotated[
@@ -32,7 +31,7 @@ def letters(
     ] = False,
     replay: Places = None,
     discard: Places = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json: AsJsonLines = False,
 ) -> None:
     """List open dead letters, newest first; replay some, or discard some.
 
@@ -40,7 +39,7 @@ def letters(
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")
-    settings = quietly()
+    settings = load_silenced()
     with closing(Admin(settings)) as admin:
         if replay or discard:
             _tell(admin.put_away(replay or discard or [], again=bool(replay)), json)

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from blackbox.cli.batch import Bar, need_spark, tasks_of
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
-from blackbox.cli.terminal import as_json, chosen_topic, print_whole, printable, quietly, table
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, error_exit
+from blackbox.cli.terminal import (
+    AsJson,
+    as_json,
+    chosen_topic,
+    load_silenced,
+    print_whole,
+    printable,
+    table,
+)
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.journal.access import KafkaAccess
@@ -53,13 +61,13 @@ def load(
         str | None, typer.Option(help="Load the same files once more, under this name.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only validate the rows.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Send the requests in files, each exactly once; an interrupted load continues where it stopped.
 
     Nothing is sent when a row is bad. docs/load.md has the columns.
     """
-    settings = quietly()
+    settings = load_silenced()
     topic = _topic(request_topic, settings)
     kind = _kind(format)
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
@@ -81,10 +89,10 @@ def load(
                     loading, settings, files, most_bytes, rate, dry_run, json, bar
                 )
     except UnusableFile as error:
-        raise ended(printable(str(error)), FAILED) from None
+        raise error_exit(printable(str(error)), FAILED) from None
     except (NotLoaded, RecoveryRequired) as error:
         remedy = "run the same command again to continue where it stopped"
-        raise ended(f"{printable(str(error))}; {remedy}", FAILED) from None
+        raise error_exit(f"{printable(str(error))}; {remedy}", FAILED) from None
     if json:
         typer.echo(as_json(done._asdict()))
     else:
@@ -151,7 +159,7 @@ def _utf8(option: str, text: str | None) -> str | None:
 def _most_bytes(access: KafkaAccess, topic: str) -> int:
     described = Topics(access.admin()).describe([topic]).get(topic)
     if described is None:
-        raise ended(
+        raise error_exit(
             f"the request topic {topic!r} does not exist on {access.bootstrap_servers}; start "
             "blackbox once to create it, or name another topic",
             FAILED,
@@ -172,7 +180,7 @@ def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
     before = f" ({rows_in:,} rows were sent by earlier runs)" if rows_in else ""
     rows = "1 bad row" if verdict.bad == 1 else f"{verdict.bad:,} bad rows"
     lines += [f"{rows}; nothing was sent{before}"]
-    return ended("\n".join(lines), REFUSED)
+    return error_exit("\n".join(lines), REFUSED)
 
 
 def _line(bad: BadRow) -> str:
@@ -181,12 +189,10 @@ def _line(bad: BadRow) -> str:
 
 
 def _print(done: Loaded) -> None:
-    shown = table()
-    for name in ("files", "rows", "sent now", "already there", "seconds", "rows/s"):
-        shown.add_column(name, justify="right")
-    shown.add_row(
-        *(f"{count:,}" for count in done[:4]), f"{done.seconds:.1f}", f"{done.rows_per_s:,}"
-    )
+    names = ("files", "rows", "sent now", "already there", "seconds", "rows/s")
+    shown = table(numbers=names)
+    counts = (f"{count:,}" for count in done[:4])
+    shown.add_row(*counts, f"{done.seconds:.1f}", f"{done.rows_per_s:,}")
     print_whole(shown)
     if done.dry_run:
         typer.echo("all rows are valid; nothing was sent (--dry-run)")

@@ -13,8 +13,15 @@ from rich.text import Text
 from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Wanted
 from blackbox.api.answers import RequestState
-from blackbox.cli.show import instant
-from blackbox.cli.terminal import as_json, print_whole, printable, quietly, table
+from blackbox.cli.terminal import (
+    AsJsonLines,
+    as_json,
+    instant,
+    load_silenced,
+    print_whole,
+    printable,
+    table,
+)
 
 PAGE = 100
 
@@ -26,10 +33,10 @@ def pending(
         float | None, typer.Option(help="Only requests that are due within SECONDS, or overdue.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of requests.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json: AsJsonLines = False,
 ) -> None:
     """List pending requests, the soonest first, without the cold tier; reads only."""
-    settings = quietly()
+    settings = load_silenced()
     to_ms = None if within is None else int((time.time() + within) * 1000)
     wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
     with closing(Admin(settings)) as admin:
@@ -44,9 +51,7 @@ def pending(
 
 
 def _print_table(states: list[RequestState]) -> None:
-    listed = table()
-    for name in ("due", "to topic", "caller", "its id", "id"):
-        listed.add_column(name)
+    listed = table(("due", "to topic", "caller", "its id", "id"))
     for state in states:
         names = (state.target, state.caller, state.caller_id)
         shown = (Text(printable(name or "-")) for name in names)  # Text: rich must not parse markup

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
 import typer
 
 from blackbox.cli.batch import spark
 from blackbox.cli.failures import FAILED
-from blackbox.cli.terminal import print_whole, quietly, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
 from blackbox.config.wiring import kafka
 from blackbox.support import logs
 
@@ -20,19 +19,19 @@ if TYPE_CHECKING:
 COUNTS = ("cold", "near", "renewed", "lost", "refused")
 
 
-def promote(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def promote(json: AsJson = False) -> None:
     """Promote cold requests that are due soon, and renew those that Kafka would remove; safe at any time.
 
     Exits with 1 when a shard could not be promoted, or requests were lost or refused.
     """
-    settings = quietly()
+    settings = load_silenced()
     access = kafka(settings, logs.QUIET)
     with spark(settings, "promoting") as session:
         from blackbox.jobs.promote.promote import promote as promoted
 
         outcomes = promoted(session, settings, access)
     if json:
-        typer.echo(orjson.dumps({"totals": _totals(outcomes), "shards": list(map(_row, outcomes))}))
+        typer.echo(as_json({"totals": _totals(outcomes), "shards": list(map(_row, outcomes))}))
     else:
         _print_table(outcomes)
     for outcome in outcomes:
@@ -53,11 +52,8 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    shown = table(show_footer=True)
-    totals = _totals(outcomes)
-    shown.add_column("shard", "total")
-    for name in COUNTS:
-        shown.add_column(name, f"{totals[name]:,}", justify="right")
+    totals = {name: f"{count:,}" for name, count in _totals(outcomes).items()}
+    shown = table(["shard"], COUNTS, footers={"shard": "total"} | totals)
     for outcome in outcomes:
         numbers = (getattr(outcome.promoted, name) for name in COUNTS)
         shown.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))

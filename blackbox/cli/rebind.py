@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli.failures import BadUsage
-from blackbox.cli.terminal import quietly
+from blackbox.cli.terminal import load_silenced
 from blackbox.rebind import Pending
 from blackbox.rebind import rebind as rebound
 
@@ -25,7 +25,7 @@ def rebind(
 
     Shards whose index does not match stay closed until this is run; the log and /readyz say so.
     """
-    settings = quietly()
+    settings = load_silenced()
     if topic not in settings.topics:
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is not one of the request topics: {known}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli import signals
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, ended
+from blackbox.cli.failures import FAILED, REFUSED, BadUsage, error_exit
 from blackbox.config.settings import Half, Settings, load
 from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.java import find_java
@@ -55,11 +55,11 @@ def run(
         try:
             has_ended = serve(settings, stop, only)
         except Unsound as unsound:
-            raise ended(str(unsound), REFUSED) from None
+            raise error_exit(str(unsound), REFUSED) from None
         except Exception as failure:
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise
-            raise ended(f"Spark failed: {in_one_line(failure)}", FAILED) from None
+            raise error_exit(f"Spark failed: {in_one_line(failure)}", FAILED) from None
     if not has_ended:
         signals.leave()
 

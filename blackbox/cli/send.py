@@ -10,7 +10,7 @@ import typer
 
 from blackbox.admin.writing import WRITTEN
 from blackbox.cli.failures import BadUsage
-from blackbox.cli.terminal import chosen_topic, typed_instant
+from blackbox.cli.terminal import At, Countdown, chosen_topic, typed_instant
 from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.config.settings import Settings, load
@@ -23,11 +23,8 @@ from blackbox.support import logs
 def send(
     topic: Annotated[str, typer.Option(help="The topic that the message is delivered to.")],
     message: Annotated[str, typer.Option(help="The message; -: read it from stdin, unchanged.")],
-    countdown: Annotated[float | None, typer.Option(help="Seconds from now.")] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),
-    ] = None,
+    countdown: Countdown = None,
+    at: At = None,
     key: Annotated[str | None, typer.Option(help="Key of the delivered record.")] = None,
     header: Annotated[
         list[str] | None,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from blackbox.admin.lookup import Registry
-from blackbox.cli.failures import FAILED, BadUsage, ended
-from blackbox.cli.terminal import as_json, quietly
+from blackbox.cli.failures import FAILED, BadUsage, error_exit
+from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced
 from blackbox.core.status import Fate
 from blackbox.records.request import MAX_OFFSET, Shard, locate, placed
 from blackbox.support.logs import printable
@@ -26,13 +25,13 @@ def show(
         str, typer.Argument(help="An id as `send` prints it, a place such as TB/3@1234, the 16 hex "
         "digits of its key in Redis, or, while it is pending, its caller's id.")
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json: AsJsonLines = False,
 ) -> None:  # fmt: skip
     """Show whether a request is pending, where its message went, or why it is a dead letter.
 
     Exits with 1 when there is no such request, or its state was not found in time.
     """
-    settings = quietly()
+    settings = load_silenced()
     with closing(Registry(settings)) as registry:
         registry.count_partitions()
         fates = _fates(id, registry, list(settings.topics))
@@ -55,7 +54,7 @@ def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
     except BadUsage as usage:
         places = registry.holders(text)
         if not places:
-            raise ended(str(usage), FAILED) from None
+            raise error_exit(str(usage), FAILED) from None
     return [registry.fate(*place) for place in places]
 
 
@@ -123,14 +122,3 @@ def _sentence(fate: Fate) -> str:
         "undetermined": f"not known: {fate.detail}",
         "unknown": "not found: never written, or already removed from Kafka",
     }[fate.state]
-
-
-def instant(ms: int | None) -> str:
-    """Epoch ms as an ISO 8601 instant in UTC."""
-    if ms is None:
-        return "?"
-    try:
-        stamp = datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError):
-        return f"{ms} ms"
-    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
-import orjson
 import typer
 
-from blackbox.cli.failures import nothing_there
-from blackbox.cli.show import instant
-from blackbox.cli.terminal import print_whole, quietly, table
+from blackbox.cli.failures import no_topics_exit
+from blackbox.cli.terminal import AsJson, as_json, instant, load_silenced, print_whole, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka, shared
 from blackbox.index.inspector import Inspector
@@ -51,17 +48,17 @@ class ShardStatus:
         return self.requests_end - (self.requests_position or 0)
 
 
-def status(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(json: AsJson = False) -> None:
     """Print pending, overdue and unread requests by shard, and the paused targets; reads only."""
-    settings = quietly()
+    settings = load_silenced()
     shards = list(_statuses(settings))
     if not shards:
-        raise nothing_there(settings)
+        raise no_topics_exit(settings)
     paused = _paused(settings, shards)
     if json:
         rows = [asdict(one) | {"lag": one.lag} for one in shards]
         told = {"totals": _totals(shards), "shards": rows, "paused": paused}
-        typer.echo(orjson.dumps(told))
+        typer.echo(as_json(told))
     else:
         _print_table(shards)
         for topic, since_ms in sorted(paused.items()):
@@ -126,22 +123,20 @@ def _totals(shards: Sequence[ShardStatus]) -> dict[str, int | None]:
 
 
 def _print_table(shards: Sequence[ShardStatus]) -> None:
-    shown = table(show_footer=True)
     totals = _totals(shards)
-    for name, footer in (
-        ("shard", "total"),
-        ("pending", f"{totals['pending']:,}"),
-        ("cold", f"{totals['cold']:,}"),
-        ("late", f"{totals['due_now']:,}"),
-        ("oldest", _duration(totals["oldest_overdue_ms"] or None)),
-        ("next in", _duration(totals["next_due_in_ms"])),
-        ("requests", ""),
-        ("unread", f"{totals['lag']:,}"),
-        ("receipts", ""),
-    ):
-        shown.add_column(name, footer, justify="left" if name == "shard" else "right")
+    footers = {
+        "shard": "total",
+        "pending": f"{totals['pending']:,}",
+        "cold": f"{totals['cold']:,}",
+        "late": f"{totals['due_now']:,}",
+        "oldest": _duration(totals["oldest_overdue_ms"] or None),
+        "next in": _duration(totals["next_due_in_ms"]),
+        "requests": "",
+        "unread": f"{totals['lag']:,}",
+        "receipts": "",
+    }
+    shown = table(["shard"], list(footers)[1:], footers)
     for one in shards:
-        late = "bold red" if one.due_now else ""
         shown.add_row(
             one.shard,
             f"{one.pending:,}",
@@ -152,7 +147,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
             _position(one.requests_position, one.requests_end),
             f"{one.lag:,}",
             _position(one.receipts_position, _without_marker(one)),
-            style=late,
+            style="bold red" if one.due_now else "",
         )
     print_whole(shown)
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.admin import Admin
-from blackbox.cli.failures import FAILED, BadUsage, ended
-from blackbox.cli.terminal import quietly
+from blackbox.cli.failures import FAILED, BadUsage, error_exit
+from blackbox.cli.terminal import load_silenced
 from blackbox.records.request import is_topic_name
 
 Topic = Annotated[str, typer.Argument(help="The target topic.")]
@@ -20,7 +20,7 @@ def pause(topic: Topic) -> None:
     """Stop delivery to a target within a second; requests that come due for it wait."""
     if topic not in _change(topic, Admin.pause):
         text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
-        raise ended(text, FAILED)
+        raise error_exit(text, FAILED)
     typer.echo(f"{topic} is paused; `blackbox resume {topic}` resumes it")
 
 
@@ -33,5 +33,5 @@ def resume(topic: Topic) -> None:
 def _change(topic: str, change: Callable[[Admin, str], dict[str, int]]) -> dict[str, int]:
     if not is_topic_name(topic):
         raise BadUsage(f"{topic!r} is not a valid topic name")
-    with closing(Admin(quietly())) as admin:
+    with closing(Admin(load_silenced())) as admin:
         return change(admin, topic)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import orjson
+import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -20,8 +23,16 @@ from blackbox.support import logs
 SHOWN_CHARS = 400
 LONGEST_LINE = 10_000
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Countdown = Annotated[float | None, typer.Option(help="Seconds from now.")]
+At = Annotated[
+    str | None,
+    typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),
+]
 
-def quietly() -> Settings:
+
+def load_silenced() -> Settings:
     """Load the settings and silence the log, for commands that print their own messages."""
     settings = load()
     logs.silent()
@@ -55,6 +66,17 @@ def typed_instant(at: str | None) -> str | int | None:
     return int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
 
 
+def instant(ms: int | None) -> str:
+    """Epoch ms as an ISO 8601 instant in UTC."""
+    if ms is None:
+        return "?"
+    try:
+        stamp = datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        return f"{ms} ms"
+    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def printable(text: str) -> str:
     """The text on one line, shortened, without terminal control characters."""
     shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
@@ -69,9 +91,19 @@ def as_json(held: Any, option: int = 0) -> str:
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
-def table(**options: Any) -> Table:
-    """An empty table in the style of all commands; print it with `print_whole`."""
-    return Table(box=SIMPLE_HEAD, pad_edge=False, **options)
+def table(
+    texts: Iterable[str] = (),
+    numbers: Iterable[str] = (),
+    footers: Mapping[str, str] | None = None,
+    overflow: OverflowMethod = "ellipsis",
+) -> Table:
+    """An empty table in the style of all commands: columns of text, then columns of numbers."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
+    justified: dict[str, JustifyMethod] = dict.fromkeys(texts, "left")
+    for name, justify in (justified | dict.fromkeys(numbers, "right")).items():
+        footer = (footers or {}).get(name, "")
+        shown.add_column(name, footer, justify=justify, overflow=overflow)
+    return shown
 
 
 def print_whole(listed: Table) -> None:

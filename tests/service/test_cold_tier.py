@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Changes
 from blackbox.admin.lookup import Registry
-from blackbox.cli.show import instant
+from blackbox.cli.terminal import instant
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.request import Shard, request_id

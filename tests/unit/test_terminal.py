@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.cli.failures import ended
+from blackbox.cli.failures import error_exit
 from blackbox.cli.terminal import print_whole, table
 
 
 def test_a_program_that_reads_a_table_gets_each_row_on_one_line_with_nothing_cut_off(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listed = table()
-    for name in ("due", "caller", "id"):
-        listed.add_column(name)
+    listed = table(("due", "caller", "id"))
     row = ["2026-11-25T03:18:10.123Z", "a caller " * 30, "6ba7b810-9dad-11d1-80b4-00c04fd430c8"]
     listed.add_row(*row)
 
@@ -29,6 +27,6 @@ def test_errors_are_red_unless_somebody_wants_no_colour(
     monkeypatch.setenv("NO_COLOR", said)
     monkeypatch.setattr("typer.echo", lambda text, err: printed.append(text))
 
-    ended("what went wrong", 1)
+    error_exit("what went wrong", 1)
 
     assert ["\x1b[31m" in line for line in printed] == [is_red]
