@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from blackbox.config import check
-from blackbox.config.check import Finding, findings
+from blackbox.config.check import FINDINGS, Finding, finding, findings
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
@@ -125,11 +125,11 @@ def test_of_what_the_service_creates_there_is_nothing_to_say(settings: Settings)
 @pytest.mark.parametrize(
     ("directives", "found"),
     [
-        ({"maxmemory-policy": "allkeys-lru"}, check.EVICTION.found(policy="allkeys-lru")),
-        ({"maxmemory-policy": "volatile-ttl"}, check.EVICTION.found(policy="volatile-ttl")),
-        ({"appendonly": "no"}, check.NO_AOF.found()),
-        ({"aof-load-truncated": "yes"}, check.TORN_AOF.found()),
-        ({"maxmemory": "0"}, check.NO_LIMIT.found()),
+        ({"maxmemory-policy": "allkeys-lru"}, finding("eviction", policy="allkeys-lru")),
+        ({"maxmemory-policy": "volatile-ttl"}, finding("eviction", policy="volatile-ttl")),
+        ({"appendonly": "no"}, finding("no_aof")),
+        ({"aof-load-truncated": "yes"}, finding("torn_aof")),
+        ({"maxmemory": "0"}, finding("no_limit")),
     ],
 )
 def test_a_redis_that_weakens_a_promise_is_found(
@@ -166,8 +166,8 @@ def test_a_compacted_topic_is_refused(settings: Settings, which: str, policy: st
     }
     for part in names:
         create(settings, names[part], cleanup_policy=policy if part == which else "delete")
-    kind = check.COMPACTED_LETTERS if which == "letters" else check.COMPACTED
-    assert findings(settings) == [kind.found(topic=names[which], policy=policy)]
+    kind = "compacted_letters" if which == "letters" else "compacted"
+    assert findings(settings) == [finding(kind, topic=names[which], policy=policy)]
 
 
 def test_a_compacted_dead_letter_topic_would_refuse_letters_without_a_key(
@@ -197,7 +197,7 @@ def test_a_request_topic_that_kafka_empties_too_early_is_refused(
     assert findings(settings) == []
     far = load(**settings.model_dump() | {"hot_horizon_s": horizon_s})
     assert findings(far) == [
-        check.SHORT_REQUESTS.found(topic=topic, have="604800000 (7 days)", wanted=wanted)
+        finding("short_requests", topic=topic, have="604800000 (7 days)", wanted=wanted)
     ]
 
 
@@ -206,7 +206,7 @@ def test_receipts_that_kafka_removes_by_their_age_are_found(settings: Settings) 
     create(settings, topic)
     create(settings, receipts_topic(topic), retention_ms="35164800000")
     assert findings(settings) == [
-        check.SHORT_RECEIPTS.found(topic=receipts_topic(topic), have="35164800000 (407 days)")
+        finding("short_receipts", topic=receipts_topic(topic), have="35164800000 (407 days)")
     ]
 
 
@@ -215,28 +215,26 @@ def test_topics_limited_in_bytes_are_found(settings: Settings) -> None:
     create(settings, topic, retention_bytes="1000000")
     create(settings, receipts_topic(topic), retention_bytes="2000000")
     assert findings(settings) == [
-        check.LIMITED_BYTES.found(topic=topic, limit=1_000_000),
-        check.LIMITED_BYTES.found(topic=receipts_topic(topic), limit=2_000_000),
+        finding("limited_bytes", topic=topic, limit=1_000_000),
+        finding("limited_bytes", topic=receipts_topic(topic), limit=2_000_000),
     ]
 
 
 def test_a_topic_that_believes_the_senders_clock_is_found(settings: Settings) -> None:
     topic = request_topic(settings)
     create(settings, topic, message_timestamp_type="CreateTime")
-    assert findings(settings) == [check.CREATE_TIME.found(topic=topic, type="CreateTime")]
+    assert findings(settings) == [finding("create_time", topic=topic, type="CreateTime")]
 
 
-@pytest.mark.parametrize(
-    ("partitions", "kind"), [(2, check.FEWER_RECEIPTS), (8, check.MORE_RECEIPTS)]
-)
+@pytest.mark.parametrize(("partitions", "kind"), [(2, "fewer_receipts"), (8, "more_receipts")])
 def test_receipts_with_other_partitions_than_their_requests_are_found(
-    settings: Settings, partitions: int, kind: Finding
+    settings: Settings, partitions: int, kind: str
 ) -> None:
     topic = request_topic(settings)
     receipts = receipts_topic(topic)
     create(settings, topic, partitions=4)
     create(settings, receipts, partitions=partitions)
-    found = kind.found(topic=topic, receipts=receipts, have=partitions, wanted=4)
+    found = finding(kind, topic=topic, receipts=receipts, have=partitions, wanted=4)
     assert findings(settings) == [found]
 
 
@@ -251,7 +249,7 @@ def test_receipts_without_their_request_topic_are_refused(settings: Settings) ->
     topic = request_topic(settings)
     create(settings, receipts_topic(topic))
     found = findings(settings)
-    assert found == [check.ORPHANED.found(topic=topic, receipts=receipts_topic(topic))]
+    assert found == [finding("orphaned", topic=topic, receipts=receipts_topic(topic))]
     assert f"begin with blackbox:{{{topic}-" in found[0].remedy
 
 
@@ -309,7 +307,7 @@ def test_topic_settings_that_may_not_be_read_are_a_warning(
     create(settings, topic)
     deny(settings, topic, AclOperation.DESCRIBE_CONFIGS)
     why = "Topic authorization failed."
-    wanted = check.KAFKA_SILENT.found(topic=topic, what="the settings", why=why)
+    wanted = finding("kafka_silent", topic=topic, what="the settings", why=why)
     until("the ACL is in force", lambda: findings(settings) == [wanted])
 
 
@@ -348,7 +346,7 @@ def test_checking_creates_no_topic(
     [(0, []), (1000, []), (-1000, []), (1001, ["1001"]), (-90_000, ["90000"])],
 )
 def test_clocks_more_than_a_second_apart_are_found(skew_ms: int, found: list[str]) -> None:
-    assert list(check.about_clocks(skew_ms)) == [check.CLOCKS.found(skew_ms=ms) for ms in found]
+    assert list(check.about_clocks(skew_ms)) == [finding("clocks", skew_ms=ms) for ms in found]
 
 
 SOUND_INFO = {
@@ -367,7 +365,7 @@ def test_a_redis_that_is_new_enough_is_taken(version: str) -> None:
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16", "6.1.240"])
 def test_a_redis_that_is_too_old_is_refused(version: str) -> None:
     found = list(check.about_redis(SOUND_INFO | {"redis_version": version}))
-    assert found == [check.OLD_REDIS.found(version=version)]
+    assert found == [finding("old_redis", version=version)]
 
 
 @pytest.mark.parametrize("field", SOUND_INFO)
@@ -413,7 +411,7 @@ def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> No
 
 def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
     rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("operations"), re.MULTILINE)
-    kinds = [value for value in vars(check).values() if isinstance(value, Finding)]
+    kinds = FINDINGS.values()
     assert rows == [(kind.severity, capital(kind.text), capital(kind.remedy)) for kind in kinds]
 
 

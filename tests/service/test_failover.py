@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from blackbox.config import check
+from blackbox.config.check import finding
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
 from tests.servers.cluster import ClusterServers
@@ -166,7 +166,7 @@ def refused_in(environment: Mapping[str, str], server: EmbeddedRedis) -> list[st
     return [found["text"] for found in json.loads(checked.out) if found["severity"] == "refuse"]
 
 
-EVICTION = check.EVICTION.found(policy="allkeys-lru").text
+EVICTION = finding("eviction", policy="allkeys-lru").text
 
 
 @pytest.mark.proof
@@ -201,7 +201,7 @@ def look_at(world: World, url: str) -> Mapping[str, str]:
 def test_one_node_of_a_cluster_is_warned_of(world: World, cluster: ClusterServers) -> None:
     environment = world.environment(redis_url=cluster.nodes[0].url)
     found = json.loads(blackbox(environment, "check", "--json").out)
-    assert check.ONE_NODE.text in [finding["text"] for finding in found]
+    assert finding("one_node").text in [finding["text"] for finding in found]
 
 
 def test_a_silent_node_is_warned_of(world: World, cluster: ClusterServers) -> None:
