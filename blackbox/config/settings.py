@@ -3,137 +3,37 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import javaproperties
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from blackbox.config.aliases import Alias, aliases
-from blackbox.formats import NAMES
-from blackbox.index import connection
-from blackbox.journal.topics import RECEIPTS_SUFFIX, is_own_topic
-from blackbox.records.request import is_topic_name
+from blackbox.config.fields import (
+    Delivery,
+    Oscillator,
+    OutputTopic,
+    RedisUrl,
+    RequestTopics,
+    SparkMaster,
+    TimerOutput,
+    Token,
+    Topic,
+    expired_topic,
+    parse_request_topics,
+)
+from blackbox.journal.topics import is_own_topic
 
 Half = Literal["intake", "dispatch"]
-_PLACE = r"[^\s:/,]+:\d+"
-_MASTER = re.compile(
-    rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
-)
+
+TEN_YEARS_S = 315_360_000
 
 
 class SettingsError(Exception):
     """The configuration cannot be used; the text names each variable, its value and what is wanted."""
-
-
-def _topic(name: str) -> str:
-    if not is_topic_name(name):
-        raise ValueError("wanted: a topic name of 1 to 249 letters, digits, '.', '_' or '-'")
-    return name
-
-
-def _request_topics(text: str) -> str:
-    for topic, contract in parse_request_topics(text).items():
-        _topic(topic)
-        if contract not in NAMES:
-            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(NAMES)}")
-        if topic.endswith(RECEIPTS_SUFFIX):
-            raise ValueError(
-                f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which is reserved for receipts"
-            )
-    return text
-
-
-def parse_request_topics(text: str) -> dict[str, str]:
-    """`TB:countdown,other:countdown` -> format by topic. Raises ValueError for any other text."""
-    topics: dict[str, str] = {}
-    for part in text.split(","):
-        topic, colon, contract = part.strip().partition(":")
-        if not topic or not colon or not contract:
-            raise ValueError("wanted: a comma list of topic:format, like TB:countdown")
-        if topic in topics:
-            raise ValueError(f"the topic {topic!r} is given twice")
-        topics[topic] = contract
-    return topics
-
-
-def _topics_so_far(info: ValidationInfo) -> dict[str, str]:
-    return parse_request_topics(info.data.get("request_topics", "TB:countdown"))
-
-
-def _expired_topics(info: ValidationInfo) -> set[str]:
-    topics = _topics_so_far(info)
-    return {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
-
-
-def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None] = ()) -> str:
-    own = _topics_so_far(info), info.data.get("dead_letter_topic", "")
-    if name in others or is_own_topic(name, *own):
-        raise ValueError(f"{name!r} is one of blackbox's own topics; use another one")
-    return name
-
-
-def _timer_output_topic(name: str | None, info: ValidationInfo) -> str | None:
-    for output in _expired_topics(info) if name is None else {_topic(name)}:
-        _not_our_own(output, info)
-    return name
-
-
-def _oscillator_topic(name: str | None, info: ValidationInfo) -> str | None:
-    if not name:
-        return None
-    others = {info.data.get("history_topic"), info.data.get("timer_output_topic")}
-    return _not_our_own(_topic(name), info, others | _expired_topics(info))
-
-
-def _delivery(promise: str, info: ValidationInfo) -> str:
-    if promise != "exactly-once" and "scheduler" in _topics_so_far(info).values():
-        raise ValueError(
-            "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
-            "must be written atomically"
-        )
-    return promise
-
-
-def expired_topic(request_topic: str) -> str:
-    """The topic where timers are answered, unless the operator names one."""
-    return f"{request_topic}.expired"
-
-
-def _redis_url(secret: SecretStr) -> SecretStr:
-    connection.check(secret.get_secret_value())
-    return secret
-
-
-def _spark_master(master: str) -> str:
-    if not _MASTER.fullmatch(master):
-        raise ValueError("wanted: local[*], local[N], spark://host:port or k8s://address")
-    return master
-
-
-def _without_blanks(value: object) -> object:
-    """Strip blanks: files of secrets usually end with a newline, which a header cannot contain."""
-    return value.strip() if isinstance(value, str) else value
-
-
-def _token(secret: SecretStr | None) -> SecretStr | None:
-    text = "" if secret is None else secret.get_secret_value()
-    if not (text.isascii() and (text.isprintable() or not text)):
-        raise ValueError("wanted: printable ASCII characters, as allowed in a header")
-    return secret
-
-
-Token = Annotated[SecretStr | None, BeforeValidator(_without_blanks), AfterValidator(_token)]
 
 
 class Settings(BaseSettings):
@@ -146,51 +46,44 @@ class Settings(BaseSettings):
         None,
         description=".properties file with librdkafka settings (TLS, SASL); wins over defaults",
     )
-    redis_url: Annotated[SecretStr, AfterValidator(_redis_url)] = Field(
+    redis_url: RedisUrl = Field(
         SecretStr("redis://localhost:6379/0"),
         description="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://",
     )
-    request_topics: Annotated[str, AfterValidator(_request_topics)] = Field(
-        "TB:countdown", description="comma list of topic:format"
-    )
-    dead_letter_topic: Annotated[str, AfterValidator(_topic)] = Field(
+    request_topics: RequestTopics = Field("TB:countdown", description="comma list of topic:format")
+    dead_letter_topic: Topic = Field(
         "blackbox.dead-letters",
         description="topic for requests that cannot be delivered, with the reason",
     )
-    history_topic: Annotated[str, AfterValidator(_topic), AfterValidator(_not_our_own)] = Field(
+    history_topic: OutputTopic = Field(
         "history",
         description="topic for copies of the messages that the format scheduler delivered",
     )
     scheduler_grace_s: int = Field(
-        -1, ge=-1, le=315_360_000,
+        -1, ge=-1, le=TEN_YEARS_S,
         description="a schedule that is later than this is not delivered; -1: no limit",
     )  # fmt: skip
-    timer_output_topic: Annotated[str | None, AfterValidator(_timer_output_topic)] = Field(
-        None,
-        validate_default=True,
+    timer_output_topic: TimerOutput = Field(
+        None, validate_default=True,
         description="topic for the answers to expired timers; default: <request topic>.expired",
-    )
-    oscillator_topic: Annotated[str | None, AfterValidator(_oscillator_topic)] = Field(
+    )  # fmt: skip
+    oscillator_topic: Oscillator = Field(
         None, description="topic for a record for each second; default: none"
     )
     group_id: str = Field(
-        "blackbox",
-        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        "blackbox", pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="consumer group; prefix of transactional ids",
-    )
+    )  # fmt: skip
     instance_id: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9._-]{0,200}$",
-        description=(
-            "name of this process in the group; if it is the same after a restart, the process "
-            "gets its shards back at once"
-        ),
-    )
+        None, pattern=r"^[A-Za-z0-9._-]{0,200}$",
+        description="name of this process in the group; if it is the same after a restart, the "
+                    "process gets its shards back at once",
+    )  # fmt: skip
     engine: Literal["spark", "process"] = Field(
         "spark", description="the engine: spark, or process for small deployments"
     )
-    delivery: Annotated[Literal["exactly-once", "at-least-once"], AfterValidator(_delivery)] = (
-        Field("exactly-once", description="with or without a Kafka transaction per batch")
+    delivery: Delivery = Field(
+        "exactly-once", description="with or without a Kafka transaction per batch"
     )
     poll_interval_ms: int = Field(
         1000, ge=10, le=60_000, description="longest time between two checks of the index"
@@ -202,50 +95,42 @@ class Settings(BaseSettings):
         1000, ge=1, le=10_000, description="maximum messages per batch of a shard"
     )
     retries: int = Field(
-        5, ge=0, le=1000,
-        description="retries if the target is missing, after 1, 2, 4 … 60 s",
-    )  # fmt: skip
-    grace_s: int = Field(
-        604_800,
-        ge=3600,
-        le=31_536_000,
-        description="how long Redis keeps a payload after its due time",
+        5, ge=0, le=1000, description="retries if the target is missing, after 1, 2, 4 … 60 s"
     )
+    grace_s: int = Field(
+        604_800, ge=3600, le=31_536_000,
+        description="how long Redis keeps a payload after its due time",
+    )  # fmt: skip
     max_countdown_s: int = Field(
-        34_560_000, ge=1, le=315_360_000, description="longer countdowns are refused"
+        34_560_000, ge=1, le=TEN_YEARS_S, description="longer countdowns are refused"
     )
     retention_s: int = Field(
-        604_800, ge=1, le=315_360_000,
-        description=(
-            "how long journals keep requests that have ended, at least, for look-ups, ledger and "
-            "audit"
-        ),
+        604_800, ge=1, le=TEN_YEARS_S,
+        description="how long journals keep requests that have ended, at least, for look-ups, "
+                    "ledger and audit",
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,
         description="how often to determine the low-water mark and trim the journals",
     )  # fmt: skip
     renew_after_s: int | None = Field(
-        None, ge=1, le=315_360_000,
+        None, ge=1, le=TEN_YEARS_S,
         description="age at which a request beyond the horizon is renewed; default: a day, or the "
                     "horizon if that is longer",
     )  # fmt: skip
     hot_horizon_s: int = Field(
-        86_400, ge=0, le=315_360_000,
-        description=(
-            "requests due further ahead stay out of Redis until they are promoted; 0: all are in "
-            "Redis"
-        ),
+        86_400, ge=0, le=TEN_YEARS_S,
+        description="requests due further ahead stay out of Redis until they are promoted; 0: all "
+                    "are in Redis",
     )  # fmt: skip
-    spark_master: Annotated[str, AfterValidator(_spark_master)] = Field(
+    spark_master: SparkMaster = Field(
         "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
     )
     spark_config: Path | None = Field(
         None, description=".properties file with Spark settings; wins over defaults"
     )
     ledger: str | None = Field(
-        None,
-        description="where the ledger is: a folder, or a Hadoop path such as s3a://bucket/x",
+        None, description="where the ledger is: a folder, or a Hadoop path such as s3a://bucket/x"
     )
     callers_file: Path | None = Field(
         None, description="TOML file with the callers' rules; read again when it changes"
@@ -259,10 +144,9 @@ class Settings(BaseSettings):
         None, min_length=16, description="bearer token that allows reads over HTTP"
     )
     metrics_addr: str | None = Field(
-        None,
-        pattern=r"^[^\s:]*:\d{1,5}$",
+        None, pattern=r"^[^\s:]*:\d{1,5}$",
         description="host:port of a second listener with the same paths",
-    )
+    )  # fmt: skip
 
     @property
     def topics(self) -> Mapping[str, str]:
@@ -283,11 +167,9 @@ class Settings(BaseSettings):
     @property
     def api_tokens(self) -> tuple[str | None, str | None]:
         """The token for changes over HTTP, and the token for reading."""
-        operate, read = self.api_token, self.api_read_token
-        return (
-            None if operate is None else operate.get_secret_value(),
-            None if read is None else read.get_secret_value(),
-        )
+        given = self.api_token, self.api_read_token
+        change, read = (None if token is None else token.get_secret_value() for token in given)
+        return change, read
 
     def timer_output(self, topic: str) -> str:
         """The topic for the answers to a request topic of the format `timer`."""
@@ -326,10 +208,9 @@ class Settings(BaseSettings):
         Twice the horizon, as requests due later are written again before that. Without a horizon, as long
         as a request can be pending.
         """
-        horizon_ms = self.horizon_ms_of(topic)
-        return (
-            (self.max_countdown_s + self.grace_s) * 1000 if horizon_ms is None else 2 * horizon_ms
-        )
+        if horizon_ms := self.horizon_ms_of(topic):
+            return 2 * horizon_ms
+        return (self.max_countdown_s + self.grace_s) * 1000
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""
@@ -340,9 +221,9 @@ class Settings(BaseSettings):
         found = _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
         for name in found:
             if name == "spark.master" or not name.startswith("spark."):
-                wanted = "names that start with 'spark.'; the master is BLACKBOX_SPARK_MASTER"
                 raise SettingsError(
-                    f"BLACKBOX_SPARK_CONFIG={self.spark_config}: sets {name}; wanted: {wanted}"
+                    f"BLACKBOX_SPARK_CONFIG={self.spark_config}: sets {name}; wanted: names that "
+                    "start with 'spark.'; the master is BLACKBOX_SPARK_MASTER"
                 )
         return found
 
