@@ -10,7 +10,7 @@ import typer
 
 from blackbox.client import NotSent
 from blackbox.config.settings import Settings, SettingsError
-from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded import EmbeddedError
 from blackbox.index.address import read
 from blackbox.records.errors import IndexFull, IndexLost, NotAllowed, RecoveryRequired
 from blackbox.spark.failures import LedgerError

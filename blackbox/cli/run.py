@@ -12,7 +12,7 @@ import typer
 from blackbox.cli import signals
 from blackbox.cli.failures import FAILED, REFUSED, BadUsage, error_exit
 from blackbox.config.settings import Half, Settings, load
-from blackbox.embedded.errors import EmbeddedError
+from blackbox.embedded import EmbeddedError
 from blackbox.embedded.java import find_java
 from blackbox.spark import missing_packages
 from blackbox.spark.failures import in_one_line

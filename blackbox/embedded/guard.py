@@ -9,6 +9,7 @@ Prints the server's pid, or a line that starts with `error:`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -36,12 +37,7 @@ def die_with_this_guard() -> Callable[[], None] | None:
     """A function that a child runs before exec, so that the server is killed with its guard (Linux)."""
     if sys.platform != "linux":
         return None
-    try:
-        import ctypes
-
-        libc = ctypes.CDLL(None)
-    except (ImportError, OSError):
-        return None
+    libc = ctypes.CDLL(None)
     return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

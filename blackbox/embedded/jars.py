@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import platformdirs
 
-from blackbox.embedded.errors import EmbeddedError
-from blackbox.embedded.process import GuardedProcess, lock_folder
+from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, lock_folder
 
 KAFKA_VERSION = "4.1.0"
 SCALA_VERSION = "2.13"
@@ -52,20 +49,21 @@ def kafka_jars(java: str, progress: Callable[[str], None], cache: Path | None = 
 
 def _fetch(java: str, jars: Path) -> None:
     ivy = find_ivy()
-    scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=jars.parent))
-    try:
+    with TemporaryDirectory(
+        prefix="fetching-", dir=jars.parent, ignore_cleanup_errors=True
+    ) as folder:
+        scratch, fetched = Path(folder), Path(folder, "jars")
         (scratch / "ivy.xml").write_text(IVY_MODULE)
         command = [
             *(java, "-jar", str(ivy), "-cache", str(scratch / "cache")),
             *("-ivy", str(scratch / "ivy.xml"), "-types", "jar", "bundle"),
-            *("-retrieve", str(scratch / "jars" / "[artifact]-[revision].[ext]")),
+            *("-retrieve", str(fetched / "[artifact]-[revision].[ext]")),
         ]
         fetch = GuardedProcess(command, log=scratch / "ivy.log", disposable=scratch)
         try:
             code = fetch.wait(FETCH_DEADLINE_S)
         finally:
             fetch.kill()
-        fetched = scratch / "jars"
         if code != 0 or not any(fetched.glob("kafka_*.jar")):
             raise EmbeddedError(
                 f"cannot fetch Kafka {KAFKA_VERSION} (Ivy exited with {code}); check the network, "
@@ -73,16 +71,12 @@ def _fetch(java: str, jars: Path) -> None:
             )
         with contextlib.suppress(FileExistsError):
             fetched.rename(jars)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def find_ivy() -> Path:
     """The Ivy jar inside the installed PySpark."""
-    spec = importlib.util.find_spec("pyspark")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        for ivy in sorted(Path(location, "jars").glob("ivy-*.jar")):
-            return ivy
+    if ivy := file_of_package("pyspark", "jars/ivy-*.jar"):
+        return ivy
     raise EmbeddedError(
         "the embedded Kafka is fetched with the Ivy that PySpark contains, but PySpark is not "
         "installed; install blackbox with its spark extra, or `pip install pyspark`"

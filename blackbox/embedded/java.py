@@ -7,8 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from blackbox.embedded.errors import EmbeddedError
-from blackbox.embedded.process import said_of_itself
+from blackbox.embedded.process import EmbeddedError, said_of_itself
 
 MINIMUM_JAVA = 17
 
@@ -16,7 +15,8 @@ MINIMUM_JAVA = 17
 def find_java() -> str:
     """The path of a Java of version 17 or newer: from JAVA_HOME if set, else from PATH."""
     java = _locate()
-    version = java_version(java)
+    found = re.search(r'version "(?:1\.)?(\d+)', said_of_itself(java, "-version"))
+    version = int(found.group(1)) if found else 0
     if version < MINIMUM_JAVA:
         raise EmbeddedError(
             f"Java {MINIMUM_JAVA} or newer is needed, but {java} is version {version or 'unknown'};"
@@ -42,9 +42,3 @@ def _locate() -> str:
             " on PATH and JAVA_HOME is not set; install one"
         )
     return found
-
-
-def java_version(java: str) -> int:
-    """The feature version (8, 11, 17, …) of this executable; 0 if it is unknown."""
-    match = re.search(r'version "(?:1\.)?(\d+)', said_of_itself(java, "-version"))
-    return int(match.group(1)) if match else 0

@@ -13,11 +13,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.jars import kafka_jars
 from blackbox.embedded.java import find_java
 from blackbox.embedded.ports import HOST, free_port, is_listening
-from blackbox.embedded.process import GuardedProcess
+from blackbox.embedded.process import EmbeddedError, GuardedProcess
 from blackbox.embedded.server import START_DEADLINE_S, EmbeddedServer
 from blackbox.support.class_archive import using
 
@@ -115,16 +114,11 @@ class EmbeddedKafka(EmbeddedServer):
         java = find_java()
         jars = kafka_jars(java, self._progress)
         logging, temporary = self.folder / "log4j2.xml", self.folder / "tmp"
+        logging.write_text(LOGGING)
         temporary.mkdir(exist_ok=True)
-        self._java = [
-            *(
-                java,
-                *JVM_FLAGS,
-                *(self._java_flags or using(jars)),
-                f"-Dlog4j2.configurationFile={logging}",
-            ),
-            *(f"-Djava.io.tmpdir={temporary}", "-cp", f"{jars}/*"),
-        ]
+        properties = (f"-Dlog4j2.configurationFile={logging}", f"-Djava.io.tmpdir={temporary}")
+        flags = (*JVM_FLAGS, *(self._java_flags or using(jars)), *properties)
+        self._java = [java, *flags, "-cp", f"{jars}/*"]
 
     def _write_configuration(self, port: int) -> None:
         controller = free_port()
@@ -138,7 +132,6 @@ class EmbeddedKafka(EmbeddedServer):
         }
         lines = [f"{name}={value}\n" for name, value in settings.items()]
         self._properties.write_text("".join(lines))
-        (self.folder / "log4j2.xml").write_text(LOGGING)
 
     def _format(self) -> str:
         """Format the data folder, unless that was completed before; returns the cluster id."""
@@ -158,9 +151,9 @@ class EmbeddedKafka(EmbeddedServer):
             check=False,
         )
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip()
             raise EmbeddedError(
-                f"cannot format {self._data} for Kafka; StorageTool's output:\n{said}"
+                f"cannot format {self._data} for Kafka; StorageTool's output:\n"
+                f"{(done.stdout + done.stderr).strip()}"
             )
         marker.write_text(cluster_id)
         return cluster_id

