@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blackbox.core.marks import (
     Moved,
@@ -16,17 +16,20 @@ from blackbox.core.marks import (
     openings,
     rebound_by,
 )
-from blackbox.core.plan import Binding, Bounds, Kept, Positions
+from blackbox.core.plan import Binding, Bounds, Kept, Positions, Tail
 from blackbox.core.recovery import CLOCKS_APART_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
-from blackbox.records.receipt import Receipt
+from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
 FITS = "it already matches"
 NO_INDEX = "it has no index; nothing to do"
 INTERRUPTED = "an interrupted run had already written the pending requests"
+
+TAIL = 100
+"""How many requests are read first to find the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,12 @@ class Decision:
     @property
     def changes(self) -> bool:
         return self.is_emptied or self.positions is not None or self.barrier is not None
+
+    def marked(self, end: int) -> Receipt | None:
+        """The barrier; if it begins a topic, with a mark behind the receipts, which end at `end`."""
+        if self.barrier is None or self.begins is None:
+            return self.barrier
+        return replace(self.barrier, mark=Mark(self.begins, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +158,7 @@ class Decide:
             return Decision("an index from before its receipts topic was opened", is_emptied=True)
         told, unknown_ms = at.receipts, 0
         if is_untold or (by is not None and by.offset < told):
-            told, unknown_ms = receipts.end, self._unknown_ms()
+            told, unknown_ms = receipts.end, Clock().latest_ms() + CLOCKS_APART_MS
             if by is not None:
                 told, unknown_ms = by.offset, by.receipt.unknown_ms
         if lost is None:
@@ -202,9 +211,6 @@ class Decide:
             return kept.positions.receipts
         return receipts.start if is_open else None
 
-    def _unknown_ms(self) -> int:
-        return Clock().latest_ms() + CLOCKS_APART_MS
-
     def _barrier(
         self,
         shard: Shard,
@@ -237,3 +243,20 @@ def lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None
     since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
     places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
     return min(place for place in places if place is not None)
+
+
+def tail_before(journal: ShardJournal, first: int) -> Tail | None:
+    """The last record below the offset `first`, which shows later whether the log lost its end again."""
+    for stretch in Bounds(journal.request_bounds().start, first).from_the_end(TAIL):
+        found = [record for batch in journal.requests(*stretch) for record in batch.records]
+        if found:
+            return Tail.of(found[-1])
+    return None
+
+
+def keep_partitions(former: Collection[int], count: int) -> bool:
+    """Whether requests are written again to their own partition; `former` had an index of another topic.
+
+    If that topic had another number of partitions, the keys of new requests now name other partitions.
+    """
+    return not former or max(former) + 1 == count

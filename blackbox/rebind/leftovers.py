@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from blackbox.core.ended import Ended
 from blackbox.core.triage import RECORD_GONE, as_record, is_record, payload_lost
 from blackbox.index.shard_index import ShardIndex, as_entry
 from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
+from blackbox.rebind.since import Newer
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
 from blackbox.records.errors import (
@@ -29,7 +29,7 @@ from blackbox.records.errors import (
 )
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
 from blackbox.records.receipt import Places, Receipt
-from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard, request_id
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard
 
 AT_ONCE = 1000
 
@@ -54,21 +54,6 @@ class Rebound:
     cold: int = 0
     superseded: int = 0
     letters: int = 0
-
-
-class Newer(NamedTuple):
-    """Caller ids under which there are later records, and ids of requests that were cancelled since.
-
-    A topic that was created again repeats ids: the cancel of a new request does not end a leftover of the
-    same id.
-    """
-
-    caller_ids: set[str]
-    cancelled: set[str]
-
-    def ends(self, shard: Shard, offset: int, entry: Entry) -> bool:
-        id = request_id(shard, offset if entry.origin is None else entry.origin)
-        return entry.caller_id in self.caller_ids or id in self.cancelled
 
 
 @dataclass(eq=False, repr=False)
@@ -150,6 +135,18 @@ class Leftovers:
                 if offset >= self.first and offset not in self.ended
             }:
                 yield batch
+
+    def check_format(self, contract: str) -> None:
+        """Raise RecoveryRequired if these requests have a format that cannot be written again."""
+        if contract == "countdown":
+            return
+        for batch in self.batches():
+            if any(entry.target for entry in batch.values()):
+                raise RecoveryRequired(
+                    f"{self._shard}: its pending requests have the format {contract}, which "
+                    "blackbox cannot write again; run rebind with --pending drop, and let callers "
+                    "send the requests again"
+                )
 
     def _check_all_seen(self) -> None:
         """Raise PositionsMoved if an entry was missed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count as count_on
@@ -19,11 +18,9 @@ from tenacity import (
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
-from blackbox.core.barrier import PATIENCE_S, commit_barrier
+from blackbox.core.barrier import commit_barrier
 from blackbox.core.ended import Ended
-from blackbox.core.intake import parse, touched_by
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.plan import Bounds, Tail
 from blackbox.core.settling import CHUNK, settle
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -32,9 +29,9 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
-from blackbox.rebind.decide import Decide, Decision, Gone, lost_from
-from blackbox.rebind.leftovers import Leftovers, Newer, Rebound
-from blackbox.records.clock import Clock
+from blackbox.rebind.decide import Decide, Decision, Gone, keep_partitions, lost_from, tail_before
+from blackbox.rebind.leftovers import Leftovers, Rebound
+from blackbox.rebind.since import WrittenSince, ended_in_doubt
 from blackbox.records.errors import (
     Fenced,
     JournalLost,
@@ -42,17 +39,14 @@ from blackbox.records.errors import (
     PositionsMoved,
     RecoveryRequired,
 )
-from blackbox.records.receipt import Mark, Receipt, settled
-from blackbox.records.request import Cancel, Shard, offset_in
+from blackbox.records.receipt import settled
+from blackbox.records.request import Shard
 
 LARGEST_BYTES = "1000000000"
 LONGEST_MS = "900000"
 """The longest transaction that a broker allows by default."""
 
 TRY_FOR_S = 60
-TAIL = 100
-"""How many requests are read first to find the last one."""
-
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
     stop=stop_after_attempt(3),
@@ -132,9 +126,7 @@ class _Run:
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
-        self._format = formats(settings)[topic]
-        self._written_before: dict[int, Bounds] = {}
-        self._known_newer: dict[int, Newer] = {}
+        self._since = WrittenSince(topic, formats(settings)[topic], {}, self._journal)
 
     def shards(self) -> list[Rebound]:
         """Rebind each partition that exists, then each former one that has an index, the last one first.
@@ -158,7 +150,7 @@ class _Run:
         self._keeps_partitions = keep_partitions(former, self._count)
         for index in indexes:
             self._end_open_transaction(index)
-        self._written_before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
+        self._since.before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
         there, gone = indexes[: self._count], indexes[self._count :]
         return [self.rebind(index) for index in [*there, *reversed(gone)]]
 
@@ -187,8 +179,7 @@ class _Run:
             return self._carry_out(index, patiently(self._decide, index), writer)
 
     def _decide(self, index: ShardIndex) -> Decision:
-        decide = Decide(self._ours, self._count, self._receipts_count, self._journal)
-        return decide(index)
+        return Decide(self._ours, self._count, self._receipts_count, self._journal)(index)
 
     def _writer(self, shard: Shard) -> Writer:
         return Writer(shard, self._large, exactly_once=self._exactly_once)
@@ -206,7 +197,10 @@ class _Run:
         elif decision.positions is not None:
             if decision.first is not None:
                 self._take_off(index, decision.first)
-            tail = self._tail(index.shard, decision.positions.requests)
+            tail = None
+            if index.shard.partition < self._count:
+                journal = self._journal(index.shard.partition)
+                tail = tail_before(journal, decision.positions.requests)
             index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)
         # These receipts are of an earlier topic: they name other requests under the ids of current ones. A mark
         # is behind them; without it, outcomes would be unknown once they are removed.
@@ -225,17 +219,6 @@ class _Run:
                 f"rebind {shard.topic} again"
             )
 
-    def _tail(self, shard: Shard, first: int) -> Tail | None:
-        """The last record below the offset `first`, which shows later whether the log lost its end again."""
-        if shard.partition >= self._count:
-            return None
-        journal = self._journal(shard.partition)
-        for stretch in Bounds(journal.request_bounds().start, first).from_the_end(TAIL):
-            found = [record for batch in journal.requests(*stretch) for record in batch.records]
-            if found:
-                return Tail.of(found[-1])
-        return None
-
     def _write_again(
         self, index: ShardIndex, decision: Decision, gone: Gone, writer: Writer, done: Rebound
     ) -> int:
@@ -246,10 +229,11 @@ class _Run:
         ended = Ended()
         ended.add(offset for offset in told.ended if offset >= gone.first)
         if asks:
-            ended.add(self._over(index, told))
+            ended.add(ended_in_doubt(index, told, self._journal(shard.partition)))
+        places = [shard.partition] if self._keeps_partitions else range(self._count)
         leftovers = Leftovers(
             index, gone.first, ended,
-            newer=self._newer_since(shard, gone) if asks else Newer(set(), set()),
+            newer=self._since.newer(places if asks else [], gone.first),
             partition=shard.partition if self._keeps_partitions else -1,
             is_unknown=gone.is_unknown,
             asks=asks,
@@ -257,28 +241,12 @@ class _Run:
             dead_letter_topic=self._dead_letter_topic,
             exactly_once=self._exactly_once,
         )  # fmt: skip
-        if asks and self._contract != "countdown":
-            self._check_format(leftovers)
+        if asks:
+            leftovers.check_format(self._contract)
         done.cold = index.count_cold() if gone.first == 0 else 0
         end = self._journal(shard.partition).receipt_bounds().end if decision.barrier else 0
-        leftovers.write(writer, _marked(decision, end), done)
+        leftovers.write(writer, decision.marked(end), done)
         return 0 if decision.begins is None else end
-
-    def _over(self, index: ShardIndex, told: Outcomes) -> list[int]:
-        """Requests in doubt that were delivered or ended. Raises RecoveryRequired if that cannot be read."""
-        shard = index.shard
-        known = {o: claim for o, claim in index.doubtful.items() if o not in told.undelivered}
-        doubtful = {**known, **told.doubtful}
-        claims = [claim for offset, claim in doubtful.items() if offset not in told.ended]
-        missing, unread = self._journal(shard.partition).check(claims, PATIENCE_S)
-        if unread:
-            raise RecoveryRequired(
-                f"{shard}: cannot read whether {len(unread)} requests were delivered: "
-                f"{next(iter(unread.values()))}; run rebind again later, or with --pending drop"
-            )
-        absent = {claim.offset for claim in missing}
-        unwanted = index.unwanted([*absent, *told.undelivered.intersection(index.doubtful)])
-        return [*(claim.offset for claim in claims if claim.offset not in absent), *unwanted]
 
     def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Outcomes:
         """The outcomes of the requests that are gone, by receipts; those behind a cut do not name them.
@@ -302,22 +270,13 @@ class _Run:
             outcomes.add(receipt)
         return outcomes
 
-    def _check_format(self, leftovers: Leftovers) -> None:
-        for batch in leftovers.batches():
-            if any(entry.target for entry in batch.values()):
-                raise RecoveryRequired(
-                    f"{leftovers.index.shard}: its pending requests have the format "
-                    f"{self._contract}, which blackbox cannot write again; run rebind with "
-                    "--pending drop, and let callers send the requests again"
-                )
-
     def _say(self, shard: Shard, decision: Decision, writer: Writer) -> int:
         """Write the barrier alone, as a new owner does; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)
         end = journal.receipt_bounds().end
         since = decision.since if decision.begins is None else end
-        barrier = _marked(decision, end)
+        barrier = decision.marked(end)
         assert barrier is not None
         commit_barrier(shard, journal, writer, barrier, since, end)
         return 0 if decision.begins is None else end
@@ -335,49 +294,5 @@ class _Run:
             there += [offset for offset in found if offset >= first]
         return there
 
-    def _newer_since(self, shard: Shard, gone: Gone) -> Newer:
-        """What callers have written since, up to the beginning of the run.
-
-        These requests and cancels are later than what is written again, which would otherwise end them.
-        """
-        places = [shard.partition] if self._keeps_partitions else range(self._count)
-        found = [self._newer(place, gone.first) for place in places]
-        return Newer(
-            set[str]().union(*(one.caller_ids for one in found)),
-            set[str]().union(*(one.cancelled for one in found)),
-        )
-
-    def _newer(self, partition: int, first: int) -> Newer:
-        if partition not in self._known_newer:
-            newer = self._known_newer[partition] = Newer(set(), set())
-            start, end = self._written_before[partition]
-            shard, requests = Shard(self._topic, partition), Ended()
-            for batch in self._journal(partition).requests(max(first, start), end):
-                changes = parse(self._format, batch, Clock().latest_ms(), None).changes
-                newer.caller_ids.update(touched_by(changes).caller_ids)
-                for offset, change in changes:
-                    if not isinstance(change, Cancel):
-                        requests.add([offset])
-                    elif change.id is not None:
-                        named = offset_in(shard, change.id)
-                        if named is not None and named not in requests:
-                            newer.cancelled.add(change.id)
-        return self._known_newer[partition]
-
     def _journal(self, partition: int) -> ShardJournal:
         return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)
-
-
-def _marked(decision: Decision, end: int) -> Receipt | None:
-    """The barrier; if it begins a topic, with a mark behind the receipts, which end at `end`."""
-    if decision.barrier is None or decision.begins is None:
-        return decision.barrier
-    return replace(decision.barrier, mark=Mark(decision.begins, end))
-
-
-def keep_partitions(former: Collection[int], count: int) -> bool:
-    """Whether requests are written again to their own partition; `former` had an index of another topic.
-
-    If that topic had another number of partitions, the keys of new requests now name other partitions.
-    """
-    return not former or max(former) + 1 == count

@@ -434,9 +434,9 @@ BUGS = (
         "a topic that was created again is begun, and its first receipt does not say where",
         (
             Change(
-                "rebind/run.py",
-                "    return replace(decision.barrier, mark=Mark(decision.begins, end))\n",
-                "    return decision.barrier\n",
+                "rebind/decide.py",
+                "        return replace(self.barrier, mark=Mark(self.begins, end))\n",
+                "        return self.barrier\n",
             ),
         ),
         (),
@@ -551,7 +551,7 @@ BUGS = (
         "a rebind asks again for what its caller has replaced or cancelled since",
         (
             Change(
-                "rebind/run.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
+                "rebind/since.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
             ),
         ),
         (),
@@ -640,7 +640,7 @@ BUGS = (
         "requests are asked for again anywhere though the topic has as many partitions as before",
         (
             Change(
-                "rebind/run.py",
+                "rebind/decide.py",
                 "    return not former or max(former) + 1 == count\n",
                 "    return not former\n",
             ),
@@ -651,7 +651,7 @@ BUGS = (
     Bug(
         "cancels-by-id-not-heard",
         "a rebind asks again for what was cancelled by its id since",
-        (Change("rebind/leftovers.py", " or id in self.cancelled\n", "\n"),),
+        (Change("rebind/since.py", " or id in self.cancelled\n", "\n"),),
         (),
         (),
     ),

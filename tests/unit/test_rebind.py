@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -18,8 +18,10 @@ from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import run as rebinding
-from blackbox.rebind.leftovers import Newer, Rebound
-from blackbox.rebind.run import _Run, keep_partitions
+from blackbox.rebind.decide import keep_partitions
+from blackbox.rebind.leftovers import Rebound
+from blackbox.rebind.run import _Run
+from blackbox.rebind.since import WrittenSince
 from blackbox.records.errors import (
     Fenced,
     ForeignIndex,
@@ -93,9 +95,8 @@ class Run(_Run):
         self._keeps_partitions = True
         self._dead_letter_topic = "dead"
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
-        self._format: Any = journal.contract
-        self._written_before = {SHARD.partition: journal.request_bounds()}
-        self._known_newer: dict[int, Newer] = {}
+        before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.contract)
+        self._since = WrittenSince(SHARD.topic, format, before, self._journal)
 
     def _journal(self, partition: int) -> Any:
         return self._fake
@@ -840,7 +841,7 @@ def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_fo
     def run() -> Rebound:
         one = Run(journal, "deliver")
         one._count = SHARD.partition
-        one._written_before = {n: Bounds(0, 0) for n in range(SHARD.partition)}
+        one._since.before = {n: Bounds(0, 0) for n in range(SHARD.partition)}
         one._keeps_partitions = False
         return one.run(empty_index)
 
