@@ -97,7 +97,6 @@ class Display:
             self._console.print(_line(progress), highlight=False, soft_wrap=True)
 
     def verdict(self, verdict: Verdict, first_delivery_s: float | None) -> None:
-        style = "green" if verdict.is_good else "red"
         lines: list[RenderableType] = [_sentence(verdict), Text()]
         lines += [_counts(verdict), _lateness(verdict), _letters(verdict)]
         if verdict.delivered and "damaged" not in verdict.faults:
@@ -107,15 +106,11 @@ class Display:
         self._console.print()
         self._console.print(
             Panel(
-                Group(*lines, *_faults(verdict)),
-                title="verdict",
-                title_align="left",
-                border_style=style,
-                box=ROUNDED,
-                padding=(1, 2),
+                Group(*lines, *_faults(verdict)), title="verdict", title_align="left",
+                border_style="green" if verdict.is_good else "red", box=ROUNDED, padding=(1, 2),
                 width=min(WIDTH, self._console.width),
             )
-        )
+        )  # fmt: skip
 
     def page(self, path: Path) -> None:
         """Print where the audit's page is, and how to open it."""
@@ -154,14 +149,9 @@ def _panel(progress: Progress) -> Panel:
     grid.add_row("lateness", _late(progress), "")
     grid.add_row("throughput", f"{progress.per_second:,.0f} /s", "")
     return Panel(
-        grid,
-        title=f"{progress.elapsed_s:.0f} s",
-        title_align="right",
-        border_style="dim",
-        box=ROUNDED,
-        padding=(0, 2),
-        width=WIDTH,
-    )
+        grid, title=f"{progress.elapsed_s:.0f} s", title_align="right", border_style="dim",
+        box=ROUNDED, padding=(0, 2), width=WIDTH,
+    )  # fmt: skip
 
 
 def _line(progress: Progress) -> str:
@@ -180,14 +170,13 @@ def _late(progress: Progress) -> str:
 
 def _sentence(verdict: Verdict) -> Text:
     if verdict.is_good:
-        return Text(
-            "✔ Every message was delivered exactly once, and none early.", style="bold green"
-        )
+        good = "✔ Every message was delivered exactly once, and none early."
+        return Text(good, style="bold green")
     return Text(f"✘ Not as expected: {', '.join(verdict.faults)}.", style="bold red")
 
 
 def _counts(verdict: Verdict) -> Text:
-    text = Text(f"{verdict.asked:,} asked · {verdict.delivered:,} delivered")
+    text = Text(f"{verdict.requests:,} asked · {verdict.delivered:,} delivered")
     for name in ("lost", "duplicated", "early"):
         found = verdict.faults.get(name, [])
         text.append(f" · {len(found):,} {name}", style="red" if found else "")
@@ -197,9 +186,8 @@ def _counts(verdict: Verdict) -> Text:
 def _lateness(verdict: Verdict) -> Text:
     text = f"lateness  {_spread(verdict.late_ms)}"
     if verdict.warm_late_ms:
-        text += (
-            f"\nonce warm {_spread(verdict.warm_late_ms)}  (without the first {WARM_MS // 1000} s)"
-        )
+        without = f"(without the first {WARM_MS // 1000} s)"
+        text += f"\nonce warm {_spread(verdict.warm_late_ms)}  {without}"
     return Text(text)
 
 

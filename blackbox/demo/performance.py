@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -85,8 +85,7 @@ class Demo:
 
     def _audit(self, stack: EmbeddedStack, display: Display, ending: ExitStack) -> bool:
         """Audit journals, index and targets; returns whether they agree, or True if Spark is not installed."""
-        missing = missing_packages()
-        if missing:
+        if missing := missing_packages():
             install = "pip install '.[spark]' in a checkout of blackbox"
             display.note(f"no audit, missing {', '.join(missing)}: {install}")
             return True
@@ -123,12 +122,10 @@ class Demo:
 def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
     """Write the script as its callers would; yields how many requests the clients have taken."""
     with ExitStack() as clients:
-        of = {
-            caller.name: clients.enter_context(
-                Asker(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
-            )
-            for caller in CALLERS
-        }
+        of: dict[str, Asker] = {}
+        for name, *_ in CALLERS:
+            asker = Asker(bootstrap_servers, caller=name, request_topic=REQUEST_TOPIC)
+            of[name] = clients.enter_context(asker)
         sent = 0
         for line in script:
             of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])
@@ -161,10 +158,9 @@ def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
 def read_back(script: Sequence[Line], bootstrap_servers: str) -> Verdict:
     """The verdict of a new consumer that knows only what was sent."""
     tally = Tally(script, REQUEST_TOPIC)
-    witness = Witness(bootstrap_servers, WATCHED)
-    for seen in witness.read_to_end():
-        tally.take(seen)
-    witness.close()
+    with closing(Witness(bootstrap_servers, WATCHED)) as witness:
+        for seen in witness.read_to_end():
+            tally.take(seen)
     return tally.verdict()
 
 
@@ -189,8 +185,7 @@ class _Meter:
         self._history.append((now, delivered))
         while len(self._history) > 1 and now - self._history[1][0] >= RATE_OVER_S:
             self._history.popleft()
-        then, before = self._history[0]
-        late_ms = sorted(self._tally.late_ms)
+        late_ms = self._tally.late_ms
         return Progress(
             elapsed_s=now - self._began,
             requests=self._requests,
@@ -201,12 +196,12 @@ class _Meter:
             dead=dead,
             p50_ms=percentile(late_ms, 0.5),
             p99_ms=percentile(late_ms, 0.99),
-            per_second=self._per_second(then, before),
+            per_second=self._per_second(),
         )
 
-    def _per_second(self, then: float, before: int) -> float:
+    def _per_second(self) -> float:
         """Deliveries per second: over the last second, or over the whole run once none arrive."""
-        at, delivered = self._counted
+        (then, before), (at, delivered) = self._history[0], self._counted
         if delivered == before:
             then, before = self._began, 0
         return (delivered - before) / (at - then) if at > then else 0.0

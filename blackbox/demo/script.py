@@ -14,7 +14,7 @@ import orjson
 from blackbox.records.request import Reason
 
 SHARE_OF_SPECIAL = 1000
-BEHIND = 0.75
+ENDED_DUE_SHARE = 0.75
 """Cancelled and replaced requests are due after this share of the time, long after they have ended."""
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -137,7 +137,7 @@ def _broken(each: int) -> Iterator[Line]:
 
 
 def _ended(each: int, span_ms: int) -> Iterator[Line]:
-    late_ms = round(span_ms * BEHIND)
+    late_ms = round(span_ms * ENDED_DUE_SHARE)
     for number in range(800_000, 800_000 + 2 * each, 2):
         cancelled = _line(number, late_ms, Fate.CANCELLED, f"cancelled-{number}")
         cancel = orjson.dumps({"id": cancelled.caller_id, "cancel": True})

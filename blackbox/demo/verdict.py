@@ -46,7 +46,7 @@ class Verdict:
     messages due at least `WARM_MS` after the first request.
     """
 
-    asked: int
+    requests: int
     delivered: int
     cancelled: int
     replaced: int
@@ -93,8 +93,8 @@ class Tally:
 
     @property
     def late_ms(self) -> list[int]:
-        """Record timestamp minus due time of every message whose request was seen too."""
-        return [late_ms for _, late_ms in self._late.copy()]
+        """Record timestamp minus due time of every message whose request was seen too, ascending."""
+        return sorted(late_ms for _, late_ms in self._late.copy())
 
     def take(self, seen: Seen) -> None:
         """Add one record."""
@@ -106,7 +106,7 @@ class Tally:
                 self._time(line, self._messages[line.message])
         elif seen.topic in TARGETS:
             self._take_message(value, seen)
-        elif self._by_value.get(value, _NOBODY).fate is not Fate.DEAD:
+        elif self._by_value.get(value, _UNKNOWN_LINE).fate is not Fate.DEAD:
             self._strays.append(_show(seen))
         elif value in self._letters:
             self._letters_again.append(_show(seen))
@@ -126,18 +126,16 @@ class Tally:
             "strays": list(self._strays),
             "damaged": [_text(line.message) for line in delivered if not self._is_intact(line)],
             "misjudged": [*filter(None, map(self._misjudged, broken)), *self._letters_again],
-            "unread": [
-                _text(line.value) for line in self._script if line.value not in self._requests
-            ],
+            "unread": [_text(one.value) for one in self._script if one.value not in self._requests],
         }
         return Verdict(
-            asked=len(self._script) - fates[Fate.CANCEL],
+            requests=len(self._script) - fates[Fate.CANCEL],
             delivered=len(delivered),
             cancelled=fates[Fate.CANCELLED],
             replaced=fates[Fate.REPLACED],
             letters=Counter(_reason(letter) for letter in self._letters.values()),
             faults={name: found for name, found in faults.items() if found},
-            late_ms=sorted(self.late_ms),
+            late_ms=self.late_ms,
             warm_late_ms=self._warm_late_ms(),
             first_ms=min((seen.timestamp_ms for seen in self._messages.values()), default=None),
         )
@@ -165,9 +163,8 @@ class Tally:
         return self._requests[line.value].timestamp_ms + line.countdown_ms
 
     def _is_early(self, line: Line) -> bool:
-        return line.value in self._requests and self._messages[
-            line.message
-        ].timestamp_ms < self._due_ms(line)
+        stamp_ms = self._messages[line.message].timestamp_ms
+        return line.value in self._requests and stamp_ms < self._due_ms(line)
 
     def _is_intact(self, line: Line) -> bool:
         seen = self._messages[line.message]
@@ -181,12 +178,8 @@ class Tally:
 
     def _own_headers(self, line: Line) -> dict[str, bytes | None]:
         request = self._requests[line.value]
-        shard = Shard(request.topic, request.partition)
-        values = (
-            request_id(shard, request.offset),
-            str(self._due_ms(line)),
-            shard.source(request.offset),
-        )
+        shard, offset = Shard(request.topic, request.partition), request.offset
+        values = request_id(shard, offset), str(self._due_ms(line)), shard.source(offset)
         return {name: text.encode() for name, text in zip(OWN_HEADERS, values, strict=True)}
 
     def _misjudged(self, line: Line) -> str | None:
@@ -201,7 +194,7 @@ class Tally:
         return None
 
 
-_NOBODY = Line("", b"", (), Fate.CANCEL)
+_UNKNOWN_LINE = Line("", b"", (), Fate.CANCEL)
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:

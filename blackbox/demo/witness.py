@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -67,10 +68,8 @@ class Witness:
             ended = len(self._ended)
             found = self.read(ANSWER_S)
             if not found and len(self._ended) == ended:
-                raise EmbeddedError(
-                    f"nothing read from Kafka for {ANSWER_S:g} s; the host may be overloaded; try "
-                    "again"
-                )
+                why = "the host may be overloaded; try again"
+                raise EmbeddedError(f"nothing read from Kafka for {ANSWER_S:g} s; {why}")
             records += found
         return records
 
@@ -92,12 +91,6 @@ def _seen(message: Message) -> Seen:
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    return Seen(
-        topic,
-        partition,
-        offset,
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        message.headers() or [],  # type: ignore[arg-type]
-    )
+    headers: Any = message.headers() or []
+    stamp_ms = message.timestamp()[1]
+    return Seen(topic, partition, offset, stamp_ms, message.key(), message.value(), headers)

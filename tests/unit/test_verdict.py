@@ -72,7 +72,7 @@ def without(fate: Fate) -> list[Seen]:
 def test_a_flawless_run_is_good() -> None:
     verdict = judge([*requests(), *outcomes()])
     assert verdict.is_good
-    assert (verdict.asked, verdict.cancelled, verdict.replaced) == (500, 1, 1)
+    assert (verdict.requests, verdict.cancelled, verdict.replaced) == (500, 1, 1)
     assert verdict.delivered == 500 - 1 - 1 - verdict.letters.total()
     assert set(verdict.late_ms) == {LATE_MS}
     assert verdict.first_ms == ASKED_MS + LATE_MS
