@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -62,6 +62,7 @@ LOGGING = """<Configuration status="ERROR">
 """
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddedKafka(EmbeddedServer):
     """One Kafka broker and controller.
 
@@ -73,51 +74,38 @@ class EmbeddedKafka(EmbeddedServer):
 
     NAME = "Kafka"
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        port: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        cluster_id: str | None = None,
-        users: Mapping[str, str] | None = None,
-        client: Mapping[str, str] | None = None,
-        java_flags: Sequence[str] = (),
-        disposable: Path | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        super().__init__(
-            folder, port=port, settings=settings, disposable=disposable, progress=progress
-        )
+    _: KW_ONLY
+    cluster_id: str | None = None
+    users: Mapping[str, str] = field(default_factory=dict)
+    client: Mapping[str, str] = field(default_factory=dict)
+    java_flags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._properties = self.folder / "server.properties"
         self._data = self.folder / "data"
-        self._cluster_id = cluster_id
-        self._users = dict(users or {})
-        self._client = dict(client or {})
-        self._java_flags = tuple(java_flags)
         self._java: list[str] = []
         """The command that runs a class of Kafka, without the class."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port`; known once `start()` has returned, and the same after a restart."""
-        return f"{HOST}:{self.port}"
+        return self.address
 
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
         self._write_configuration(port)
         cluster_id = self._format()
         command = [*self._java, "kafka.Kafka", str(self._properties)]
-        process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
-        return process, partial(answers, port, cluster_id, self._client)
+        process = GuardedProcess(command, log=self.log, disposable=self.disposable, lock=lock)
+        return process, partial(answers, port, cluster_id, self.client)
 
     def _prepare(self) -> None:
         java = find_java()
-        jars = kafka_jars(java, self._progress)
+        jars = kafka_jars(java, self.progress)
         logging, temporary = self.folder / "log4j2.xml", self.folder / "tmp"
         logging.write_text(LOGGING)
         temporary.mkdir(exist_ok=True)
         properties = (f"-Dlog4j2.configurationFile={logging}", f"-Djava.io.tmpdir={temporary}")
-        flags = (*JVM_FLAGS, *(self._java_flags or using(jars)), *properties)
+        flags = (*JVM_FLAGS, *(self.java_flags or using(jars)), *properties)
         self._java = [java, *flags, "-cp", f"{jars}/*"]
 
     def _write_configuration(self, port: int) -> None:
@@ -128,7 +116,7 @@ class EmbeddedKafka(EmbeddedServer):
             "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
             "log.dirs": str(self._data),
-            **self._settings,
+            **self.settings,
         }
         lines = [f"{name}={value}\n" for name, value in settings.items()]
         self._properties.write_text("".join(lines))
@@ -139,9 +127,9 @@ class EmbeddedKafka(EmbeddedServer):
         if marker.exists() and marker.read_text():
             return marker.read_text()
         shutil.rmtree(self._data, ignore_errors=True)
-        cluster_id = self._cluster_id or new_cluster_id()
+        cluster_id = self.cluster_id or new_cluster_id()
         storage_tool = [*self._java, "kafka.tools.StorageTool", "format"]
-        scram = [f"SCRAM-SHA-512=[name={n},password={p}]" for n, p in self._users.items()]
+        scram = [f"SCRAM-SHA-512=[name={n},password={p}]" for n, p in self.users.items()]
         users = [part for each in scram for part in ("--add-scram", each)]
         done = subprocess.run(
             [*storage_tool, "-t", cluster_id, "-c", str(self._properties), *users],

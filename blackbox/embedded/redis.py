@@ -41,9 +41,9 @@ class EmbeddedRedis(EmbeddedServer):
     @property
     def url(self) -> str:
         """`redis://host:port/0`, with the password if `settings` have a requirepass."""
-        password = self._settings.get("requirepass")
+        password = self.settings.get("requirepass")
         login = f":{quote(password, safe='')}@" if password else ""
-        return f"redis://{login}{HOST}:{self.port}/0"
+        return f"redis://{login}{self.address}/0"
 
     def _prepare(self) -> None:
         self._redis_server, version = find_redis()
@@ -52,12 +52,12 @@ class EmbeddedRedis(EmbeddedServer):
 
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
         command = [self._redis_server, str(self._write_configuration(port))]
-        process = GuardedProcess(command, log=self.log, disposable=self._disposable, lock=lock)
+        process = GuardedProcess(command, log=self.log, disposable=self.disposable, lock=lock)
         return process, partial(self._answers, port, process.pid)
 
     def _write_configuration(self, port: int) -> Path:
         folder = str(self.folder).replace("\\", "\\\\").replace('"', '\\"')
-        settings = {**SETTINGS, "port": str(port), "dir": f'"{folder}"', **self._settings}
+        settings = {**SETTINGS, "port": str(port), "dir": f'"{folder}"', **self.settings}
         configuration = self.folder / "redis.conf"
         lines = [f"{name} {value or EMPTY}\n" for name, value in settings.items()]
         configuration.touch(mode=0o600)  # it holds the password
@@ -78,7 +78,7 @@ class EmbeddedRedis(EmbeddedServer):
 
     def _answers(self, port: int, pid: int) -> bool:
         """Whether this process serves commands on `port` (not while it loads its data)."""
-        password = self._settings.get("requirepass")
+        password = self.settings.get("requirepass")
         login = f'AUTH "{password}"\r\n' if password else ""
         try:
             with socket.create_connection((HOST, port), timeout=5) as connection:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.ports import HOST, free_port
 from blackbox.embedded.process import EmbeddedError, GuardedProcess, ServerDiedError, lock_folder
 
 START_DEADLINE_S = 60.0
@@ -17,6 +18,7 @@ START_ATTEMPTS = 5
 PORT_TAKEN = "Address already in use"
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddedServer(ABC):
     """A server whose data are in `folder`.
 
@@ -27,29 +29,24 @@ class EmbeddedServer(ABC):
 
     NAME: ClassVar[str]
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        port: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        disposable: Path | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        self.folder = folder.resolve()
+    folder: Path
+    _: KW_ONLY
+    port: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    disposable: Path | None = None
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
         self.log = self.folder / f"{self.NAME.lower()}.log"
-        self._port = port
-        self._settings = dict(settings or {})
-        self._disposable = disposable
-        self._progress = progress or (lambda _: None)
         self._process: GuardedProcess | None = None
 
     @property
-    def port(self) -> int:
-        """Known once `start()` has returned, and the same after a restart."""
-        if self._port is None:
+    def address(self) -> str:
+        """`host:port`; known once `start()` has returned, and the same after a restart."""
+        if not self.port:
             raise EmbeddedError(f"the embedded {self.NAME} has no port yet; call start() first")
-        return self._port
+        return f"{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -100,9 +97,9 @@ class EmbeddedServer(ABC):
 
     def _start_on_a_free_port(self, lock: int) -> None:
         """Return when it answers; retry if the port was taken in between, on another unless it is fixed."""
-        self._progress(f"starting {self.NAME} in {self.folder}")
+        self.progress(f"starting {self.NAME} in {self.folder}")
         for attempt in range(1, START_ATTEMPTS + 1):
-            port = self._port or free_port()
+            port = self.port or free_port()
             process, answers = self._launch(port, lock)
             name = f"the embedded {self.NAME}"
             try:
@@ -111,5 +108,5 @@ class EmbeddedServer(ABC):
                 if PORT_TAKEN not in error.log or attempt == START_ATTEMPTS:
                     raise
                 continue
-            self._port, self._process = port, process
+            self.port, self._process = port, process
             return

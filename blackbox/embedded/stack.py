@@ -22,7 +22,7 @@ class EmbeddedStack:
     """
 
     def __init__(
-        self, folder: Path | None = None, *, progress: Callable[[str], None] | None = None
+        self, folder: Path | None = None, *, progress: Callable[[str], None] = lambda _: None
     ) -> None:
         self._temporary = folder is None
         # Not created here: a caller that is interrupted before it has the stack could not remove it.
