@@ -141,7 +141,7 @@ class _Start:
             wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
             stop=stop_when_event_set(self._stop),
             sleep=sleep_using_event(self._stop),
-            before_sleep=_say_that_it_waits,
+            before_sleep=_log_retry,
             reraise=True,
         )
         try:
@@ -172,7 +172,7 @@ class _Start:
         )  # fmt: skip
 
 
-def _say_that_it_waits(attempt: RetryCallState) -> None:
+def _log_retry(attempt: RetryCallState) -> None:
     assert attempt.outcome is not None
     assert attempt.next_action is not None
     logger.warning(

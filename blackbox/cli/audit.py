@@ -93,7 +93,7 @@ def _audited(
         except OSError as error:
             problem = str(error)
     if problem is not None:
-        raise error_exit(problem, FAILED)
+        raise error_exit(problem)
     if not verdict.shards:
         raise no_topics_exit(settings)
     return verdict

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from blackbox.cli.failures import FAILED, error_exit
+from blackbox.cli.failures import error_exit
 from blackbox.config.settings import Settings
 from blackbox.records.errors import RecoveryRequired
 from blackbox.spark import missing_packages
@@ -26,8 +26,7 @@ def need_spark() -> None:
     if missing := missing_packages():
         raise error_exit(
             f"not installed: {', '.join(missing)}; this command runs on Spark: "
-            "pip install '.[spark]' in a checkout of blackbox",
-            FAILED,
+            "pip install '.[spark]' in a checkout of blackbox"
         )
 
 

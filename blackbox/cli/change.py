@@ -38,7 +38,7 @@ def cancel(id: Id, json: AsJson = False) -> None:
         "cancelled": f"cancelled {what}",
         "asked": f"wrote a cancel of {what}; the service has not read it yet",
     }
-    _tell(done, "cancelled", told, id, json=json)
+    _report(done, "cancelled", told, id, json=json)
     if not json:
         for other in done.others:
             typer.echo(printable(f"also under this id: {other.source}: {other.state}"))
@@ -67,12 +67,12 @@ def reschedule(
         "rescheduled": what,
         "asked": f"wrote {what}; the service has not read it yet",
     }
-    _tell(done, "rescheduled", told, id, json=json)
+    _report(done, "rescheduled", told, id, json=json)
     if done.outcome != "rescheduled":
         raise typer.Exit(FAILED)
 
 
-def _tell(
+def _report(
     done: Cancelled | Rescheduled, wanted: str, told: dict[str, str], id: str, *, json: bool
 ) -> None:
     """Print the outcome; `told` has the command's own texts for some outcomes."""

@@ -34,14 +34,14 @@ def explained() -> Iterator[None]:
     except (SettingsError, BadUsage) as error:
         raise error_exit(str(error), BAD_USAGE) from None
     except (NotSent, EmbeddedError, IndexFull, LedgerError) as error:
-        raise error_exit(str(error), FAILED) from None
+        raise error_exit(str(error)) from None
     except RecoveryRequired as error:
-        raise error_exit(_with_remedy(error), FAILED) from None
+        raise error_exit(_with_remedy(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def error_exit(text: str, code: int) -> typer.Exit:
+def error_exit(text: str, code: int = FAILED) -> typer.Exit:
     """Print the lines of an error; raise the returned exception to end the command."""
     # https://no-color.org, which typer does not support
     mark = "error:" if os.environ.get("NO_COLOR") else typer.style("error:", fg="red")
@@ -54,7 +54,7 @@ def no_topics_exit(settings: Settings) -> typer.Exit:
     """As `error_exit`, for when no request topic exists."""
     topics, servers = ", ".join(settings.topics), settings.kafka_bootstrap_servers
     text = f"no request topic ({topics}) exists on {servers}; `blackbox run` creates them"
-    return error_exit(text, FAILED)
+    return error_exit(text)
 
 
 def _with_remedy(error: RecoveryRequired) -> str:

@@ -42,7 +42,7 @@ def letters(
     settings = load_silenced()
     with closing(Admin(settings)) as admin:
         if replay or discard:
-            _tell(admin.put_away(replay or discard or [], again=bool(replay)), json)
+            _report(admin.put_away(replay or discard or [], again=bool(replay)), json)
         else:
             _list(admin.letters(reason, is_open=not all_), json)
 
@@ -60,7 +60,7 @@ def _list(found: Sequence[Letter], json: bool) -> None:
         )
 
 
-def _tell(done: PutAway, json: bool) -> None:
+def _report(done: PutAway, json: bool) -> None:
     if json:
         typer.echo(as_json(asdict(done)))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from blackbox.cli.batch import Bar, need_spark, tasks_of
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, error_exit
+from blackbox.cli.failures import REFUSED, BadUsage, error_exit
 from blackbox.cli.terminal import (
     AsJson,
     as_json,
@@ -89,10 +89,10 @@ def load(
                     loading, settings, files, most_bytes, rate, dry_run, json, bar
                 )
     except UnusableFile as error:
-        raise error_exit(printable(str(error)), FAILED) from None
+        raise error_exit(printable(str(error))) from None
     except (NotLoaded, RecoveryRequired) as error:
         remedy = "run the same command again to continue where it stopped"
-        raise error_exit(f"{printable(str(error))}; {remedy}", FAILED) from None
+        raise error_exit(f"{printable(str(error))}; {remedy}") from None
     if json:
         typer.echo(as_json(done._asdict()))
     else:
@@ -161,8 +161,7 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
     if described is None:
         raise error_exit(
             f"the request topic {topic!r} does not exist on {access.bootstrap_servers}; start "
-            "blackbox once to create it, or name another topic",
-            FAILED,
+            "blackbox once to create it, or name another topic"
         )
     told = described.settings
     return largest_record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -30,14 +30,14 @@ def promote(json: AsJson = False) -> None:
         from blackbox.jobs.promote.promote import promote as promoted
 
         outcomes = promoted(session, settings, access)
+    totals = {name: sum(getattr(o.promoted, name) for o in outcomes) for name in COUNTS}
     if json:
-        typer.echo(as_json({"totals": _totals(outcomes), "shards": list(map(_row, outcomes))}))
+        typer.echo(as_json({"totals": totals, "shards": list(map(_row, outcomes))}))
     else:
-        _print_table(outcomes)
+        _print_table(outcomes, totals)
     for outcome in outcomes:
         if outcome.problem is not None:
             typer.echo(outcome.problem, err=True)
-    totals = _totals(outcomes)
     if any(o.problem is not None for o in outcomes) or totals["lost"] or totals["refused"]:
         raise typer.Exit(FAILED)
 
@@ -47,13 +47,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     return {"shard": str(outcome.promoted.shard), **counts, "problem": outcome.problem}
 
 
-def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    return {name: sum(getattr(o.promoted, name) for o in outcomes) for name in COUNTS}
-
-
-def _print_table(outcomes: Sequence[Outcome]) -> None:
-    totals = {name: f"{count:,}" for name, count in _totals(outcomes).items()}
-    shown = table(["shard"], COUNTS, footers={"shard": "total"} | totals)
+def _print_table(outcomes: Sequence[Outcome], totals: Mapping[str, int]) -> None:
+    footers = {"shard": "total"} | {name: f"{count:,}" for name, count in totals.items()}
+    shown = table(["shard"], COUNTS, footers)
     for outcome in outcomes:
         numbers = (getattr(outcome.promoted, name) for name in COUNTS)
         shown.add_row(str(outcome.promoted.shard), *(f"{number:,}" for number in numbers))

@@ -30,13 +30,12 @@ def rebind(
         known = ", ".join(settings.topics)
         raise BadUsage(f"{topic!r} is not one of the request topics: {known}")
     for one in rebound(settings, topic, pending):
-        letters = f"; {one.letters} became dead letters" if one.letters else ""
-        superseded = (
-            f"; {one.superseded} since replaced or cancelled by their callers"
-            if one.superseded
-            else ""
-        )
-        typer.echo(
+        line = (
             f"{one.shard}: {one.why}; {one.again} written again, {one.dropped} dropped, {one.cold} "
-            f"beyond the horizon lost with their records{letters}{superseded}"
+            "beyond the horizon lost with their records"
         )
+        if one.letters:
+            line += f"; {one.letters} became dead letters"
+        if one.superseded:
+            line += f"; {one.superseded} since replaced or cancelled by their callers"
+        typer.echo(line)

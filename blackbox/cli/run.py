@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli import signals
-from blackbox.cli.failures import FAILED, REFUSED, BadUsage, error_exit
+from blackbox.cli.failures import REFUSED, BadUsage, error_exit
 from blackbox.config.settings import Half, Settings, load
 from blackbox.embedded import EmbeddedError
 from blackbox.embedded.java import find_java
@@ -59,7 +59,7 @@ def run(
         except Exception as failure:
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise
-            raise error_exit(f"Spark failed: {in_one_line(failure)}", FAILED) from None
+            raise error_exit(f"Spark failed: {in_one_line(failure)}") from None
     if not has_ended:
         signals.leave()
 

@@ -54,7 +54,7 @@ def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
     except BadUsage as usage:
         places = registry.holders(text)
         if not places:
-            raise error_exit(str(usage), FAILED) from None
+            raise error_exit(str(usage)) from None
     return [registry.fate(*place) for place in places]
 
 

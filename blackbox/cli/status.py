@@ -28,7 +28,8 @@ class ShardStatus:
 
     `pending` counts entries, without the `cold` ones. Positions are None while the index is empty or
     lost. `requests_end` and `receipts_end` are the next offsets of the journals. The receipts' own
-    transaction markers take offsets too: `receipts_end` may be one ahead of its position.
+    transaction markers take offsets too: `receipts_end` may be one ahead of its position. `lag` counts
+    requests that are in Kafka and not yet in the index.
     """
 
     shard: str
@@ -41,11 +42,7 @@ class ShardStatus:
     requests_end: int
     receipts_position: int | None
     receipts_end: int
-
-    @property
-    def lag(self) -> int:
-        """Requests that are in Kafka and not yet in the index."""
-        return self.requests_end - (self.requests_position or 0)
+    lag: int
 
 
 def status(json: AsJson = False) -> None:
@@ -56,9 +53,8 @@ def status(json: AsJson = False) -> None:
         raise no_topics_exit(settings)
     paused = _paused(settings, shards)
     if json:
-        rows = [asdict(one) | {"lag": one.lag} for one in shards]
-        told = {"totals": _totals(shards), "shards": rows, "paused": paused}
-        typer.echo(as_json(told))
+        rows = [asdict(one) for one in shards]
+        typer.echo(as_json({"totals": _totals(shards), "shards": rows, "paused": paused}))
     else:
         _print_table(shards)
         for topic, since_ms in sorted(paused.items()):
@@ -96,6 +92,7 @@ def _status(
     now_ms = clock.earliest_ms()
     standing = inspector.standing(shard, now_ms)
     oldest_ms, next_ms = standing.oldest_due_ms, standing.next_due_ms
+    requests_position = standing.positions.requests if standing.positions else None
     return ShardStatus(
         shard=str(shard),
         pending=standing.pending,
@@ -103,10 +100,11 @@ def _status(
         due_now=standing.due_now,
         oldest_overdue_ms=0 if oldest_ms is None else now_ms - oldest_ms,
         next_due_in_ms=None if next_ms is None else next_ms - now_ms,
-        requests_position=standing.positions.requests if standing.positions else None,
+        requests_position=requests_position,
         requests_end=requests_end,
         receipts_position=standing.positions.receipts if standing.positions else None,
         receipts_end=receipts_end,
+        lag=requests_end - (requests_position or 0),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.admin import Admin
-from blackbox.cli.failures import FAILED, BadUsage, error_exit
+from blackbox.cli.failures import BadUsage, error_exit
 from blackbox.cli.terminal import load_silenced
 from blackbox.records.request import is_topic_name
 
@@ -20,7 +20,7 @@ def pause(topic: Topic) -> None:
     """Stop delivery to a target within a second; requests that come due for it wait."""
     if topic not in _change(topic, Admin.pause):
         text = f"{topic} is not paused: no request topic exists yet; pause it once the service runs"
-        raise error_exit(text, FAILED)
+        raise error_exit(text)
     typer.echo(f"{topic} is paused; `blackbox resume {topic}` resumes it")
 
 

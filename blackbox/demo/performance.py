@@ -94,7 +94,7 @@ class Demo:
             audit = DemoAudit(stack, page)
             ending.callback(audit.kill)
             found = audit.verdict()
-            say(f"audit: {_judged(found)}")
+            say(f"audit: {_audit_summary(found)}")
         display.page(page)
         return not found["by_kind"]
 
@@ -207,7 +207,7 @@ class _Meter:
         return (delivered - before) / (at - then) if at > then else 0.0
 
 
-def _judged(audit: dict[str, Any]) -> str:
+def _audit_summary(audit: dict[str, Any]) -> str:
     requests = sum(audit["states"].values())
     if not audit["by_kind"]:
         return f"each of {requests:,} requests has exactly one fate, no exceptions"

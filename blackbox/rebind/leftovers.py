@@ -62,7 +62,7 @@ class Leftovers:
 
     They are written again to `partition`; -1: by their caller's id as key. `newer` is what callers have
     written since. With `is_unknown` they may have been written again before, and become dead letters.
-    Without `asks` they are only counted.
+    Without `delivers` they are only counted.
     """
 
     index: ShardIndex
@@ -71,7 +71,7 @@ class Leftovers:
     newer: Newer
     partition: int
     is_unknown: bool
-    asks: bool
+    delivers: bool
     topics: Topics
     dead_letter_topic: str
     exactly_once: bool
@@ -112,7 +112,7 @@ class Leftovers:
             writer.commit(receipt)
 
     def _write_some(self, writer: Writer, batch: Mapping[int, Entry], done: Rebound) -> None:
-        if not self.asks:
+        if not self.delivers:
             done.dropped += len(batch)
             return
         left = self._left(batch)

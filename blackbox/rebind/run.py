@@ -190,7 +190,7 @@ class _Run:
         if decision.gone is not None:
             old_receipts = self._write_again(index, decision, decision.gone, writer, done)
         elif decision.barrier is not None:
-            old_receipts = self._say(index.shard, decision, writer)
+            old_receipts = self._write_barrier(index.shard, decision, writer)
         self._check_topic(index.shard)
         if decision.is_emptied:
             index.discard()
@@ -225,23 +225,23 @@ class _Run:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
         told = self._take_over(shard, decision, gone, writer)
-        asks = self._pending == "deliver"
+        delivers = self._pending == "deliver"
         ended = Ended()
         ended.add(offset for offset in told.ended if offset >= gone.first)
-        if asks:
+        if delivers:
             ended.add(ended_in_doubt(index, told, self._journal(shard.partition)))
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         leftovers = Leftovers(
             index, gone.first, ended,
-            newer=self._since.newer(places if asks else [], gone.first),
+            newer=self._since.newer(places if delivers else [], gone.first),
             partition=shard.partition if self._keeps_partitions else -1,
             is_unknown=gone.is_unknown,
-            asks=asks,
+            delivers=delivers,
             topics=self._topics,
             dead_letter_topic=self._dead_letter_topic,
             exactly_once=self._exactly_once,
         )  # fmt: skip
-        if asks:
+        if delivers:
             leftovers.check_format(self._contract)
         done.cold = index.count_cold() if gone.first == 0 else 0
         end = self._journal(shard.partition).receipt_bounds().end if decision.barrier else 0
@@ -270,7 +270,7 @@ class _Run:
             outcomes.add(receipt)
         return outcomes
 
-    def _say(self, shard: Shard, decision: Decision, writer: Writer) -> int:
+    def _write_barrier(self, shard: Shard, decision: Decision, writer: Writer) -> int:
         """Write the barrier alone, as a new owner does; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)
