@@ -74,12 +74,11 @@ def _audited(
     targets: bool,
     late_s: float | None,
 ) -> Verdict:
-    problem = None
-    with spark(settings, "auditing") as session:
-        from blackbox.jobs.audit.audit import audited
-        from blackbox.jobs.ledger.ledger import Ledger, explained
+    try:
+        with spark(settings, "auditing") as session:
+            from blackbox.jobs.audit.audit import audited
+            from blackbox.jobs.ledger.ledger import Ledger, explained
 
-        try:
             with explained():
                 kept = Ledger.open(session, ledger) if ledger else None
                 with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
@@ -90,10 +89,8 @@ def _audited(
                         html.write_text(page(verdict), encoding="utf-8")
                     if parquet is not None and verdict.shards:
                         found.write(parquet)
-        except OSError as error:
-            problem = str(error)
-    if problem is not None:
-        raise error_exit(problem)
+    except OSError as error:
+        raise error_exit(str(error)) from None
     if not verdict.shards:
         raise no_topics_exit(settings)
     return verdict

@@ -81,13 +81,11 @@ def load(
         with Bar() as bar:
             bar.show("reading", sum(os.path.getsize(path) for path, _ in found))
             files = read_files(found, options, partial(bar.advance, bar.step))
-            loading = Load(settings, access, topic, caller, files)
-            if loading.is_finished and not dry_run:
-                done = Loaded(len(files), loading.rows_in, 0, loading.rows_in)
+            job = Load(settings, access, topic, caller, files)
+            if job.is_finished and not dry_run:
+                done = Loaded(len(files), job.rows_in, 0, job.rows_in)
             else:
-                done = _judge_and_send(
-                    loading, settings, files, most_bytes, rate, dry_run, json, bar
-                )
+                done = _judge_and_send(job, settings, files, most_bytes, rate, dry_run, json, bar)
     except UnusableFile as error:
         raise error_exit(printable(str(error))) from None
     except (NotLoaded, RecoveryRequired) as error:
@@ -100,7 +98,7 @@ def load(
 
 
 def _judge_and_send(
-    loading: Load,
+    job: Load,
     settings: Settings,
     files: Sequence[File],
     most_bytes: int,
@@ -116,21 +114,21 @@ def _judge_and_send(
         bar.show("validating")
         begun_s = time.monotonic()
         with bar.following(tasks_of(session)):
-            verdict = loading.check(session, most_bytes, whole=dry_run)
+            verdict = job.check(session, most_bytes, whole=dry_run)
         if verdict.bad:
             bar.stop()
-            raise _refused(verdict, loading.rows_in, json=json)
+            raise _refused(verdict, job.rows_in, json=json)
         judged_s = time.monotonic() - begun_s
-        rows, before = sum(verdict.rows.values()), loading.rows_in
+        rows, before = sum(verdict.rows.values()), job.rows_in
         if dry_run:
             per_s = round(rows / judged_s)
             return Loaded(len(files), rows, 0, before, judged_s, per_s, judged_s, True)
         bar.show("sending", rows)
         begun_s = time.monotonic()
-        with bar.following(lambda: (loading.ask(), rows)):
-            loading.send(session, verdict.rows, rate)
+        with bar.following(lambda: (job.ask(), rows)):
+            job.send(session, verdict.rows, rate)
         took_s = time.monotonic() - begun_s
-        sent = loading.rows_in - before
+        sent = job.rows_in - before
         return Loaded(len(files), rows, sent, before, took_s, round(sent / took_s), judged_s)
 
 

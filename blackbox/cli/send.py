@@ -57,17 +57,10 @@ def send(
         raise BadUsage("the due time must be given once: --countdown SECONDS or --at INSTANT")
     try:
         value = request_value(
-            topic,
-            _from_stdin() if message == "-" else message,
-            countdown_s=countdown,
-            at=typed_instant(at),
-            key=key,
-            headers=dict(map(_header, header or ())),
-            id=id,
-            every_s=every,
-            cron=cron,
-            timezone=timezone,
-        )
+            topic, _from_stdin() if message == "-" else message,
+            countdown_s=countdown, at=typed_instant(at), key=key, id=id,
+            headers=dict(map(_header, header or ())), every_s=every, cron=cron, timezone=timezone,
+        )  # fmt: skip
     except TypeError as error:
         raise BadUsage(f"an argument cannot be sent as JSON: {error}; use UTF-8") from None
     _refuse_invalid(value, settings)

@@ -122,6 +122,7 @@ def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
 
 def formats(settings: Settings) -> dict[str, Format]:
     """The format of the records of each request topic."""
+    grace_s = settings.scheduler_grace_s
     return {
         topic: make_format(
             contract,
@@ -130,9 +131,7 @@ def formats(settings: Settings) -> dict[str, Format]:
             may_recur=settings.delivery == "exactly-once",
             topic=topic,
             timer_output_topic=settings.timer_output(topic),
-            scheduler_grace_s=settings.scheduler_grace_s
-            if settings.scheduler_grace_s >= 0
-            else None,
+            scheduler_grace_s=None if grace_s < 0 else grace_s,
         )
         for topic, contract in settings.topics.items()
     }
