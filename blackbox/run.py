@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from blackbox.api.access import CLOSED, Access
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
 from blackbox.api.serve import HttpServer
-from blackbox.config.check import Finding, findings
+from blackbox.config.check import findings
 from blackbox.config.settings import Half, Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.process import Service
@@ -41,10 +41,6 @@ STOP_S = 3.5
 
 class Unsound(Exception):
     """Kafka or Redis is configured so that the guarantees cannot hold: the service refuses to start."""
-
-    def __init__(self, refused: Sequence[Finding]) -> None:
-        super().__init__("\n".join(f"{finding.text}; {finding.remedy}" for finding in refused))
-        self.refused = refused
 
 
 class Engine(Health, Protocol):
@@ -155,8 +151,9 @@ class _Start:
         for finding in found:
             if finding.severity == "warn":
                 logger.warning("%s; %s", finding.text, finding.remedy)
-        if refused := [finding for finding in found if finding.severity == "refuse"]:
-            raise Unsound(refused)
+        refused = [f"{one.text}; {one.remedy}" for one in found if one.severity == "refuse"]
+        if refused:
+            raise Unsound("\n".join(refused))
 
     def _start(self, engine: Engine) -> None:
         with self._lock:
