@@ -39,7 +39,7 @@ STOP_S = 3.5
 """How long a stop waits for work in flight; the next owner settles what takes longer."""
 
 
-class Unsound(Exception):
+class UnsafeConfiguration(Exception):
     """Kafka or Redis is configured so that the guarantees cannot hold: the service refuses to start."""
 
 
@@ -66,7 +66,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
 
     Returns whether everything has ended; otherwise some threads still wait for a server, and the
     process must exit without them. If Kafka or Redis does not answer at the start, the service is alive
-    but not ready, and keeps trying. Raises Unsound when `check` refuses what it finds, SettingsError
+    but not ready, and keeps trying. Raises UnsafeConfiguration when `check` refuses what it finds, SettingsError
     when the HTTP address is taken.
     """
     if Access(settings.hosts, *settings.api_tokens).is_closed:
@@ -153,7 +153,7 @@ class _Start:
                 logger.warning("%s; %s", finding.text, finding.remedy)
         refused = [f"{one.text}; {one.remedy}" for one in found if one.severity == "refuse"]
         if refused:
-            raise Unsound("\n".join(refused))
+            raise UnsafeConfiguration("\n".join(refused))
 
     def _start(self, engine: Engine) -> None:
         with self._lock:

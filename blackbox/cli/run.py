@@ -39,7 +39,7 @@ def run(
     ] = None,
 ) -> None:
     """Read requests and deliver their messages, until SIGTERM or Ctrl-C."""
-    from blackbox.run import Unsound, serve
+    from blackbox.run import UnsafeConfiguration, serve
 
     if data is not None and not embedded:
         raise BadUsage(f"--data {data} is only for embedded servers; add --embedded")
@@ -54,8 +54,8 @@ def run(
         signals.announce(stop)
         try:
             has_ended = serve(settings, stop, only)
-        except Unsound as unsound:
-            raise error_exit(str(unsound), REFUSED) from None
+        except UnsafeConfiguration as refusal:
+            raise error_exit(str(refusal), REFUSED) from None
         except Exception as failure:
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise

@@ -69,13 +69,13 @@ def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
 def _server_findings(redis: Server, *, is_node: bool) -> Iterator[Finding]:
     clock = Clock()
     clock.observe(redis.now_ms())
-    yield from about_clocks(clock.skew_ms())
+    yield from clock_findings(clock.skew_ms())
     what = "its version, maxmemory-policy, maxmemory and appendonly"
     try:
         told = redis.info("server") | redis.info("memory") | redis.info("persistence")
         if told.get("redis_mode") == "cluster" and not is_node:
             yield finding("one_node")
-        yield from about_redis(told)
+        yield from info_findings(told)
         what = "aof-load-truncated"
         if told.get("aof_enabled") and redis.config(what) != "no":
             yield finding("torn_aof")
@@ -83,12 +83,12 @@ def _server_findings(redis: Server, *, is_node: bool) -> Iterator[Finding]:
         yield finding("redis_silent", why=why, what=what)
 
 
-def about_clocks(skew_ms: int) -> Iterator[Finding]:
+def clock_findings(skew_ms: int) -> Iterator[Finding]:
     if abs(skew_ms) > MAX_SKEW_MS:
         yield finding("clocks", skew_ms=abs(skew_ms))
 
 
-def about_redis(told: Mapping[str, Any]) -> Iterator[Finding]:
+def info_findings(told: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings in Redis' INFO; a missing field is a warning."""
     for field in ("redis_version", "maxmemory_policy", "maxmemory", "aof_enabled"):
         if field not in told:
@@ -118,8 +118,10 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
             yield finding("kafka_silent", topic=topic, what=what, why=found.settings)
     for topic in requests:
         is_schedule = topic in settings.schedule_topics
-        yield from _about_partitions(topic, described)
-        yield from about_journals(topic, told, settings.kept_ms_of(topic), is_schedule=is_schedule)
+        yield from _partition_findings(topic, described)
+        yield from journal_findings(
+            topic, told, settings.kept_ms_of(topic), is_schedule=is_schedule
+        )
     letters = told.get(settings.dead_letter_topic)
     if letters is not None and _is_compacted(letters):
         yield finding(
@@ -127,7 +129,7 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
         )
 
 
-def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterator[Finding]:
+def _partition_findings(topic: str, described: Mapping[str, Described]) -> Iterator[Finding]:
     receipts = receipts_topic(topic)
     if receipts not in described:
         return
@@ -141,7 +143,7 @@ def _about_partitions(topic: str, described: Mapping[str, Described]) -> Iterato
     yield finding(name, topic=topic, receipts=receipts, have=have, wanted=wanted)
 
 
-def about_journals(
+def journal_findings(
     topic: str, told: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
     """The findings in the settings of a request topic and its receipts, as far as they are known.
@@ -151,17 +153,17 @@ def about_journals(
     """
     requests, receipts = told.get(topic), told.get(receipts_topic(topic))
     if requests is not None:
-        yield from _about_journal(topic, requests, "short_requests", needed_ms, is_schedule)
+        yield from _retention_findings(topic, requests, "short_requests", needed_ms, is_schedule)
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield finding("create_time", topic=topic, type=requests.timestamp_type)
     if receipts is not None:
         name, stamped_by = receipts_topic(topic), receipts.timestamp_type
-        yield from _about_journal(name, receipts, "short_receipts", FOR_EVER)
+        yield from _retention_findings(name, receipts, "short_receipts", FOR_EVER)
         if stamped_by != "LogAppendTime":
             yield finding("unstamped_receipts", topic=name, type=stamped_by)
 
 
-def _about_journal(
+def _retention_findings(
     topic: str,
     settings: TopicSettings,
     too_short: str,

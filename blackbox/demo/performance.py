@@ -123,9 +123,9 @@ def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
     """Write the script as its callers would; yields how many requests the clients have taken."""
     with ExitStack() as clients:
         of: dict[str, Asker] = {}
-        for name, *_ in CALLERS:
-            asker = Asker(bootstrap_servers, caller=name, request_topic=REQUEST_TOPIC)
-            of[name] = clients.enter_context(asker)
+        for caller in CALLERS:
+            asker = Asker(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
+            of[caller.name] = clients.enter_context(asker)
         sent = 0
         for line in script:
             of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from blackbox.embedded.process import EmbeddedError, said_of_itself
+from blackbox.embedded.process import EmbeddedError, version_output
 
 MINIMUM_JAVA = 17
 
@@ -15,7 +15,7 @@ MINIMUM_JAVA = 17
 def find_java() -> str:
     """The path of a Java of version 17 or newer: from JAVA_HOME if set, else from PATH."""
     java = _locate()
-    found = re.search(r'version "(?:1\.)?(\d+)', said_of_itself(java, "-version"))
+    found = re.search(r'version "(?:1\.)?(\d+)', version_output(java, "-version"))
     version = int(found.group(1)) if found else 0
     if version < MINIMUM_JAVA:
         raise EmbeddedError(

@@ -148,7 +148,7 @@ class GuardedProcess:
                 self._guard.wait(KILL_DEADLINE_S)
 
 
-def said_of_itself(*command: str) -> str:
+def version_output(*command: str) -> str:
     """The output of a command that prints a version; empty if it cannot be run."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

