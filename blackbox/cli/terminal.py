@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import orjson
@@ -71,10 +70,9 @@ def instant(ms: int | None) -> str:
     if ms is None:
         return "?"
     try:
-        stamp = datetime.fromtimestamp(ms / 1000, UTC)
+        return logs.iso(ms / 1000)
     except (OverflowError, ValueError):
         return f"{ms} ms"
-    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def printable(text: str) -> str:

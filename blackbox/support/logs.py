@@ -19,12 +19,17 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
+def iso(seconds: float) -> str:
+    """Epoch seconds as `2026-01-31T08:00:00.123Z`."""
+    stamp = datetime.fromtimestamp(seconds, UTC)
+    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 class IsoFormatter(logging.Formatter):
     """`2026-01-31T08:00:00.123Z INFO blackbox.engine.process: text`, one line whatever is in the text."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        stamp = datetime.fromtimestamp(record.created, UTC)
-        return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return iso(record.created)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = printable(record.message)
