@@ -477,8 +477,8 @@ def test_each_planted_fault_is_found_and_nothing_else(
     } == {
         "the position requests is 4, but the journal ends at 2",
         "the position receipts is 7, but the journal ends at 1",
-        "the position requests stays 2, while 1 records wait",
-        "the position receipts stays 1, while 1 outcomes wait",
+        "the position requests stays 2, although 1 records wait",
+        "the position receipts stays 1, although 1 outcomes wait",
     }
     assert {one.detail for one in said(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
