@@ -11,7 +11,7 @@ from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake, parse
 from blackbox.core.plan import Positions
 from blackbox.core.triage import Triage
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.access import KafkaAccess
@@ -27,7 +27,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     journal = ShardJournal(ground.shard, kafka)
     index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
     index.begin(Positions(0, journal.receipt_bounds().end))
-    contract = make_format("countdown", max_countdown_s=86_400, own_topics=lambda _: False)
+    contract = make_format("countdown", Options(max_countdown_s=86_400, own_topics=lambda _: False))
     intake = Intake(contract, index, None)
     end = journal.request_bounds().end
     watch = Stopwatch()

@@ -15,7 +15,7 @@ from blackbox.client.asking import Asker
 from blackbox.client.request import request_value
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.request import Invalid, Record
 from blackbox.support import logs
 
@@ -99,9 +99,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
-    contract = make_format(
-        WRITTEN, max_countdown_s=settings.max_countdown_s, own_topics=settings.is_own_topic
-    )
+    contract = make_format(WRITTEN, Options(settings.max_countdown_s, settings.is_own_topic))
     now_ms = time.time_ns() // 1_000_000
     asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):

@@ -21,6 +21,7 @@ from blackbox.core.status import (
     LimitReached,
     Place,
 )
+from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
@@ -75,9 +76,7 @@ class StateReader:
     def __init__(self, access: KafkaAccess, request_topic: str) -> None:
         self._access = access
         self._topic = request_topic
-        self._contract = Countdown(
-            max_countdown_s=LONGEST_COUNTDOWN_S, own_topics=lambda name: False
-        )
+        self._contract = Countdown(Options(LONGEST_COUNTDOWN_S, own_topics=lambda name: False))
         self._reader = PartitionReader(access, ahead=FETCHED_AHEAD)
         self._partitions: dict[str, int] = {}
         self._lock = Lock()

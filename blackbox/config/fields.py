@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
 
-from blackbox.formats import NAMES
+from blackbox.formats import FORMATS
 from blackbox.index import connection
 from blackbox.journal.topics import RECEIPTS_SUFFIX, is_own_topic
 from blackbox.records.request import is_topic_name
@@ -46,8 +46,8 @@ def _topic(name: str) -> str:
 def _request_topics(text: str) -> str:
     for topic, contract in parse_request_topics(text).items():
         _topic(topic)
-        if contract not in NAMES:
-            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(NAMES)}")
+        if contract not in FORMATS:
+            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(FORMATS)}")
         if topic.endswith(RECEIPTS_SUFFIX):
             raise ValueError(
                 f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which is reserved for receipts"
@@ -60,8 +60,8 @@ def _topics_so_far(info: ValidationInfo) -> dict[str, str]:
 
 
 def _expired_topics(info: ValidationInfo) -> set[str]:
-    topics = _topics_so_far(info)
-    return {expired_topic(topic) for topic, contract in topics.items() if contract == "timer"}
+    topics = _topics_so_far(info).items()
+    return {expired_topic(topic) for topic, name in topics if FORMATS[name].has_output_topic}
 
 
 def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None] = ()) -> str:
@@ -85,10 +85,11 @@ def _oscillator(name: str | None, info: ValidationInfo) -> str | None:
 
 
 def _delivery(promise: str, info: ValidationInfo) -> str:
-    if promise != "exactly-once" and "scheduler" in _topics_so_far(info).values():
+    schedules = [name for name in _topics_so_far(info).values() if FORMATS[name].is_schedule]
+    if promise != "exactly-once" and schedules:
         raise ValueError(
-            "the format scheduler needs exactly-once: a message and the tombstone of its schedule "
-            "must be written atomically"
+            f"the format {schedules[0]} needs exactly-once: a message and the tombstone of its "
+            "schedule must be written atomically"
         )
     return promise
 

@@ -25,6 +25,7 @@ from blackbox.config.fields import (
     expired_topic,
     parse_request_topics,
 )
+from blackbox.formats import FORMATS
 from blackbox.journal.topics import is_own_topic
 
 Half = Literal["intake", "dispatch"]
@@ -155,8 +156,8 @@ class Settings(BaseSettings):
 
     @property
     def schedule_topics(self) -> list[str]:
-        """The request topics of the format `scheduler`, which are usually compacted."""
-        return [topic for topic, contract in self.topics.items() if contract == "scheduler"]
+        """The request topics with schedules, which are usually compacted."""
+        return [topic for topic, name in self.topics.items() if FORMATS[name].is_schedule]
 
     @property
     def hosts(self) -> list[str]:
@@ -172,13 +173,13 @@ class Settings(BaseSettings):
         return change, read
 
     def timer_output(self, topic: str) -> str:
-        """The topic for the answers to a request topic of the format `timer`."""
+        """The topic for the messages of a request topic whose requests name no target."""
         return self.timer_output_topic or expired_topic(topic)
 
     @property
     def output_topics(self) -> list[str]:
         """The topics to which messages go although no request names them."""
-        timers = (topic for topic, contract in self.topics.items() if contract == "timer")
+        timers = (t for t, name in self.topics.items() if FORMATS[name].has_output_topic)
         history = {self.history_topic} if self.schedule_topics else set()
         return sorted({self.timer_output(topic) for topic in timers} | history)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from blackbox.config.settings import Settings, SettingsError
 from blackbox.core.marks import is_another, replaced
 from blackbox.core.plan import Tail
-from blackbox.formats import Format, make_format
+from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
 from blackbox.journal.access import KafkaAccess
@@ -126,12 +126,14 @@ def formats(settings: Settings) -> dict[str, Format]:
     return {
         topic: make_format(
             contract,
-            max_countdown_s=settings.max_countdown_s,
-            own_topics=settings.is_own_topic,
-            may_recur=settings.delivery == "exactly-once",
-            topic=topic,
-            timer_output_topic=settings.timer_output(topic),
-            scheduler_grace_s=None if grace_s < 0 else grace_s,
+            Options(
+                settings.max_countdown_s,
+                settings.is_own_topic,
+                topic=topic,
+                may_recur=settings.delivery == "exactly-once",
+                output_topic=settings.timer_output(topic),
+                grace_s=None if grace_s < 0 else grace_s,
+            ),
         )
         for topic, contract in settings.topics.items()
     }

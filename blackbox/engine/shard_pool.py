@@ -22,7 +22,7 @@ from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import GATHER_S, ShardOwner
-from blackbox.formats import may_have_caller_id
+from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
 from blackbox.index.server import RedisServer, Room
 from blackbox.index.shard_index import ShardIndex
@@ -172,7 +172,7 @@ class ShardPool:
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
         writer = Writer(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
-        has_id = may_have_caller_id(settings.topics[shard.topic])
+        has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self.access, ahead=1)
         contract = self._formats[shard.topic]

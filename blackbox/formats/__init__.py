@@ -1,50 +1,18 @@
-"""Contracts of request topics: from the bytes of a record to Request, Cancel or Invalid."""
+"""The formats of request topics: how the bytes of a record become a Request, Cancel or Invalid.
+
+A new format is a subclass of Format in a file of its own, and a line in FORMATS; see
+`docs/adding-a-format.md`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
 
-from blackbox.formats.terms import Format
+from blackbox.formats.terms import Format, Options
 
-__all__ = ["NAMES", "Format", "make_format", "may_have_caller_id"]
-
-NAMES = ("countdown", "scheduler", "future", "timer")
-
-
-def make_format(
-    name: str,
-    *,
-    max_countdown_s: int,
-    own_topics: Callable[[str], bool],
-    may_recur: bool = True,
-    topic: str = "",
-    timer_output_topic: str = "",
-    scheduler_grace_s: int | None = None,
-) -> Format:
-    """The contract of this name, for the records of `topic`. Raises ValueError for an unknown name."""
-    from blackbox.formats.countdown import Countdown
-    from blackbox.formats.future import Future
-    from blackbox.formats.scheduler import Scheduler
-    from blackbox.formats.timer import Timer
-
-    if name == "countdown":
-        return Countdown(max_countdown_s, own_topics, may_recur=may_recur)
-    if name == "scheduler":
-        return Scheduler(max_countdown_s, own_topics, topic=topic, grace_s=scheduler_grace_s)
-    if name == "future":
-        return Future(max_countdown_s, own_topics)
-    if name == "timer":
-        return Timer(max_countdown_s, own_topics, output_topic=timer_output_topic)
-    raise ValueError(f"unknown format {name!r}; wanted: {', '.join(NAMES)}")
-
-
-def may_have_caller_id(name: str) -> Callable[[bytes | None], bool]:
-    """For the contract of this name, whether a record with this value may have a caller id.
-
-    Much quicker than parsing; True where only parsing can decide.
-    """
-    return {"countdown": _names_an_id, "future": lambda value: False}.get(name, lambda value: True)
-
+__all__ = ["FORMATS", "Format", "Known", "Options", "make_format"]
 
 _BACKSLASH = ord("\\")
 
@@ -53,3 +21,34 @@ def _names_an_id(value: bytes | None) -> bool:
     if value is None:
         return False
     return value.find(b'"id"') >= 0 or (_BACKSLASH in value and b"\\u" in value)
+
+
+class Known(NamedTuple):
+    """What is known of a format before its class, `module:name`, is loaded; it may need a library.
+
+    may_have_caller_id -- whether a record with this value may have a caller id; much quicker than
+                          parsing, and True where only parsing can decide
+    is_schedule        -- a delivery also writes the tombstone of its record, as compaction needs
+    has_output_topic   -- messages go to the deployment's topic for answers, not to one that they name
+    """
+
+    format: str
+    may_have_caller_id: Callable[[bytes | None], bool] = lambda value: True
+    is_schedule: bool = False
+    has_output_topic: bool = False
+
+
+FORMATS = {
+    "countdown": Known("blackbox.formats.countdown:Countdown", _names_an_id),
+    "scheduler": Known("blackbox.formats.scheduler:Scheduler", is_schedule=True),
+    "future": Known("blackbox.formats.future:Future", lambda value: False),
+    "timer": Known("blackbox.formats.timer:Timer", has_output_topic=True),
+}
+"""By the name in BLACKBOX_REQUEST_TOPICS."""
+
+
+def make_format(name: str, options: Options) -> Format:
+    """The format of this name. Raises KeyError for an unknown one."""
+    module, _, cls = FORMATS[name].format.partition(":")
+    made: Format = getattr(import_module(module), cls)(options)
+    return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil
@@ -17,6 +16,7 @@ from blackbox.formats.terms import (
     CALLER_HEADER,
     SHOWN_CHARS,
     Format,
+    Options,
     RefusedError,
     caller_id_of,
     caller_of,
@@ -59,16 +59,11 @@ _RFC_3339 = re.compile(
 
 
 class Countdown(Format):
-    """Reads `{"topic": …, "message": …, "countdown": seconds}`.
+    """Reads `{"topic": …, "message": …, "countdown": seconds}`."""
 
-    `may_recur` says whether a delivery and the request for the next one can be written together.
-    """
-
-    def __init__(
-        self, max_countdown_s: int, own_topics: Callable[[str], bool], *, may_recur: bool = True
-    ) -> None:
-        super().__init__(max_countdown_s, own_topics)
-        self._may_recur = may_recur
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._may_recur = options.may_recur
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
         """Read one record; never raises. A countdown runs from the record's timestamp."""

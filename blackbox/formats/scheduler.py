@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from blackbox.formats.terms import Format, RefusedError, caller_of, shown, start_ms
+from blackbox.formats.terms import Format, Options, RefusedError, caller_of, shown, start_ms
 from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
@@ -18,24 +17,13 @@ _MOST = (1 << 63) - 1
 
 
 class Scheduler(Format):
-    """Reads records whose key is the schedule's id, and whose value is the message.
+    """Reads records whose key is the schedule's id, and whose value is the message."""
 
-    `topic` is the request topic. A schedule that is more than `grace_s` late is not delivered any
-    more; None: no limit.
-    """
-
-    def __init__(
-        self,
-        max_countdown_s: int,
-        own_topics: Callable[[str], bool],
-        *,
-        topic: str,
-        grace_s: int | None,
-    ) -> None:
-        super().__init__(max_countdown_s, own_topics)
-        self._topic = topic
-        self._source = topic.encode() + b"/"
-        self._grace_s = grace_s
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._topic = options.topic
+        self._source = options.topic.encode() + b"/"
+        self._grace_s = options.grace_s
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
         """Read one record; None for the tombstone of a schedule that has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import orjson
 
@@ -34,16 +35,31 @@ class RefusedError(Exception):
         self.invalid = Invalid(reason, detail)
 
 
-class Format(ABC):
-    """One contract. What cannot be understood becomes an Invalid, which says why.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a deployment decides about the records of one request topic, `topic`.
 
-    `own_topics` says whether a topic is blackbox's own and so cannot be a target; its answer for a
-    name that is allowed is remembered.
+    own_topics   -- whether a topic is blackbox's own and so cannot be a target; its answer for a
+                    name that is allowed is remembered
+    may_recur    -- whether a delivery and the request for the next one can be written together
+    output_topic -- where messages go that name no target
+    grace_s      -- how late a schedule may be to be delivered still; None: no limit
     """
 
-    def __init__(self, max_countdown_s: int, own_topics: Callable[[str], bool]) -> None:
-        self._max_countdown_s = max_countdown_s
-        self._own_topics = own_topics
+    max_countdown_s: int
+    own_topics: Callable[[str], bool]
+    topic: str = ""
+    may_recur: bool = True
+    output_topic: str = ""
+    grace_s: int | None = None
+
+
+class Format(ABC):
+    """One format. What cannot be understood becomes an Invalid, which says why."""
+
+    def __init__(self, options: Options) -> None:
+        self._max_countdown_s = options.max_countdown_s
+        self._own_topics = options.own_topics
         self._usual_targets: set[str] = set()
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from google.protobuf.message import DecodeError
 
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.formats.terms import Format, RefusedError, caller_id_of, caller_of, start_ms
+from blackbox.formats.terms import Format, Options, RefusedError, caller_id_of, caller_of, start_ms
 from blackbox.records.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2
@@ -18,14 +16,12 @@ ANSWER_TYPE = "xray.events.TimerExpired"
 class Timer(Format):
     """Reads both contracts: a record that has a correlation id of its own is of the older one.
 
-    All answers go to `output_topic`, under the key of their request.
+    All answers go to the output topic, under the key of their request.
     """
 
-    def __init__(
-        self, max_countdown_s: int, own_topics: Callable[[str], bool], *, output_topic: str
-    ) -> None:
-        super().__init__(max_countdown_s, own_topics)
-        self._output_topic = output_topic
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._output_topic = options.output_topic
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
         if record.value is None:

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from blackbox.api.access import Access
 from blackbox.config.settings import Settings, SettingsError, load
-from blackbox.formats import NAMES
+from blackbox.formats import FORMATS
 from tests.conftest import missing_tool
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_an_age_of_renewal_may_be_left_empty_in_the_chart() -> None:
 
 def test_the_schema_knows_every_format() -> None:
     pattern = SCHEMA["properties"]["config"]["properties"]["requestTopics"]["pattern"]
-    for contract in NAMES:
+    for contract in FORMATS:
         assert re.search(pattern, f"TB:{contract},other:{contract}")
 
 

@@ -19,7 +19,7 @@ from blackbox.cli.terminal import as_json
 from blackbox.core.intake import Intake
 from blackbox.core.plan import Batch, Positions
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.topics import receipts_topic
@@ -80,7 +80,9 @@ def test_nothing_in_a_request_becomes_a_part_of_a_key(
     ]
     headers = [("CALLER_SERVICE", caller.encode(errors="surrogatepass"))]
     records = [Record(n, NOW_MS, None, value, list(headers)) for n, value in enumerate(values)]
-    contract = make_format("countdown", max_countdown_s=100, own_topics=lambda topic: False)
+    contract = make_format(
+        "countdown", Options(max_countdown_s=100, own_topics=lambda topic: False)
+    )
     connections = pool(own_server.url)
     index = ShardIndex(Shard("TB", 0), connections, grace_s=3600)
     with redis.Redis.from_url(own_server.url) as client:

@@ -13,7 +13,7 @@ import redis
 from blackbox.core.intake import Intake, Opening
 from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
-from blackbox.formats import Format, make_format
+from blackbox.formats import Format, Options, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
@@ -37,7 +37,7 @@ Open = Callable[..., None]
 
 @pytest.fixture
 def contract() -> Format:
-    return make_format("countdown", max_countdown_s=10**7, own_topics=lambda name: False)
+    return make_format("countdown", Options(max_countdown_s=10**7, own_topics=lambda name: False))
 
 
 @pytest.fixture

@@ -13,14 +13,16 @@ import blackbox
 from blackbox.client import AsyncClient, Client, NotSent, NotTold
 from blackbox.client.asking import Asker, PendingWrite
 from blackbox.client.request import request_value
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.request import Record, Request, Shard, locate, request_id
 
 NOW_MS = 1_767_225_600_000
 
 
 def parse(value: bytes) -> Request:
-    contract = make_format("countdown", max_countdown_s=86_400, own_topics=lambda name: False)
+    contract = make_format(
+        "countdown", Options(max_countdown_s=86_400, own_topics=lambda name: False)
+    )
     asked = contract.parse(Record(0, NOW_MS, None, value, []), NOW_MS)
     assert isinstance(asked, Request), asked
     return asked

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox.formats import Format
+from blackbox.formats import Format, Options
 from blackbox.formats.countdown import Countdown
 from blackbox.journal.topics import is_own_topic
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
@@ -30,7 +30,7 @@ SECTION = PAGE.partition("### Field by field")[2].partition("### Refused later")
 VALID = {"topic": '"orders"', "message": '"hi"', "countdown": "90"}
 
 is_own = partial(is_own_topic, request_topics=["TB"], dead_letter_topic="blackbox.dead-letters")
-contract: Format = Countdown(max_countdown_s=LONGEST_S, own_topics=is_own)
+contract: Format = Countdown(Options(max_countdown_s=LONGEST_S, own_topics=is_own))
 
 
 def parse(

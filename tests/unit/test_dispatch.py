@@ -30,7 +30,7 @@ from blackbox.core.triage import (
     RECORD_GONE,
     Triage,
 )
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared import Shared
@@ -1892,7 +1892,7 @@ class Log:
         yield Batch(start, end, [r for r in self._records if start <= r.offset < end])
 
 
-COUNTDOWN = make_format("countdown", max_countdown_s=1000, own_topics=lambda topic: False)
+COUNTDOWN = make_format("countdown", Options(max_countdown_s=1000, own_topics=lambda topic: False))
 RECURS = to(caller_id="a", recurs="every 60000")
 
 

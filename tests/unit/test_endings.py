@@ -11,14 +11,14 @@ import pytest
 from blackbox.core import follow_ups as follow_ups_module
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.plan import Batch, Bounds
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.entry import Entry
 from blackbox.records.receipt import Places
 from blackbox.records.request import Headers, Reason, Record, Request, Shard, request_id
 
 SHARD = Shard("schedules", 2)
 CONTRACT = make_format(
-    "scheduler", max_countdown_s=1000, own_topics=lambda topic: False, topic="schedules"
+    "scheduler", Options(max_countdown_s=1000, own_topics=lambda topic: False, topic="schedules")
 )
 ENTRY = Entry("videos", b"on", 90_000, b"vid1", [("scheduler-key", "video-1")], caller_id="video-1")
 OWN: Headers = [("scheduler-epoch", b"90"), ("blackbox-source", b"schedules/2@3")]
@@ -94,7 +94,7 @@ def test_its_own_record_does_not_when_the_position_is_an_older_one() -> None:
     assert overtaken(log, position=0, tombstones=AT_5) == []
 
 
-COUNTDOWN = make_format("countdown", max_countdown_s=1000, own_topics=lambda topic: False)
+COUNTDOWN = make_format("countdown", Options(max_countdown_s=1000, own_topics=lambda topic: False))
 RECURS = Entry("orders", b"hi", 90_000, None, [("h", b"1")], caller_id="a", recurs="every 60000")
 ASKED = b'{"topic": "orders", "message": "new", "countdown": 5, "id": "a"}'
 FOLLOWS: Headers = [("blackbox-follows", b"schedules/2@3")]

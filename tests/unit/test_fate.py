@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from blackbox.core.status import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
+from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
@@ -53,7 +54,7 @@ class Town:
         return self.fates().fate(offset)
 
     def fates(self, limit: Limit | None = None) -> Fates:
-        contract = Countdown(max_countdown_s=10**8, own_topics=lambda name: False)
+        contract = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
         now_ms = BEGAN_MS + HOUR_MS
         return Fates(SHARD, self.journal, contract, now_ms, limit=limit or Limit())
 

@@ -7,13 +7,13 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.formats.proto.future_pb2 import Future
 from blackbox.records.request import Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_000
 CONTRACT = make_format(
-    "future", max_countdown_s=1000, own_topics=lambda topic: topic.startswith("timers")
+    "future", Options(max_countdown_s=1000, own_topics=lambda topic: topic.startswith("timers"))
 )
 CALLBACK = Future(callBackTopic="orders", callBackKey="o-7", callBack=b"\x00\xffcall")
 

@@ -13,7 +13,7 @@ from cronsim import CronSim, CronSimError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.entry import Entry
 from blackbox.records.recurrence import LOOKS_AHEAD_YEARS, asked_again, cron, every, next_ms
 from blackbox.records.request import Record, Request
@@ -96,7 +96,7 @@ def test_cron_is_always_ahead(due_ms: int, late_ms: int) -> None:
 )  # fmt: skip
 def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry) -> None:
     contract = make_format(
-        "countdown", max_countdown_s=10**8, own_topics=lambda topic: False, topic="TB"
+        "countdown", Options(max_countdown_s=10**8, own_topics=lambda topic: False, topic="TB")
     )
     headers = [(name, value) for name, value in entry.headers if not isinstance(value, str)]
     callers = [("CALLER_SERVICE", b"shop")] if entry.caller else []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.client.retry import ATTEMPT, ORIGINAL_TIMESTAMP, Exhausted, Retry, Schedule
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.request import Headers, Record, Request
 
 NOW_S = 1_767_225_600
@@ -37,7 +37,8 @@ def held(schedule: Schedule, name: str) -> list[bytes | None]:
 def delivered(schedule: Schedule, offset: int) -> Message:
     """What comes out of the target topic for it."""
     contract = make_format(
-        "scheduler", max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"
+        "scheduler",
+        Options(max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"),
     )
     written = Record(9, NOW_S * 1000, schedule["key"], schedule["value"], schedule["headers"])
     asked = contract.parse(written, NOW_S * 1000)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 NOW_MS = 1_800_000_000_123
@@ -24,10 +24,12 @@ def parse(
 ) -> Request | Cancel | Invalid | None:
     contract = make_format(
         "scheduler",
-        max_countdown_s=1000,
-        own_topics=lambda topic: topic.startswith("schedules"),
-        topic="schedules",
-        scheduler_grace_s=grace_s,
+        Options(
+            max_countdown_s=1000,
+            own_topics=lambda topic: topic.startswith("schedules"),
+            topic="schedules",
+            grace_s=grace_s,
+        ),
     )
     return contract.parse(Record(5, NOW_MS, key, value, headers), NOW_MS)
 

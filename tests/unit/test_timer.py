@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blackbox
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.formats.proto import future_pb2 as future
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
@@ -23,9 +23,7 @@ NOW_MS = 1_800_000_000_000
 AT_S = 1_800_000_090
 CONTRACT = make_format(
     "timer",
-    max_countdown_s=1000,
-    own_topics=lambda topic: False,
-    timer_output_topic="timer.expired",
+    Options(max_countdown_s=1000, own_topics=lambda topic: False, output_topic="timer.expired"),
 )
 HEADER = older.Header.FromString(b"\x0a\x04shop\x10\x07")
 CONTEXT = [

@@ -5,7 +5,7 @@ import pytest
 
 from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
 from blackbox.demo.verdict import Seen, Tally, Verdict, percentile
-from blackbox.formats import make_format
+from blackbox.formats import Options, make_format
 from blackbox.records.request import Cancel, Headers, Invalid, Record, Request, Shard, request_id
 
 ASKED_MS = 1_767_225_600_000
@@ -196,7 +196,7 @@ def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: in
     "line", SCRIPT[:40] + [one for one in SCRIPT if one.fate is not Fate.DELIVERED]
 )
 def test_every_line_means_to_blackbox_what_the_script_says(line: Line) -> None:
-    contract = make_format("countdown", max_countdown_s=60, own_topics=lambda name: False)
+    contract = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
     asked = contract.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
     if line.fate is Fate.CANCEL:
         assert asked == Cancel(line.caller_id or "")
