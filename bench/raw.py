@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import TopicPartition
 
 from bench.ground import HEADERS, MESSAGE_BYTES, TARGET, Ground, Stopwatch
-from blackbox.index.connection import Session, pack, pool
+from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.keys import Keys
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.entry import Entry, encode
@@ -23,7 +23,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     """Seconds to read all requests and fill Redis, and to empty Redis into Kafka."""
     ground.empty_redis()
     keys = Keys(ground.shard)
-    session = Session(pool(ground.stack.redis_url))
+    session = RedisSession(pool(ground.stack.redis_url))
     kafka = KafkaAccess(ground.stack.bootstrap_servers, "bench")
     puts = [_put(keys, first, min(READ, ground.count - first)) for first in range(0, ground.count, READ)]  # fmt: skip
     intake_s = _fill(kafka, session, puts, ground)
@@ -33,7 +33,9 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     return intake_s, drain_s
 
 
-def _fill(kafka: KafkaAccess, session: Session, puts: list[list[bytes]], ground: Ground) -> float:
+def _fill(
+    kafka: KafkaAccess, session: RedisSession, puts: list[list[bytes]], ground: Ground
+) -> float:
     consumer = kafka.consumer(
         **{"fetch.wait.max.ms": 20, "queued.min.messages": 20_000, "fetch.queue.backoff.ms": 1}
     )
@@ -59,7 +61,7 @@ def _fill(kafka: KafkaAccess, session: Session, puts: list[list[bytes]], ground:
 
 def _drain(
     kafka: KafkaAccess,
-    session: Session,
+    session: RedisSession,
     keys: Keys,
     removals: list[tuple[bytes, list[bytes]]],
     batch: int,

@@ -10,15 +10,23 @@ if TYPE_CHECKING:
         Client,
         Exhausted,
         Later,
+        LookupFailed,
         NotSent,
-        NotTold,
         Retry,
         State,
         TooLate,
     )
 
 __all__ = [
-    "AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State", "TooLate",
+    "AsyncClient",
+    "Client",
+    "Exhausted",
+    "Later",
+    "LookupFailed",
+    "NotSent",
+    "Retry",
+    "State",
+    "TooLate",
 ]  # fmt: skip
 
 

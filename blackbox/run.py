@@ -24,7 +24,7 @@ from blackbox.api.serve import HttpServer
 from blackbox.config.check import findings
 from blackbox.config.settings import Half, Settings
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.process import Service
+from blackbox.engine.process import ProcessEngine
 from blackbox.records.errors import RecoveryRequired
 from blackbox.support import interpreter
 
@@ -55,7 +55,7 @@ def make_engine(
 ) -> Engine:
     """The engine that the settings ask for; Spark is imported only for the Spark engine."""
     if settings.engine == "process":
-        return Service(settings, metrics)
+        return ProcessEngine(settings, metrics)
     from blackbox.engine.spark.driver import SparkEngine
 
     return SparkEngine(settings, metrics, only=only, failed=failed)

@@ -251,6 +251,6 @@ class FakeTargets:
     def limits(self, topics: Collection[str]) -> dict[str, Limits]:
         return {topic: self.strict[topic] for topic in topics if topic in self.strict}
 
-    def take_no_batch(self, topics: Iterable[str]) -> None:
+    def send_one_by_one(self, topics: Iterable[str]) -> None:
         for topic in topics:
             self.strict[topic] = self.strict.get(topic, NO_LIMITS)._replace(one_by_one=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from threading import Lock
 
 from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
-from blackbox.admin.dead_letters import DeadLetters, PutAway
-from blackbox.admin.lookup import Registry, wait_until
-from blackbox.admin.pending import Cursor, Found, Wanted, page
-from blackbox.admin.writing import Refused, Writer
+from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
+from blackbox.admin.lookup import StatusLookup, wait_until
+from blackbox.admin.pending import Cursor, Found, PendingFilter, page
+from blackbox.admin.writing import RefusedValue, Writer
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
 from blackbox.core.status import Fate
-from blackbox.index.inspector import Standing
+from blackbox.index.inspector import ShardStats
 from blackbox.index.server import RedisServer, Room
 from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
 from blackbox.records.request import Shard, locate, placed
@@ -36,7 +36,7 @@ class Stats:
     the number of entries whose next try is from each given instant to before the next one.
     """
 
-    shards: dict[Shard, Standing]
+    shards: dict[Shard, ShardStats]
     callers: Counter[str]
     targets: Counter[str]
     counted: int
@@ -57,9 +57,9 @@ class Admin:
         self._redis = RedisServer(settings.redis_url.get_secret_value())
         self._has_room = Room(self._redis)
         self._lock = Lock()
-        self._putting_away = Lock()
+        self._closing_letters = Lock()
         """Not the writer's: this takes a second among many letters, and no request waits for it."""
-        self._made: Registry | None = None
+        self._made: StatusLookup | None = None
 
     def find(self, text: str) -> Fate | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
@@ -75,7 +75,7 @@ class Admin:
 
     def page(
         self,
-        wanted: Wanted,
+        wanted: PendingFilter,
         after: Cursor | None,
         limit: int,
         topics: Collection[str] | None = None,
@@ -87,7 +87,7 @@ class Admin:
         shards = [shard for shard in registry.shards() if topics is None or shard.topic in topics]
         return page(registry.inspector, shards, wanted, after, limit, whole=whole)
 
-    def each(self, topics: Collection[str], wanted: Wanted, at_once: int) -> Iterator[Found]:
+    def each(self, topics: Collection[str], wanted: PendingFilter, at_once: int) -> Iterator[Found]:
         """All pending requests of these request topics, read page by page."""
         after: Cursor | None = None
         while True:
@@ -96,7 +96,7 @@ class Admin:
             if after is None:
                 return
 
-    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[Refused]:
+    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
         """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
         return self._writer.ask(values, caller)
 
@@ -130,10 +130,10 @@ class Admin:
         """
         return self._dead_letters().newest(reason, is_open, limit, most_bytes)
 
-    def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
-        """Discard these dead letters, or write their requests `again`; see `DeadLetters.put_away`."""
-        with self._putting_away:  # concurrent transactions would fence each other
-            return self._dead_letters().put_away(places, again=again)
+    def close_letters(self, places: Sequence[str], *, replay: bool) -> ClosedLetters:
+        """Discard these dead letters, or write their requests again (`replay`); see `DeadLetters.close_letters`."""
+        with self._closing_letters:  # concurrent transactions would fence each other
+            return self._dead_letters().close_letters(places, replay=replay)
 
     def paused(self) -> dict[str, int]:
         """The paused targets, and since when, epoch ms."""
@@ -160,7 +160,7 @@ class Admin:
         targets: Counter[str] = Counter()
         counted = 0
         for shard in shards:
-            found, _ = page(registry.inspector, [shard], Wanted(), None, COUNTED)
+            found, _ = page(registry.inspector, [shard], PendingFilter(), None, COUNTED)
             counted += len(found)
             held = [one.pending.entry for one in found if one.pending.entry is not None]
             callers.update(entry.caller or "" for entry in held)
@@ -182,10 +182,10 @@ class Admin:
             if self._made is not None:
                 self._made.close()
 
-    def _registry(self) -> Registry:
+    def _registry(self) -> StatusLookup:
         with self._lock:
             if self._made is None:
-                self._made = Registry(self._settings)
+                self._made = StatusLookup(self._settings)
         self._made.count_partitions()
         return self._made
 
@@ -217,7 +217,7 @@ class Admin:
         return self._holders_once_read(registry, text, within_s)
 
     def _holders_once_read(
-        self, registry: Registry, text: str, within_s: float
+        self, registry: StatusLookup, text: str, within_s: float
     ) -> list[tuple[Shard, int]]:
         """The holders of a caller id once intake has read what was written by now, or after `within_s`."""
         ends = {shard: registry.request_end(shard) for shard in registry.shards()}

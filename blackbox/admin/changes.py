@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blackbox.admin.lookup import Registry, wait_until
-from blackbox.admin.writing import WRITTEN, Writer
-from blackbox.client.asking import Asker
+from blackbox.admin.lookup import StatusLookup, wait_until
+from blackbox.admin.writing import WRITE_FORMAT, Writer
+from blackbox.client.asking import RequestWriter
 from blackbox.client.request import cancel_value
 from blackbox.client.rescheduling import replacement_of
 from blackbox.config.settings import Settings
@@ -63,7 +63,7 @@ class Changes:
     """Changes one request at a time, which is at a place in Kafka."""
 
     settings: Settings
-    registry: Registry
+    registry: StatusLookup
     writer: Writer
 
     def cancel(self, places: Sequence[tuple[Shard, int]], text: str) -> Cancelled:
@@ -144,7 +144,7 @@ class Changes:
             was_at = _now_at(place, before)
             fate = self.registry.fate(*was_at, since)
             if was_at != place:
-                fate = fate.told_of(*place)
+                fate = fate.for_request(*place)
         else:
             fate = self.registry.fate(*place)
         after = self.registry.inspector.positions(place[0])
@@ -177,7 +177,7 @@ class Changes:
         self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
     ) -> int:
         form = self.settings.topics[shard.topic]
-        if form != WRITTEN:
+        if form != WRITE_FORMAT:
             raise ValueError(
                 f"{shard.topic} has the format {form}, which cannot be rescheduled here; write the "
                 "request to it again, with the same key or id"
@@ -205,12 +205,12 @@ class Changes:
         headers: list[tuple[str, bytes]] = []
         if shard.topic in self.settings.schedule_topics:  # compacted: a record needs its key
             key = fate.caller_id
-        elif name is not None and self.settings.topics[shard.topic] == WRITTEN:
+        elif name is not None and self.settings.topics[shard.topic] == WRITE_FORMAT:
             key, value = name, cancel_value(name)
         else:
             headers = [(HEADER, request_id(shard, offset).encode())]
 
-        def write(asker: Asker) -> int:
+        def write(asker: RequestWriter) -> int:
             if name is not None and key is not None:
                 there, at = asker.ask(value, key=key, headers=headers).place
                 if there == shard:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import StatusLookup
 from blackbox.journal.letterbox import Again, Letter, Letterbox
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
@@ -14,7 +14,7 @@ from blackbox.records.request import Headers, Reason, Record, Request, placed
 
 
 @dataclass(frozen=True, slots=True)
-class PutAway:
+class ClosedLetters:
     """`done`: the places of the letters replayed or discarded; `left`: why others were not, by place."""
 
     done: list[str]
@@ -25,7 +25,7 @@ class PutAway:
 class DeadLetters:
     """The letters in `topic` about requests of the configured topics."""
 
-    registry: Registry
+    registry: StatusLookup
     topic: str
 
     def newest(
@@ -42,8 +42,8 @@ class DeadLetters:
 
         return self._box().newest(wanted, limit, keep=shown)
 
-    def put_away(self, places: Sequence[str], *, again: bool) -> PutAway:
-        """Discard these letters, or write their requests `again`; each letter once, also in concurrent runs.
+    def close_letters(self, places: Sequence[str], *, replay: bool) -> ClosedLetters:
+        """Discard these letters, or write their requests again (`replay`); each letter once, also in concurrent runs.
 
         A replay writes the request's original record to its original partition: a countdown starts
         again, and a past instant is due at once.
@@ -52,7 +52,7 @@ class DeadLetters:
         asked = frozenset(places)
         found = box.newest(
             lambda letter: letter if letter.place in asked else None,
-            keep=lambda letter: letter if again and letter.place in asked else letter.about(),
+            keep=lambda letter: letter if replay and letter.place in asked else letter.about(),
         )
         known = {letter.place: letter for letter in found}
         left: dict[str, str] = {}
@@ -67,12 +67,12 @@ class DeadLetters:
                 left[place] = f"already {letter.became}"
             else:
                 try:
-                    wanted[place] = self._again(letter) if again else None
+                    wanted[place] = self._again(letter) if replay else None
                 except ValueError as why:
                     left[place] = str(why)
-        done = box.put_away(wanted) if wanted else []
+        done = box.close_letters(wanted) if wanted else []
         late = "just replayed or discarded by another caller"
-        return PutAway(done, left | {place: late for place in wanted if place not in done})
+        return ClosedLetters(done, left | {place: late for place in wanted if place not in done})
 
     def _box(self) -> Letterbox:
         return Letterbox(self.registry.access, self.topic, self.registry.formats)

@@ -15,11 +15,11 @@ from blackbox.config.wiring import formats, kafka
 from blackbox.core.plan import Positions
 from blackbox.core.status import (
     NO_REQUEST,
-    Asked,
     Fate,
     Fates,
     Limit,
     LimitReached,
+    OwnRecord,
     State,
     origin_of,
 )
@@ -29,7 +29,7 @@ from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.carried import carried, carry_of
 from blackbox.records.errors import JournalLost, NotAllowed
 from blackbox.records.request import Record, Shard, request_id
-from blackbox.support.logs import QUIET
+from blackbox.support.logs import NO_CLIENT_LOG
 
 COUNTED_FOR_S = 5.0
 FAILED_FOR_S = 1.0
@@ -39,7 +39,7 @@ DUE_TOGETHER = 100
 """How many entries due at the same instant are read, with their payloads, to find a carried one."""
 
 
-class Registry:
+class StatusLookup:
     """Looks up fates; call `count_partitions` first.
 
     Methods raise JournalLost or IndexLost when Kafka or Redis does not answer.
@@ -47,7 +47,7 @@ class Registry:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.access = kafka(settings, QUIET)
+        self.access = kafka(settings, NO_CLIENT_LOG)
         self.inspector = Inspector.of(settings.redis_url.get_secret_value())
         self.formats = formats(settings)
         self._admin = self.access.admin()
@@ -176,11 +176,11 @@ class Registry:
         if isinstance(found, Fate):
             return found
         if found is not None:
-            return self.fate(shard, found, limit=limit).told_of(shard, offset)
+            return self.fate(shard, found, limit=limit).for_request(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
 
     def _search(
-        self, fates: Fates, asked: Asked, behind: Positions, is_gone: bool, may_be_carried: bool
+        self, fates: Fates, asked: OwnRecord, behind: Positions, is_gone: bool, may_be_carried: bool
     ) -> Fate | int | None:
         """Steps 2 to 4 of `fate`: the fate, or the record that carries the request. Raises LimitReached."""
         horizon_ms = self._settings.hot_horizon_s * 1000
@@ -207,14 +207,14 @@ class Registry:
             fates = self._fates(shard, journal, Limit())
             return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
 
-    def _was_cold(self, asked: Asked) -> bool:
+    def _was_cold(self, asked: OwnRecord) -> bool:
         """Whether the request was cold when it was written, if the horizon has not changed since."""
         due_ms, horizon_ms = asked.fate.due_ms, self._settings.hot_horizon_s * 1000
         if due_ms is None or asked.fate.reason is not None:
             return False
         return asked.written_ms is None or due_ms - asked.written_ms > horizon_ms
 
-    def _carried_to(self, fates: Fates, asked: Asked) -> int | None:
+    def _carried_to(self, fates: Fates, asked: OwnRecord) -> int | None:
         """The record in the index that carries this request, by its caller id or its due time."""
         caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
         if caller_id is not None:

@@ -47,7 +47,7 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PendingFilter:
     """A filter of pending requests; None: any.
 
     `from_ms` and `to_ms`, both inclusive, apply to the next try, or to the due time if parked.
@@ -99,7 +99,7 @@ def as_pending(fate: Fate, pending: Pending) -> Fate:
 def page(
     inspector: Inspector,
     shards: Iterable[Shard],
-    wanted: Wanted,
+    wanted: PendingFilter,
     after: Cursor | None,
     limit: int,
     *,
@@ -150,7 +150,9 @@ def _in_shard(
             from_ms = last.at_ms
 
 
-def _stretches(inspector: Inspector, shard: Shard, wanted: Wanted) -> Iterator[tuple[int, int]]:
+def _stretches(
+    inspector: Inspector, shard: Shard, wanted: PendingFilter
+) -> Iterator[tuple[int, int]]:
     """The score ranges to read in a shard: the wanted times, then the same times in each parking band."""
     from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
     to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)

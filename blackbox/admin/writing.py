@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, NotSent
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, NotSent, RequestWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, rules
 from blackbox.records.request import Headers, Invalid, Reason, Record, Request
-from blackbox.support.logs import QUIET
+from blackbox.support.logs import NO_CLIENT_LOG
 
 T = TypeVar("T")
 
-WRITTEN = "countdown"
+WRITE_FORMAT = "countdown"
 """The format of the requests that HTTP and the command line write."""
 
 CLIENTS_MOST_BYTES = 1_000_000
@@ -25,7 +25,7 @@ HEADROOM_BYTES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedValue:
     """Why a request is refused: its number among those given, from 0, the reason word, and the detail."""
 
     number: int
@@ -41,17 +41,17 @@ class Writer:
         self._formats = formats(settings)
         self._rules = rules(settings)
         self._lock = Lock()
-        self._askers: dict[str, Asker] = {}
+        self._askers: dict[str, RequestWriter] = {}
         own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
         self._most_bytes = int(own) - HEADROOM_BYTES
 
-    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[Refused]:
+    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
         """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
         topic = self._topic()
         headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
         asked = [self.check(topic, value, headers) for value in values]
         refused = [
-            Refused(number, one.reason, one.detail)
+            RefusedValue(number, one.reason, one.detail)
             for number, one in enumerate(asked)
             if isinstance(one, Invalid)
         ]
@@ -59,7 +59,7 @@ class Writer:
             return refused
         keys = [one.caller_id for one in asked if isinstance(one, Request)]
 
-        def write(asker: Asker) -> list[str]:
+        def write(asker: RequestWriter) -> list[str]:
             pairs = zip(values, keys, strict=True)
             written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
             asker.wait_for(written)
@@ -85,7 +85,7 @@ class Writer:
         refusal = None if self._rules is None else self._rules.rules().refusal(asked, now_ms)
         return asked if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
 
-    def write(self, topic: str, write: Callable[[Asker], T]) -> T:
+    def write(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
         """The result of `write` with the producer of this topic. Raises NotSent."""
         if not self._lock.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
             raise NotSent(
@@ -93,8 +93,8 @@ class Writer:
             )
         try:
             if topic not in self._askers:
-                access = kafka(self._settings, QUIET)
-                self._askers[topic] = Asker(
+                access = kafka(self._settings, NO_CLIENT_LOG)
+                self._askers[topic] = RequestWriter(
                     access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
                 )
             return write(self._askers[topic])
@@ -108,9 +108,9 @@ class Writer:
 
     def _topic(self) -> str:
         for topic, contract in self._settings.topics.items():
-            if contract == WRITTEN:
+            if contract == WRITE_FORMAT:
                 return topic
         raise NotSent(
             f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format "
-            f"{WRITTEN}, the only one that can be written here"
+            f"{WRITE_FORMAT}, the only one that can be written here"
         )

@@ -130,7 +130,7 @@ class CancelState(BaseModel):
         return cls(outcome=cancelled.outcome, request=request, others=others or None)
 
 
-class Due(BaseModel):
+class NewDueTime(BaseModel):
     """The new due time: exactly one of the two."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

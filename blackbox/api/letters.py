@@ -31,7 +31,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     changes = [places_body, Depends(turns.change)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
-    def lying(
+    def list_letters(
         request: Request,
         reason: Annotated[str | None, Query(max_length=50)] = None,
         is_open: bool = True,
@@ -54,13 +54,13 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
     def replay(asked: Asked) -> PutAwayState:
         """Write the requests of these letters again; each letter once, however often this is called."""
-        done = admin.put_away(asked.places, again=True)
+        done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)
 
     @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
     def discard(asked: Asked) -> PutAwayState:
         """Mark these letters as discarded; they stay in Kafka."""
-        done = admin.put_away(asked.places, again=False)
+        done = admin.close_letters(asked.places, replay=False)
         return PutAwayState(done=done.done, left=done.left)
 
     return router

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
-from blackbox.admin.pending import LAST_MS, Cursor, Wanted
-from blackbox.admin.writing import Refused
+from blackbox.admin.pending import LAST_MS, Cursor, PendingFilter
+from blackbox.admin.writing import RefusedValue
 from blackbox.api.answers import (
     CancelState,
-    Due,
     Failure,
     Ids,
+    NewDueTime,
     NotTaken,
     Page,
     RefusedRequest,
@@ -85,7 +85,7 @@ def body_schema(
 
 ONE = body_schema(ASKED, "a request, as in Kafka with the format countdown")
 MANY = body_schema({"type": "string"}, "one such request per line", "application/x-ndjson")
-NEW_DUE_TIME = body_schema(Due.model_json_schema(), "one of the two")
+NEW_DUE_TIME = body_schema(NewDueTime.model_json_schema(), "one of the two")
 
 Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
@@ -113,9 +113,9 @@ async def _whole_body(request: Request) -> bytes:
 
 
 whole_body = Depends(_whole_body)
-due_body = Depends(body_of(Due, MOST_DUE_BYTES))
+due_body = Depends(body_of(NewDueTime, MOST_DUE_BYTES))
 WholeBody = Annotated[bytes, whole_body]
-DueBody = Annotated[Due, due_body]
+DueBody = Annotated[NewDueTime, due_body]
 
 Named = Annotated[
     str | None,
@@ -168,7 +168,7 @@ def _add_sending(router: APIRouter, admin: Admin, turns: Turns) -> None:
     @router.post(
         "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
     )  # fmt: skip
-    async def ask_for_many(body: WholeBody, caller: Caller = None) -> Any:
+    async def send_many(body: WholeBody, caller: Caller = None) -> Any:
         """Request many messages; if one request is refused, none is written."""
         return _ids_or_refusal(await run_in_threadpool(admin.ask, _lines(body), caller))
 
@@ -190,7 +190,7 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
             after = None if cursor is None else Cursor.read(cursor)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        found, next_ = admin.page(Wanted(from_ms, to_ms, target, caller), after, limit)
+        found, next_ = admin.page(PendingFilter(from_ms, to_ms, target, caller), after, limit)
         return Page(
             requests=[RequestState.of_pending(one) for one in found],
             next=None if next_ is None else str(next_),
@@ -248,8 +248,8 @@ def _lines(body: bytes) -> list[bytes]:
     return lines
 
 
-def _ids_or_refusal(found: list[str] | list[Refused]) -> Any:
-    refused = [one for one in found if isinstance(one, Refused)]
+def _ids_or_refusal(found: list[str] | list[RefusedValue]) -> Any:
+    refused = [one for one in found if isinstance(one, RefusedValue)]
     if not refused:
         return Ids(ids=[one for one in found if isinstance(one, str)])
     first = refused[0]

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Cursor, Found, Wanted
+from blackbox.admin.pending import Cursor, Found, PendingFilter
 from blackbox.api.answers import Failure
 from blackbox.api.health import Health
 from blackbox.api.requests import FAILURES
@@ -91,7 +91,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 
         def read(after: Cursor | None) -> tuple[bytes, Cursor | None]:
             topics = settings.schedule_topics
-            found, next_ = admin.page(Wanted(), after, SCHEDULES_AT_ONCE, topics, whole=True)
+            found, next_ = admin.page(PendingFilter(), after, SCHEDULES_AT_ONCE, topics, whole=True)
             return b",\n".join(_schedules(found)), next_
 
         async with turns.schedules(SCHEDULES_WITHIN_S):

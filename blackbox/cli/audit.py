@@ -17,7 +17,7 @@ from blackbox.cli.terminal import AsJson, as_json, load_silenced, printable, tab
 from blackbox.config.settings import Settings
 
 if TYPE_CHECKING:
-    from blackbox.jobs.audit.audit import Verdict
+    from blackbox.jobs.audit.audit import AuditVerdict
 
 SHOWN = 50
 
@@ -73,7 +73,7 @@ def _audited(
     *,
     targets: bool,
     late_s: float | None,
-) -> Verdict:
+) -> AuditVerdict:
     try:
         with spark(settings, "auditing") as session:
             from blackbox.jobs.audit.audit import audited
@@ -96,7 +96,7 @@ def _audited(
     return verdict
 
 
-def _as_json(verdict: Verdict) -> dict[str, Any]:
+def _as_json(verdict: AuditVerdict) -> dict[str, Any]:
     found = asdict(verdict) | {"verdict": "clean" if verdict.is_clean else "exceptions"}
     late = verdict.lateness
     found["lateness"] = late and {
@@ -107,7 +107,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     return found
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: AuditVerdict) -> None:
     console = Console()
     states = [f"{count:,} {state}" for state, count in verdict.states.items() if count]
     console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))

@@ -35,7 +35,7 @@ def demo(
         raise BadUsage(f"--report {report}: the folder {report.absolute().parent} does not exist")
     # When the command was started: almost all the time until here was CPU time.
     began_s = time.time() - time.process_time()
-    logs.silent()
+    logs.disable()
     signals.interrupt()
     from rich.console import Console
 

@@ -49,7 +49,7 @@ def ledger(
 
 
 def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> None:
-    access = kafka(settings, logs.QUIET)
+    access = kafka(settings, logs.NO_CLIENT_LOG)
     with spark(settings, "reading the journals") as session:
         from blackbox.jobs.ledger.extend import extend
 

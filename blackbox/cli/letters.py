@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.dead_letters import PutAway
+from blackbox.admin.dead_letters import ClosedLetters
 from blackbox.api.answers import LetterState
 from blackbox.cli.failures import FAILED, BadUsage
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, printable
@@ -42,7 +42,7 @@ def letters(
     settings = load_silenced()
     with closing(Admin(settings)) as admin:
         if replay or discard:
-            _report(admin.put_away(replay or discard or [], again=bool(replay)), json)
+            _report(admin.close_letters(replay or discard or [], replay=bool(replay)), json)
         else:
             _list(admin.letters(reason, is_open=not all_), json)
 
@@ -60,7 +60,7 @@ def _list(found: Sequence[Letter], json: bool) -> None:
         )
 
 
-def _report(done: PutAway, json: bool) -> None:
+def _report(done: ClosedLetters, json: bool) -> None:
     if json:
         typer.echo(as_json(asdict(done)))
     else:

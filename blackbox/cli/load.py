@@ -30,7 +30,7 @@ from blackbox.records.errors import RecoveryRequired
 from blackbox.support import logs
 
 if TYPE_CHECKING:
-    from blackbox.jobs.load.load import BadRow, File, Load, Verdict
+    from blackbox.jobs.load.load import BadRow, Load, LoadCheck, LoadFile
 
 
 class Loaded(NamedTuple):
@@ -71,7 +71,7 @@ def load(
     topic = _topic(request_topic, settings)
     kind = _kind(format)
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
-    access = kafka(settings, logs.QUIET)
+    access = kafka(settings, logs.NO_CLIENT_LOG)
     need_spark()
     from blackbox.jobs.load.load import Load, NotLoaded, UnusableFile, find_files, read_files
 
@@ -100,7 +100,7 @@ def load(
 def _judge_and_send(
     job: Load,
     settings: Settings,
-    files: Sequence[File],
+    files: Sequence[LoadFile],
     most_bytes: int,
     rate: int | None,
     dry_run: bool,
@@ -167,7 +167,7 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
     )
 
 
-def _refused(verdict: Verdict, rows_in: int, *, json: bool) -> typer.Exit:
+def _refused(verdict: LoadCheck, rows_in: int, *, json: bool) -> typer.Exit:
     if json:
         first = [one._asdict() | {"path": printable(one.path)} for one in verdict.first]
         typer.echo(as_json({"bad": verdict.bad, "bad_rows": first}))

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Wanted
+from blackbox.admin.pending import PendingFilter
 from blackbox.api.answers import RequestState
 from blackbox.cli.terminal import (
     AsJsonLines,
@@ -38,7 +38,7 @@ def pending(
     """List pending requests, the soonest first, without the cold tier; reads only."""
     settings = load_silenced()
     to_ms = None if within is None else int((time.time() + within) * 1000)
-    wanted = Wanted(to_ms=to_ms, target=target, caller=caller)
+    wanted = PendingFilter(to_ms=to_ms, target=target, caller=caller)
     with closing(Admin(settings)) as admin:
         each = admin.each(settings.topics, wanted, min(limit, PAGE))
         found = list(islice(each, limit))

@@ -25,7 +25,7 @@ def promote(json: AsJson = False) -> None:
     Exits with 1 when a shard could not be promoted, or requests were lost or refused.
     """
     settings = load_silenced()
-    access = kafka(settings, logs.QUIET)
+    access = kafka(settings, logs.NO_CLIENT_LOG)
     with spark(settings, "promoting") as session:
         from blackbox.jobs.promote.promote import promote as promoted
 

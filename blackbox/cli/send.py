@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.writing import WRITTEN
+from blackbox.admin.writing import WRITE_FORMAT
 from blackbox.cli.failures import BadUsage
 from blackbox.cli.terminal import At, Countdown, chosen_topic, typed_instant
-from blackbox.client.asking import Asker
+from blackbox.client.asking import RequestWriter
 from blackbox.client.request import request_value
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka
@@ -78,10 +78,10 @@ def _from_stdin() -> str:
         ) from None
 
 
-def _client(settings: Settings, caller: str | None, request_topic: str | None) -> Asker:
-    logs.silent()
-    access = kafka(settings, logs.QUIET)
-    client = Asker(
+def _client(settings: Settings, caller: str | None, request_topic: str | None) -> RequestWriter:
+    logs.disable()
+    access = kafka(settings, logs.NO_CLIENT_LOG)
+    client = RequestWriter(
         access.bootstrap_servers,
         caller=caller,
         request_topic=chosen_topic(request_topic, settings),
@@ -99,7 +99,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
-    contract = make_format(WRITTEN, Options(settings.max_countdown_s, settings.is_own_topic))
+    contract = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
     now_ms = time.time_ns() // 1_000_000
     asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):

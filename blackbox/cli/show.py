@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.failures import FAILED, BadUsage, error_exit
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced
 from blackbox.core.status import Fate
@@ -32,7 +32,7 @@ def show(
     Exits with 1 when there is no such request, or its state was not found in time.
     """
     settings = load_silenced()
-    with closing(Registry(settings)) as registry:
+    with closing(StatusLookup(settings)) as registry:
         registry.count_partitions()
         fates = _fates(id, registry, list(settings.topics))
     for fate in fates:
@@ -43,7 +43,7 @@ def show(
         raise typer.Exit(FAILED)
 
 
-def _fates(text: str, registry: Registry, topics: list[str]) -> list[Fate]:
+def _fates(text: str, registry: StatusLookup, topics: list[str]) -> list[Fate]:
     """The fates of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
         # A member of the index does not name its shard.

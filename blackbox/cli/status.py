@@ -62,7 +62,7 @@ def status(json: AsJson = False) -> None:
 
 
 def _statuses(settings: Settings) -> Iterator[ShardStatus]:
-    access = kafka(settings, logs.QUIET)
+    access = kafka(settings, logs.NO_CLIENT_LOG)
     url = settings.redis_url.get_secret_value()
     clock = Clock()
     clock.observe(RedisServer(url).now_ms())

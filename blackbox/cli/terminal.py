@@ -14,7 +14,7 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.measure import Measurement
 from rich.table import Table
 
-from blackbox.admin.writing import WRITTEN
+from blackbox.admin.writing import WRITE_FORMAT
 from blackbox.cli.failures import BadUsage
 from blackbox.config.settings import Settings, load
 from blackbox.support import logs
@@ -34,7 +34,7 @@ At = Annotated[
 def load_silenced() -> Settings:
     """Load the settings and silence the log, for commands that print their own messages."""
     settings = load()
-    logs.silent()
+    logs.disable()
     return settings
 
 
@@ -46,16 +46,16 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
     topics = settings.topics
     if asked is None:
         for topic, contract in topics.items():
-            if contract == WRITTEN:
+            if contract == WRITE_FORMAT:
                 return topic
         raise BadUsage(
-            f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITTEN}, "
+            f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITE_FORMAT}, "
             "the only one that commands can write"
         )
-    if topics.get(asked, WRITTEN) != WRITTEN:
+    if topics.get(asked, WRITE_FORMAT) != WRITE_FORMAT:
         raise BadUsage(
             f"--request-topic {asked!r}: its format is {topics[asked]}; commands can write "
-            f"{WRITTEN} only"
+            f"{WRITE_FORMAT} only"
         )
     return asked
 

@@ -3,8 +3,16 @@
 from blackbox.client.asking import NotSent
 from blackbox.client.client import AsyncClient, Client, Later, TooLate
 from blackbox.client.retry import Exhausted, Retry
-from blackbox.client.state import NotTold, State
+from blackbox.client.state import LookupFailed, State
 
 __all__ = [
-    "AsyncClient", "Client", "Exhausted", "Later", "NotSent", "NotTold", "Retry", "State", "TooLate",
+    "AsyncClient",
+    "Client",
+    "Exhausted",
+    "Later",
+    "LookupFailed",
+    "NotSent",
+    "Retry",
+    "State",
+    "TooLate",
 ]  # fmt: skip

@@ -82,7 +82,7 @@ class PendingWrite:
             self._place = Shard(topic, partition), offset
 
 
-class Asker:
+class RequestWriter:
     """Writes requests to a request topic on behalf of `caller`. Use it from one thread only.
 
     The producer sends in batches. Leaving the context waits until Kafka has acknowledged all requests.

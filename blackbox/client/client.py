@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, Asker, PendingWrite
+from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
 from blackbox.client.request import request_value
 from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.client.state import State, StateReader
@@ -56,7 +56,7 @@ class _Caller:
         request_topic: str = "TB",
         kafka_settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._asker = Asker(
+        self._asker = RequestWriter(
             bootstrap_servers,
             caller=caller,
             request_topic=request_topic,
@@ -135,7 +135,7 @@ class Client(_Caller):
     def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """Look up, in Kafka alone, the state of the request with this id, as `send_later` returned it.
 
-        Raises ValueError for any other id, including the caller's own. Raises NotTold when Kafka does
+        Raises ValueError for any other id, including the caller's own. Raises LookupFailed when Kafka does
         not answer, does not let this caller read, or reading for `timeout_s` did not find the state.
         """
         return self._reader.get(id, timeout_s)
@@ -232,7 +232,7 @@ class AsyncClient(_Caller):
         await asyncio.to_thread(self._reader.close)
 
 
-def _ask(asker: Asker, message: Later) -> PendingWrite:
+def _ask(asker: RequestWriter, message: Later) -> PendingWrite:
     when, expires_after = message.when, message.expires_after
     value = request_value(
         message.topic,

@@ -43,7 +43,7 @@ _WHAT_TO_GIVE = (
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class NotTold(Exception):
+class LookupFailed(Exception):
     """The state of a request could not be read from Kafka; the text says why and what to do."""
 
 
@@ -131,7 +131,7 @@ class StateReader:
         try:
             return self._fate_by_journals(shard, offset, limit)
         except LimitReached:
-            raise NotTold(
+            raise LookupFailed(
                 f"the state of {request_id(shard, offset)} was not found: {limit} were read, and "
                 "there are more; give a longer timeout_s, or ask a service, which has an index: "
                 "GET /requests/{id}"
@@ -152,7 +152,7 @@ class StateReader:
             )
         if not self._count(self._topic):
             servers = self._access.bootstrap_servers
-            raise NotTold(
+            raise LookupFailed(
                 f"the request topic {self._topic!r} does not exist on {servers}; name another"
             )
         if shard.partition >= self._count(self._topic):
@@ -172,14 +172,14 @@ class StateReader:
 
 @contextmanager
 def _as_not_told(servers: str) -> Iterator[None]:
-    """Turn NotAllowed and RecoveryRequired into NotTold."""
+    """Turn NotAllowed and RecoveryRequired into LookupFailed."""
     try:
         yield
     except NotAllowed as reason:
-        raise NotTold(str(reason)) from None
+        raise LookupFailed(str(reason)) from None
     except RecoveryRequired as reason:
         what = f"{reason}; check that Kafka is running at {servers}, then try again"
-        raise NotTold(what) from None
+        raise LookupFailed(what) from None
 
 
 def _state(fate: Fate) -> State:

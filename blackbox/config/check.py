@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
-from blackbox.index.server import NotTold, RedisServer, Server
+from blackbox.index.server import NotAnswered, RedisServer, Server
 from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import IndexLost
@@ -79,7 +79,7 @@ def _server_findings(redis: Server, *, is_node: bool) -> Iterator[Finding]:
         what = "aof-load-truncated"
         if told.get("aof_enabled") and redis.config(what) != "no":
             yield finding("torn_aof")
-    except NotTold as why:
+    except NotAnswered as why:
         yield finding("redis_silent", why=why, what=what)
 
 
@@ -120,7 +120,7 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
         is_schedule = topic in settings.schedule_topics
         yield from _partition_findings(topic, described)
         yield from journal_findings(
-            topic, told, settings.kept_ms_of(topic), is_schedule=is_schedule
+            topic, told, settings.needed_retention_ms(topic), is_schedule=is_schedule
         )
     letters = told.get(settings.dead_letter_topic)
     if letters is not None and _is_compacted(letters):

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
         """The horizon of one request topic; None for topics of schedules, which have no cold tier."""
         return None if topic in self.schedule_topics else self.horizon_ms
 
-    def kept_ms_of(self, topic: str) -> int:
+    def needed_retention_ms(self, topic: str) -> int:
         """How long Kafka must keep a request topic at least, if it removes records by age.
 
         Twice the horizon, as requests due later are written again before that. Without a horizon, as long

@@ -140,7 +140,7 @@ class Dispatch:
             position = self.writer.commit(
                 replace(confirmation(found, now_ms, self._known), void=untrue)
             )
-            unwanted = self.index.believe(untrue)
+            unwanted = self.index.end_doubt(untrue)
             settle(self.index, [*(claim.offset for claim in found), *unwanted], position)
         self._doubtful = self.index.doubtful
         looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1

@@ -30,7 +30,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import NOT_ADMITTED, Cancel, Record
 from blackbox.rules.admission import Admission
-from blackbox.rules.rules import Asked, Rules
+from blackbox.rules.rules import QuotaRequest, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Taken:
     ahead_ms: int | None = field(default=None, compare=False)
 
 
-class Opening(NamedTuple):
+class Rebuild(NamedTuple):
     """How requests are read while an index is rebuilt.
 
     `ended` have an outcome. Replacements by id in `too_late` ended nothing. A request that was due
@@ -90,7 +90,7 @@ class Parsed(NamedTuple):
     changes: Sequence[tuple[int, Change]]
     rules: Rules | None = None
     refused: Mapping[int, Change] = {}
-    asked: Sequence[Asked] = ()
+    asked: Sequence[QuotaRequest] = ()
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
     ahead_ms: int | None = None
@@ -111,7 +111,7 @@ class Intake:
     admission: Admission | None = None
     check_log: Callable[[Tail], None] = lambda tail: None
 
-    def apply(self, batch: Batch, latest_ms: int, opening: Opening | None = None) -> Taken:
+    def apply(self, batch: Batch, latest_ms: int, opening: Rebuild | None = None) -> Taken:
         """Store one batch; storing the same batch again changes nothing.
 
         1. parse each record. An invalid one becomes an entry that is due at once, which dispatch
@@ -136,7 +136,7 @@ class Intake:
         parsed: Parsed,
         now_ms: int,
         meanwhile: Callable[[], None] | None = None,
-        opening: Opening | None = None,
+        opening: Rebuild | None = None,
     ) -> Taken:
         """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `meanwhile`."""
         rules = parsed.rules
@@ -207,7 +207,7 @@ def parse(
     """Parse what a batch's records ask for (step 1); no side effects. Without `rules` all is allowed."""
     changes: list[tuple[int, Change]] = []
     refused: dict[int, Change] = {}
-    counted: list[Asked] = []
+    counted: list[QuotaRequest] = []
     for record in batch.records:
         change, asked = interpret.read(contract, record, latest_ms, horizon_ms)
         if change is None:
@@ -221,7 +221,7 @@ def parse(
                     record, asked, change, refusal, written_ms
                 )
             elif rule.has_quota and interpret.counts(change, asked, record):
-                counted.append(Asked(len(changes), name, record, asked, written_ms))
+                counted.append(QuotaRequest(len(changes), name, record, asked, written_ms))
         changes.append((record.offset, change))
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs

@@ -31,7 +31,7 @@ class Journal(Protocol):
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
 
 
-class Carrier(Protocol):
+class PromotionProducer(Protocol):
     """The producer of a shard's carried records.
 
     `flush` returns the offset after the last record, and why some were refused.
@@ -80,7 +80,7 @@ class Promotion:
     position: int
     cold: Set[int]
     journal: Journal
-    carrier: Carrier
+    carrier: PromotionProducer
     contract: Format
     lead_ms: int | None
     renew_after_ms: int | None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.ended import Ended
-from blackbox.core.intake import Opening, Taken, Upcoming
+from blackbox.core.intake import Rebuild, Taken, Upcoming
 from blackbox.core.marks import (
     check_binding,
     foreign_group,
@@ -81,7 +81,7 @@ class Recovery:
     journal: Journal
     writer: Writer
     confirm: Callable[[], None]
-    apply: Callable[[Batch, Opening | None], Taken]
+    apply: Callable[[Batch, Rebuild | None], Taken]
     ahead: Callable[[Batch], Iterable[Upcoming]]
     now_ms: Callable[[], int]
     has_room: Callable[[], bool] = lambda: True
@@ -140,7 +140,7 @@ class Recovery:
     def _note_doubts(self, outcomes: Outcomes) -> None:
         """Note in the index which requests are in doubt, and which of these have no outcome after all."""
         if known := outcomes.undelivered.intersection(self.index.doubtful):
-            settle(self.index, self.index.believe(known), self.index.positions.receipts)
+            settle(self.index, self.index.end_doubt(known), self.index.positions.receipts)
         if outcomes.doubtful:
             self.index.doubt(outcomes.doubtful)
 
@@ -279,7 +279,7 @@ class Recovery:
         remove_ended(self.index, outcomes.ended)
         if outcomes.ignored:
             self.index.ignore([offset for offset in outcomes.ignored if offset >= first])
-        opening = Opening(outcomes.ended, outcomes.unknown_ms or None, outcomes.too_late)
+        opening = Rebuild(outcomes.ended, outcomes.unknown_ms or None, outcomes.too_late)
         try:
             for batch in self.journal.requests(first, bounds.end, outcomes.ended):
                 self.progress(batch.end - first, bounds.end - first)

@@ -54,7 +54,7 @@ def end_ahead(index: Index, ahead: Upcoming, ended: Ended, too_late: Ended) -> N
     known = [offset for offset in delivered if offset < index.positions.requests]
     removed |= dict.fromkeys(known) | index.caller_ids(known)
     if in_doubt := removed.keys() & index.doubtful.keys():
-        index.unwant(in_doubt)
+        index.end_if_undelivered(in_doubt)
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
     if removed:
         index.settle(removed, index.positions.receipts)

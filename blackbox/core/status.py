@@ -84,7 +84,7 @@ class Fate:
     is_cold: bool | None = None
     carried: str | None = None
 
-    def told_of(self, shard: Shard, offset: int) -> Fate:
+    def for_request(self, shard: Shard, offset: int) -> Fate:
         """The same fate for the request whose place this one took."""
         taken = self.carried or self.source
         source = shard.source(offset)
@@ -118,7 +118,7 @@ class Limit:
         return f"{self._read:,} records within {self.clock() - self._began_s:.1f} s"
 
 
-class Asked(NamedTuple):
+class OwnRecord(NamedTuple):
     """What a request's own record says. The fate is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
 
     `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
@@ -168,15 +168,15 @@ class Fates:
             return asked.fate
         return self._judged(asked, bounds.end)  # 2, 3
 
-    def asked(self, offset: int) -> Asked:
+    def asked(self, offset: int) -> OwnRecord:
         """What the request's own record says."""
         record = self.journal.record(offset)
         if record is None:
-            return Asked(offset, None, self._fate(offset, "unknown"), offset)
+            return OwnRecord(offset, None, self._fate(offset, "unknown"), offset)
         written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
-        return Asked(offset, written_ms, self._read(record), origin_of(record))
+        return OwnRecord(offset, written_ms, self._read(record), origin_of(record))
 
-    def outcome(self, asked: Asked, since: int = 0) -> Fate | None:
+    def outcome(self, asked: OwnRecord, since: int = 0) -> Fate | None:
         """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
 
         A request is named soon after it was due, or soon after it was written if it was refused.
@@ -199,13 +199,13 @@ class Fates:
                 return found
         return None
 
-    def carried_nearby(self, asked: Asked, horizon_ms: int) -> int | None:
+    def carried_nearby(self, asked: OwnRecord, horizon_ms: int) -> int | None:
         """Like `carried_to`, but search only where promotion should have written the record."""
         low, high = self._behind(asked, 0)
         near = self._promoted(asked, horizon_ms, low, high)
         return self._carried_in(asked, near, min(near + NEAR, high))
 
-    def carried_to(self, asked: Asked, horizon_ms: int, since: int = 0) -> int | None:
+    def carried_to(self, asked: OwnRecord, horizon_ms: int, since: int = 0) -> int | None:
         """The record, not below `since`, that a request of the cold tier has become; None if none is found.
 
         Promotion writes it about a horizon before it is due: the records from there on are read
@@ -219,7 +219,7 @@ class Fates:
                 return found
         return None
 
-    def replaced_by(self, asked: Asked, since: int) -> int | None:
+    def replaced_by(self, asked: OwnRecord, since: int) -> int | None:
         """The record, not below `since`, that took the place of an ended request; None: it was cancelled."""
         position, end = self._behind(asked, since)
         while (change := self._next_change(asked, position, end)) is not None:
@@ -273,11 +273,11 @@ class Fates:
         told = {"reason": asked.reason, "detail": asked.detail}
         return self._fate(offset, "unread", due_ms=record.timestamp_ms, **told)
 
-    def _behind(self, asked: Asked, since: int) -> tuple[int, int]:
+    def _behind(self, asked: OwnRecord, since: int) -> tuple[int, int]:
         bounds = self.journal.request_bounds()
         return min(max(asked.offset + 1, since, bounds.start), bounds.end), bounds.end
 
-    def _promoted(self, asked: Asked, horizon_ms: int, low: int, high: int) -> int:
+    def _promoted(self, asked: OwnRecord, horizon_ms: int, low: int, high: int) -> int:
         """The first of the offsets `low` to `high` where promotion may have written it."""
         if asked.fate.due_ms is None:
             return low
@@ -285,7 +285,7 @@ class Fates:
         found = self.journal.first_request_since(at_ms)
         return high if found is None else min(max(found, low), high)
 
-    def _carried_in(self, asked: Asked, first: int, last: int) -> int | None:
+    def _carried_in(self, asked: OwnRecord, first: int, last: int) -> int | None:
         for batch in self._requests(first, last):
             for record in batch.records:
                 if carried(record.headers) and origin_of(record) == asked.origin:
@@ -325,7 +325,7 @@ class Fates:
                 first = at + 1
         return first
 
-    def _outcome_in(self, asked: Asked, first: int, last: int, end: int) -> Fate | None:
+    def _outcome_in(self, asked: OwnRecord, first: int, last: int, end: int) -> Fate | None:
         """The outcome in the receipts `first` to `last` - 1. Later receipts may void one of these."""
         if first >= last:
             return None
@@ -345,10 +345,10 @@ class Fates:
                     return replace(told, state=state, place=_place_in(receipt.letters, offset))
         return None
 
-    def _judged(self, asked: Asked, end: int) -> Fate:
+    def _judged(self, asked: OwnRecord, end: int) -> Fate:
         return self.outcome(asked) or self._by_later_records(asked, end)
 
-    def _by_later_records(self, asked: Asked, end: int) -> Fate:
+    def _by_later_records(self, asked: OwnRecord, end: int) -> Fate:
         """The fate, by the records up to `end`, of a request that no receipt names."""
         pending = replace(asked.fate, state="pending")
         if asked.fate.reason is not None:  # only its dead letter ends it
@@ -364,10 +364,10 @@ class Fates:
             if not self._was_invalid(position):
                 return replace(pending, state="ended")
 
-    def _carried_on(self, asked: Asked, there: int, end: int) -> Fate:
-        return self._judged(self.asked(there), end).told_of(self.shard, asked.offset)
+    def _carried_on(self, asked: OwnRecord, there: int, end: int) -> Fate:
+        return self._judged(self.asked(there), end).for_request(self.shard, asked.offset)
 
-    def _next_change(self, asked: Asked, start: int, end: int) -> tuple[int, bool] | None:
+    def _next_change(self, asked: OwnRecord, start: int, end: int) -> tuple[int, bool] | None:
         """The next record that ends the request or carries it on, and whether it carries it on.
 
         Decided as in intake, for an index that holds nothing but this request.

@@ -214,7 +214,7 @@ class Triage:
                 aside.retry_or_end(offset, entry, refusal, self.retries, now_ms)
             else:
                 aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
-        self.targets.take_no_batch(crowded)
+        self.targets.send_one_by_one(crowded)
         letters = [
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from blackbox.demo.verdict import WARM_MS, Verdict, percentile
+from blackbox.demo.verdict import WARM_MS, DemoVerdict, percentile
 
 WIDTH = 76
 PLAIN_EVERY_S = 1.0
@@ -96,7 +96,7 @@ class Display:
             self._shown_at_s = progress.elapsed_s
             self._console.print(_line(progress), highlight=False, soft_wrap=True)
 
-    def verdict(self, verdict: Verdict, first_delivery_s: float | None) -> None:
+    def verdict(self, verdict: DemoVerdict, first_delivery_s: float | None) -> None:
         lines: list[RenderableType] = [_sentence(verdict), Text()]
         lines += [_counts(verdict), _lateness(verdict), _letters(verdict)]
         if verdict.delivered and "damaged" not in verdict.faults:
@@ -168,14 +168,14 @@ def _late(progress: Progress) -> str:
     return f"p50 {progress.p50_ms:,} ms  p99 {progress.p99_ms:,} ms"
 
 
-def _sentence(verdict: Verdict) -> Text:
+def _sentence(verdict: DemoVerdict) -> Text:
     if verdict.is_good:
         good = "✔ Every message was delivered exactly once, and none early."
         return Text(good, style="bold green")
     return Text(f"✘ Not as expected: {', '.join(verdict.faults)}.", style="bold red")
 
 
-def _counts(verdict: Verdict) -> Text:
+def _counts(verdict: DemoVerdict) -> Text:
     text = Text(f"{verdict.requests:,} asked · {verdict.delivered:,} delivered")
     for name in ("lost", "duplicated", "early"):
         found = verdict.faults.get(name, [])
@@ -183,7 +183,7 @@ def _counts(verdict: Verdict) -> Text:
     return text
 
 
-def _lateness(verdict: Verdict) -> Text:
+def _lateness(verdict: DemoVerdict) -> Text:
     text = f"lateness  {_spread(verdict.late_ms)}"
     if verdict.warm_late_ms:
         without = f"(without the first {WARM_MS // 1000} s)"
@@ -196,7 +196,7 @@ def _spread(late_ms: Sequence[int]) -> str:
     return f"p50 {p50:,} ms, p99 {p99:,} ms, max {most:,} ms"
 
 
-def _letters(verdict: Verdict) -> Text:
+def _letters(verdict: DemoVerdict) -> Text:
     by_reason = " · ".join(f"{count} {reason}" for reason, count in sorted(verdict.letters.items()))
     judged = "not as expected" if "misjudged" in verdict.faults else "as expected"
     return Text(
@@ -205,7 +205,7 @@ def _letters(verdict: Verdict) -> Text:
     )
 
 
-def _faults(verdict: Verdict) -> Iterator[Text]:
+def _faults(verdict: DemoVerdict) -> Iterator[Text]:
     for name, found in verdict.faults.items():
         yield Text(f"\n{name}: {len(found):,}", style="bold red")
         for one in found[:FAULTS_SHOWN]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from blackbox.client.asking import Asker
+from blackbox.client.asking import RequestWriter
 from blackbox.demo.display import Display, Progress
-from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
+from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
 from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
-from blackbox.demo.verdict import Tally, Verdict, percentile
+from blackbox.demo.verdict import DemoVerdict, Tally, percentile
 from blackbox.demo.witness import Witness, create_topics
 from blackbox.embedded import EmbeddedStack
 from blackbox.spark import missing_packages
@@ -122,14 +122,16 @@ class Demo:
 def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
     """Write the script as its callers would; yields how many requests the clients have taken."""
     with ExitStack() as clients:
-        of: dict[str, Asker] = {}
+        of: dict[str, RequestWriter] = {}
         for caller in CALLERS:
-            asker = Asker(bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC)
+            asker = RequestWriter(
+                bootstrap_servers, caller=caller.name, request_topic=REQUEST_TOPIC
+            )
             of[caller.name] = clients.enter_context(asker)
         sent = 0
         for line in script:
             of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])
-            sent += line.fate is not Fate.CANCEL
+            sent += line.fate is not ExpectedOutcome.CANCEL
             yield sent
 
 
@@ -155,7 +157,7 @@ def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
         thread.join(5)
 
 
-def read_back(script: Sequence[Line], bootstrap_servers: str) -> Verdict:
+def read_back(script: Sequence[Line], bootstrap_servers: str) -> DemoVerdict:
     """The verdict of a new consumer that knows only what was sent."""
     tally = Tally(script, REQUEST_TOPIC)
     with closing(Witness(bootstrap_servers, WATCHED)) as witness:
@@ -169,9 +171,11 @@ class _Meter:
 
     def __init__(self, script: Sequence[Line], tally: Tally) -> None:
         self._tally = tally
-        self._requests = sum(line.fate is not Fate.CANCEL for line in script)
-        self._wanted = sum(line.fate is Fate.DELIVERED for line in script)
-        self._outcomes = sum(line.fate in (Fate.DELIVERED, Fate.DEAD) for line in script)
+        self._requests = sum(line.fate is not ExpectedOutcome.CANCEL for line in script)
+        self._wanted = sum(line.fate is ExpectedOutcome.DELIVERED for line in script)
+        self._outcomes = sum(
+            line.fate in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD) for line in script
+        )
         self._began = self.read_s = time.monotonic()
         self._counted = (self._began, 0)
         self._history: deque[tuple[float, int]] = deque([(self._began, 0)])

@@ -20,7 +20,7 @@ ENDED_DUE_SHARE = 0.75
 Headers = tuple[tuple[str, bytes], ...]
 
 
-class Fate(Enum):
+class ExpectedOutcome(Enum):
     """The expected fate of a record of the request topic."""
 
     DELIVERED = auto()
@@ -40,7 +40,7 @@ class Line(NamedTuple):
     caller: str
     value: bytes
     headers: Headers
-    fate: Fate
+    fate: ExpectedOutcome
     caller_id: str | None = None
     topic: str = ""
     key: bytes | None = None
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     reason: Reason | None = None
 
 
-class Caller(NamedTuple):
+class DemoCaller(NamedTuple):
     """A calling service: its name, its target topic, and how it composes a request."""
 
     name: str
@@ -72,9 +72,9 @@ def _push(number: int) -> dict[str, Any]:
 
 
 CALLERS = (
-    Caller("orders", "orders.unpaid", _unpaid),
-    Caller("billing", "billing.retry", _retry),
-    Caller("reminders", "reminders.push", _push),
+    DemoCaller("orders", "orders.unpaid", _unpaid),
+    DemoCaller("billing", "billing.retry", _retry),
+    DemoCaller("reminders", "reminders.push", _push),
 )
 TARGETS = tuple(caller.topic for caller in CALLERS)
 UNKNOWN_TOPIC = "orders.unpiad"
@@ -87,7 +87,7 @@ def write_script(requests: int, seconds: float) -> list[Line]:
     """
     few = max(1, min(5, requests // SHARE_OF_SPECIAL))
     special = [*_broken(min(few, 3)), *_ended(few, round(seconds * 1000))]
-    plain = requests - sum(line.fate is not Fate.CANCEL for line in special)
+    plain = requests - sum(line.fate is not ExpectedOutcome.CANCEL for line in special)
     script: list[Line] = []
     gap = plain // len(special)
     for number in range(plain):
@@ -100,7 +100,10 @@ def write_script(requests: int, seconds: float) -> list[Line]:
 
 
 def _line(
-    number: int, countdown_ms: int, fate: Fate = Fate.DELIVERED, caller_id: str | None = None
+    number: int,
+    countdown_ms: int,
+    fate: ExpectedOutcome = ExpectedOutcome.DELIVERED,
+    caller_id: str | None = None,
 ) -> Line:
     caller = CALLERS[number % len(CALLERS)]
     asked = caller.compose(number)
@@ -133,21 +136,21 @@ def _broken(each: int) -> Iterator[Line]:
             (Reason.BAD_TOPIC, orjson.dumps(asked | {"topic": "orders, unpaid"})),
         ):
             headers = _headers(caller, number)
-            yield Line(caller.name, value, headers, Fate.DEAD, reason=reason)
+            yield Line(caller.name, value, headers, ExpectedOutcome.DEAD, reason=reason)
 
 
 def _ended(each: int, span_ms: int) -> Iterator[Line]:
     late_ms = round(span_ms * ENDED_DUE_SHARE)
     for number in range(800_000, 800_000 + 2 * each, 2):
-        cancelled = _line(number, late_ms, Fate.CANCELLED, f"cancelled-{number}")
+        cancelled = _line(number, late_ms, ExpectedOutcome.CANCELLED, f"cancelled-{number}")
         cancel = orjson.dumps({"id": cancelled.caller_id, "cancel": True})
         yield cancelled
-        yield Line(cancelled.caller, cancel, (), Fate.CANCEL, cancelled.caller_id)
+        yield Line(cancelled.caller, cancel, (), ExpectedOutcome.CANCEL, cancelled.caller_id)
         # The replacement must come from the same caller: only one client's records keep their order.
         replaced, later = number + 100_000 * len(CALLERS), number + 200_000 * len(CALLERS)
-        yield _line(replaced, late_ms, Fate.REPLACED, f"replaced-{number}")
-        yield _line(later, late_ms, Fate.DELIVERED, f"replaced-{number}")
+        yield _line(replaced, late_ms, ExpectedOutcome.REPLACED, f"replaced-{number}")
+        yield _line(later, late_ms, ExpectedOutcome.DELIVERED, f"replaced-{number}")
 
 
-def _headers(caller: Caller, number: int) -> Headers:
+def _headers(caller: DemoCaller, number: int) -> Headers:
     return ("CALLER_SERVICE", caller.name.encode()), ("trace-id", b"%08x" % number)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from blackbox.demo.script import TARGETS, Fate, Line
+from blackbox.demo.script import TARGETS, ExpectedOutcome, Line
 from blackbox.records.request import Headers, Shard, request_id
 
 OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """All requests, counted by fate.
 
     `faults` maps each kind of fault to the records it was found on:
@@ -72,7 +72,9 @@ class Tally:
         self._script = script
         self._request_topic = request_topic
         self._by_value = {line.value: line for line in script}
-        self._by_message = {line.message: line for line in script if line.fate is Fate.DELIVERED}
+        self._by_message = {
+            line.message: line for line in script if line.fate is ExpectedOutcome.DELIVERED
+        }
         self._requests: dict[bytes, Seen] = {}
         self._messages: dict[bytes, Seen] = {}
         self._letters: dict[bytes, Seen] = {}
@@ -106,18 +108,18 @@ class Tally:
                 self._time(line, self._messages[line.message])
         elif seen.topic in TARGETS:
             self._take_message(value, seen)
-        elif self._by_value.get(value, _UNKNOWN_LINE).fate is not Fate.DEAD:
+        elif self._by_value.get(value, _UNKNOWN_LINE).fate is not ExpectedOutcome.DEAD:
             self._strays.append(_show(seen))
         elif value in self._letters:
             self._letters_again.append(_show(seen))
         else:
             self._letters[value] = seen
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DemoVerdict:
         """The verdict on all records taken so far."""
         fates = Counter(line.fate for line in self._script)
-        wanted = [line for line in self._script if line.fate is Fate.DELIVERED]
-        broken = [line for line in self._script if line.fate is Fate.DEAD]
+        wanted = [line for line in self._script if line.fate is ExpectedOutcome.DELIVERED]
+        broken = [line for line in self._script if line.fate is ExpectedOutcome.DEAD]
         delivered = [line for line in wanted if line.message in self._messages]
         faults = {
             "lost": [_text(line.message) for line in wanted if line.message not in self._messages],
@@ -128,11 +130,11 @@ class Tally:
             "misjudged": [*filter(None, map(self._misjudged, broken)), *self._letters_again],
             "unread": [_text(one.value) for one in self._script if one.value not in self._requests],
         }
-        return Verdict(
-            requests=len(self._script) - fates[Fate.CANCEL],
+        return DemoVerdict(
+            requests=len(self._script) - fates[ExpectedOutcome.CANCEL],
             delivered=len(delivered),
-            cancelled=fates[Fate.CANCELLED],
-            replaced=fates[Fate.REPLACED],
+            cancelled=fates[ExpectedOutcome.CANCELLED],
+            replaced=fates[ExpectedOutcome.REPLACED],
             letters=Counter(_reason(letter) for letter in self._letters.values()),
             faults={name: found for name, found in faults.items() if found},
             late_ms=self.late_ms,
@@ -194,7 +196,7 @@ class Tally:
         return None
 
 
-_UNKNOWN_LINE = Line("", b"", (), Fate.CANCEL)
+_UNKNOWN_LINE = Line("", b"", (), ExpectedOutcome.CANCEL)
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:

@@ -34,7 +34,7 @@ STOP_S = 3.0
 PAUSE_S = 0.2
 
 
-class Service:
+class ProcessEngine:
     """Takes in and dispatches the shards that the consumer group gives to this process."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:

@@ -18,7 +18,7 @@ from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.carrier import Carrier
+from blackbox.journal.carrier import PromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock
@@ -55,7 +55,7 @@ class Promoter:
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
-        carrier = Carrier(shard, self._access)
+        carrier = PromotionProducer(shard, self._access)
         with closing(journal), closing(carrier):
             return Promotion(
                 shard=shard,
@@ -93,7 +93,7 @@ class Promoter:
         if isinstance(found.settings, TopicSettings):
             kept_ms = found.settings.retention_ms
         else:
-            kept_ms = self._settings.kept_ms_of(topic)
+            kept_ms = self._settings.needed_retention_ms(topic)
             self._warn(topic, f"{found.settings}", kept_ms)
         return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
 

@@ -10,7 +10,7 @@ from threading import Lock
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import rules
 from blackbox.engine.metrics import Metrics
-from blackbox.index.server import PAUSE_AT, NotTold, RedisServer
+from blackbox.index.server import PAUSE_AT, NotAnswered, RedisServer
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import RecoveryRequired
 
@@ -81,7 +81,7 @@ class RedisMonitor:
         """The used share of maxmemory; 0 if Redis does not report it: a refused store then pauses intake."""
         try:
             return self._redis.memory_used()
-        except NotTold:
+        except NotAnswered:
             return 0.0
 
     def _has_room(self) -> None:

@@ -12,7 +12,7 @@ from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
 from blackbox.core.dispatch import Dispatched
-from blackbox.core.intake import Opening, Parsed, Taken
+from blackbox.core.intake import Parsed, Rebuild, Taken
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
@@ -155,7 +155,7 @@ class ShardOwner:
                     self._next_due_ms = due_ms
                     self._look.set()
 
-    def apply_while_opening(self, batch: Batch, opening: Opening | None) -> Taken:
+    def apply_while_opening(self, batch: Batch, opening: Rebuild | None) -> Taken:
         """Apply requests that the index does not know yet, for recovery."""
         assert self._session is not None
         taken = self._session.intake.apply(batch, self.clock.latest_ms(), opening)

@@ -31,7 +31,7 @@ class BadAddress(ValueError):
     """A URL that does not lead to a Redis. The text quotes nothing that may be part of a password."""
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where a server listens."""
 
     host: str
@@ -51,7 +51,7 @@ class Address:
     """
 
     kind: Kind
-    places: tuple[Place, ...] = ()
+    places: tuple[ServerAddress, ...] = ()
     service: str = ""
     options: dict[str, Any] = field(default_factory=dict, repr=False)
     of_sentinels: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -70,7 +70,7 @@ def read(url: str) -> Address:
     scheme, found, _ = url.partition("://")
     if found and scheme in ("redis", "rediss", "unix"):
         options = _options(url)
-        place = Place(
+        place = ServerAddress(
             options.get("host", "localhost"), options.get("port", _DEFAULT_PORTS["server"])
         )
         return Address("server", () if scheme == "unix" else (place,), options=options)
@@ -134,7 +134,7 @@ def _split(url: str) -> tuple[str, SplitResult]:
     return hosts, urlsplit(f"{scheme}://-{rest[len(hosts) :]}")
 
 
-def _places(netloc: str, kind: Kind) -> tuple[str, tuple[Place, ...]]:
+def _places(netloc: str, kind: Kind) -> tuple[str, tuple[ServerAddress, ...]]:
     """Split hosts from what is before them: `user:password@` or nothing."""
     login, at, hosts = netloc.rpartition("@")
     places = []
@@ -144,7 +144,7 @@ def _places(netloc: str, kind: Kind) -> tuple[str, tuple[Place, ...]]:
         if match is None or not 0 < port <= 65_535:
             wanted = _SENTINEL if kind == "sentinel" else _CLUSTER
             raise BadAddress(f"the hosts cannot be parsed; wanted: {wanted}; {_ENCODE}")
-        places.append(Place(match[1] or match[2], port))
+        places.append(ServerAddress(match[1] or match[2], port))
     return login + at, tuple(places)
 
 

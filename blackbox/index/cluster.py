@@ -9,9 +9,9 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from blackbox.index.address import Address, Place
+from blackbox.index.address import Address, ServerAddress
 
-Slots = list[tuple[range, Place]]
+Slots = list[tuple[range, ServerAddress]]
 
 
 class Cluster:
@@ -20,7 +20,7 @@ class Cluster:
     def __init__(self, address: Address, options: dict[str, Any]) -> None:
         self._named = address.places
         self._options = options
-        self._clients: dict[Place, redis.Redis] = {}
+        self._clients: dict[ServerAddress, redis.Redis] = {}
         self._lock = Lock()
 
     def servers_of(self, keys: Iterable[bytes]) -> dict[bytes, redis.ConnectionPool]:
@@ -48,7 +48,7 @@ class Cluster:
         place, _ = self._ask()
         return self.pool(place)
 
-    def pool(self, place: Place | None = None) -> redis.ConnectionPool:
+    def pool(self, place: ServerAddress | None = None) -> redis.ConnectionPool:
         """The connections to this node; by default to the first named one."""
         return self._client(place or self._named[0]).connection_pool
 
@@ -57,14 +57,14 @@ class Cluster:
             for client in self._clients.values():
                 client.connection_pool.disconnect()
 
-    def _client(self, place: Place) -> redis.Redis:
+    def _client(self, place: ServerAddress) -> redis.Redis:
         with self._lock:
             if place not in self._clients:
                 pool = redis.ConnectionPool(host=place.host, port=place.port, **self._options)
                 self._clients[place] = redis.Redis(connection_pool=pool)
             return self._clients[place]
 
-    def _ask(self) -> tuple[Place, Slots]:
+    def _ask(self) -> tuple[ServerAddress, Slots]:
         """The node that answers, and its slot table. Nodes that see a working cluster are preferred.
 
         A node that was cut off from the others keeps reporting what was true before.
@@ -87,7 +87,7 @@ class Cluster:
             return cut_off
         raise redis.ConnectionError(f"no node describes its cluster: {'; '.join(said)}")
 
-    def _look(self, asked: Place) -> tuple[bool, Slots]:
+    def _look(self, asked: ServerAddress) -> tuple[bool, Slots]:
         pipeline = self._client(asked).pipeline(transaction=False)
         pipeline.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
         pipeline.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
@@ -95,10 +95,10 @@ class Cluster:
         return b"cluster_state:ok" in state, list(_primaries(slots, asked))
 
 
-def _primaries(slots: list[Any], asked: Place) -> Iterator[tuple[range, Place]]:
+def _primaries(slots: list[Any], asked: ServerAddress) -> Iterator[tuple[range, ServerAddress]]:
     for first, last, (host, port, *_), *_ in slots:
         # a node that does not know its own name gets the one under which it was asked
-        yield range(first, last + 1), Place(host.decode() if host else asked.host, port)
+        yield range(first, last + 1), ServerAddress(host.decode() if host else asked.host, port)
 
 
 def _why_silent(error: Exception) -> str:

@@ -155,7 +155,7 @@ def pack(*command: bytes | str | int) -> bytes:
     return packed
 
 
-class Session:
+class RedisSession:
     """A connection of one owner, for packed commands; unusable after its first failure.
 
     Goes to the server that has `key` now. Not safe for use from two threads at once.

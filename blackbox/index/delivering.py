@@ -224,12 +224,12 @@ class Delivering(Postponing):
             self._exec_while_opening(self._doubt(every), even_if_full=True)
             self.doubtful = every
 
-    def unwant(self, offsets: Collection[int]) -> None:
+    def end_if_undelivered(self, offsets: Collection[int]) -> None:
         """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
         with self._lock:
             self._mark_while_opening(self._keys.unwanted, sorted(offsets))
 
-    def believe(self, offsets: Collection[int]) -> set[int]:
+    def end_doubt(self, offsets: Collection[int]) -> set[int]:
         """End the doubt about these requests, which are now known not to be delivered.
 
         Those that were ended while they were in doubt stay as they are, and are returned.

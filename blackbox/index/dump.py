@@ -14,7 +14,7 @@ import redis
 
 from blackbox.core.bits import Bits
 from blackbox.core.parking import BAND_MS
-from blackbox.index.connection import Session, pack, pool, servers
+from blackbox.index.connection import RedisSession, pack, pool, servers
 from blackbox.index.keys import SENTINEL, Keys
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
@@ -48,7 +48,7 @@ class Dump:
         its entry without it.
         """
         keys = Keys(shard)
-        with closing(Session(self._connections, keys.state)) as session:
+        with closing(RedisSession(self._connections, keys.state)) as session:
             look = _Look(session, keys)
             for flat in _scanned(session, ("ZSCAN", keys.due), ("COUNT", PAGE)):
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -70,13 +70,13 @@ class Dump:
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"cannot connect to Redis: {error}") from error
         for server in everywhere:
-            with closing(Session(server)) as session:
+            with closing(RedisSession(server)) as session:
                 yield from _orphans(session, known)
 
     def cold(self, shard: Shard) -> Iterator[list[int]]:
         """The requests of the cold tier."""
         keys = Keys(shard)
-        with closing(Session(self._connections, keys.state)) as session:
+        with closing(RedisSession(self._connections, keys.state)) as session:
             flat = session.ask("HGETALL", keys.cold)
         for segment, bitmap in zip(flat[::2], flat[1::2], strict=True):
             yield list(Bits({int(segment): bitmap}))
@@ -86,7 +86,7 @@ class Dump:
 
 
 def _scanned(
-    session: Session, what: tuple[bytes | str, ...], how: tuple[str | int, ...]
+    session: RedisSession, what: tuple[bytes | str, ...], how: tuple[str | int, ...]
 ) -> Iterator[list[bytes]]:
     cursor = None
     while cursor != b"0":
@@ -94,7 +94,7 @@ def _scanned(
         yield found
 
 
-def _orphans(session: Session, known: dict[bytes, Shard]) -> Iterator[list[tuple[Shard, int]]]:
+def _orphans(session: RedisSession, known: dict[bytes, Shard]) -> Iterator[list[tuple[Shard, int]]]:
     messages = ("MATCH", "blackbox:{*}:msg:*", "COUNT", KEYS_A_CALL)
     for found in _scanned(session, ("SCAN",), messages):
         names: dict[Shard, list[bytes]] = {}
@@ -112,7 +112,7 @@ def _orphans(session: Session, known: dict[bytes, Shard]) -> Iterator[list[tuple
 class _Look:
     """A second look at some names of a shard."""
 
-    def __init__(self, session: Session, keys: Keys) -> None:
+    def __init__(self, session: RedisSession, keys: Keys) -> None:
         self._session = session
         self._keys = keys
 

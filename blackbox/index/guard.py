@@ -10,7 +10,7 @@ from typing import Any
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Positions, Postponed
 from blackbox.index.commands import Commands, chunks
-from blackbox.index.connection import Connections, Session, pack
+from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.state import positions_of
 from blackbox.index.when_full import in_one_script
 from blackbox.records.errors import IndexFull, PositionsMoved, RecoveryRequired
@@ -40,7 +40,7 @@ class GuardedIndex(Commands):
         self.connections = connections
         self.is_behind = is_behind
         self.topic_id = topic_id
-        self._session = Session(connections, self._keys.state)
+        self._session = RedisSession(connections, self._keys.state)
         self._lock = RLock()
         # format, requests, token and receipts, as `load` found them
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)

@@ -18,7 +18,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.request import Shard, member
 
 
-class Standing(NamedTuple):
+class ShardStats(NamedTuple):
     """The state of a shard. `positions` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
@@ -72,7 +72,7 @@ class Inspector:
         """An inspector of the Redis at `url`, with connections of its own."""
         return cls(pool(url))
 
-    def standing(self, shard: Shard, now_ms: int) -> Standing:
+    def standing(self, shard: Shard, now_ms: int) -> ShardStats:
         """Positions and pending entries of a shard; the counts may be from slightly different moments."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._clients.together(
@@ -85,7 +85,7 @@ class Inspector:
         )
         positions = positions_of(shard, state, receipts)
         cold = state[2]
-        return Standing(
+        return ShardStats(
             positions,
             max(0, pending - 1),  # without the sentinel
             due_now,

@@ -18,7 +18,7 @@ from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 
 
-class Opening(Lookups):
+class OpeningCommands(Lookups):
     """What recovery and `rebind` change; nobody else stores anything meanwhile, or they start again."""
 
     def load(self) -> Kept | None:

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from blackbox.index.address import Address, Place
+from blackbox.index.address import Address, ServerAddress
 
 SENTINEL_TIMEOUT_S = 2.0
 """A sentinel that is silent for this long is skipped; the next connection asks another one first."""
@@ -58,9 +58,9 @@ class _Sentinels(Sentinel):
         )
 
 
-def _place(sentinel: redis.Redis) -> Place:
+def _place(sentinel: redis.Redis) -> ServerAddress:
     told = sentinel.connection_pool.connection_kwargs
-    return Place(told["host"], told["port"])
+    return ServerAddress(told["host"], told["port"])
 
 
 def _why_silent(error: Exception) -> str:

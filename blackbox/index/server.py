@@ -22,7 +22,7 @@ SILENT_S = 30.0
 """How long a node that was silent is not asked again, so that a watch over the others is not held up."""
 
 
-class NotTold(IndexLost):
+class NotAnswered(IndexLost):
     """Redis answers, but not this question: the user may not ask it, or the server does not know it."""
 
 
@@ -44,22 +44,22 @@ class Server:
         return int(info["used_memory"]) / limit if limit else 0.0
 
     def info(self, section: str) -> dict[str, Any]:
-        """A section of INFO, numbers as numbers. Raises NotTold when it may not be asked for."""
+        """A section of INFO, numbers as numbers. Raises NotAnswered when it may not be asked for."""
         found: dict[str, Any] = self._ask("INFO", section)
         return found
 
     def config(self, name: str) -> str:
-        """The value of a directive in the running server. Raises NotTold when it may not be asked for."""
+        """The value of a directive in the running server. Raises NotAnswered when it may not be asked for."""
         found = {_text(key): _text(value) for key, value in self._ask("CONFIG GET", name).items()}
         if name not in found:
-            raise NotTold(f"Redis does not know the directive {name}")
+            raise NotAnswered(f"Redis does not know the directive {name}")
         return found[name]
 
     def _ask(self, *command: str) -> Any:
         try:
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except redis.ResponseError as error:
-            raise NotTold(f"Redis refuses {' '.join(command)}: {error}") from error
+            raise NotAnswered(f"Redis refuses {' '.join(command)}: {error}") from error
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer {command[0]}: {error}") from error
 
@@ -99,7 +99,7 @@ class RedisServer:
                 continue
             try:
                 answers.append(question(server))
-            except NotTold:
+            except NotAnswered:
                 raise
             except IndexLost as silent:
                 silence = silent

@@ -25,13 +25,13 @@ on it.
 from __future__ import annotations
 
 from blackbox.index.delivering import Delivering
-from blackbox.index.opening import Opening
+from blackbox.index.opening import OpeningCommands
 from blackbox.index.state import as_entry as as_entry
 from blackbox.index.storing import Storing
 from blackbox.index.walk import Walk
 
 
-class ShardIndex(Opening, Storing, Delivering):
+class ShardIndex(OpeningCommands, Storing, Delivering):
     """One owner's access to a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.

@@ -14,7 +14,7 @@ import orjson
 
 from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
-from blackbox.index.connection import Connections, Session, pack
+from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.keys import SENTINEL, Keys, zmscore
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
@@ -34,7 +34,7 @@ class Walk:
         self._shard = shard
         self._keys = Keys(shard)
         self._token = token
-        self._session = Session(connections, self._keys.state)
+        self._session = RedisSession(connections, self._keys.state)
         self.positions = Positions(-1, -1)
         self._at = 0
         self._lowest: int | None = None

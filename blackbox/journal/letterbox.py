@@ -167,7 +167,7 @@ class Letterbox:
         source = placed(letter.source)
         return source is not None and source[0].topic in self._request_topics
 
-    def put_away(self, places: Mapping[str, Again | None]) -> list[str]:
+    def close_letters(self, places: Mapping[str, Again | None]) -> list[str]:
         """Mark these letters as replayed or discarded, and write the replayed records.
 
         Returns the places that were open until then. Uses one transaction under its own transactional

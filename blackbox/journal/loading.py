@@ -38,7 +38,7 @@ HEADER_BYTES = 12
 """Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
 
 
-class Mark(NamedTuple):
+class Progress(NamedTuple):
     """How many rows of a piece are in the topic, and how many it has in total."""
 
     rows: int
@@ -69,14 +69,14 @@ class Marks:
         self._admin: AdminClient = access.admin()
         self._topic = topic
 
-    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, Mark]:
+    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, Progress]:
         """The marks of these pieces, without those that were never begun. Raises JournalLost.
 
         A commit that has just succeeded may not be visible yet. With `settled`, waits for it, and for
         any open transaction, 20 s at most.
         """
         deadline = time.monotonic() + SETTLE_S
-        found: dict[str, Mark] = {}
+        found: dict[str, Progress] = {}
         left = list(names)
         while True:
             is_last = time.monotonic() > deadline
@@ -86,7 +86,7 @@ class Marks:
             time.sleep(ASK_S)
 
     def _ask(
-        self, names: Sequence[str], found: dict[str, Mark], *, settled: bool, is_last: bool
+        self, names: Sequence[str], found: dict[str, Progress], *, settled: bool, is_last: bool
     ) -> list[str]:
         """Ask about all pieces at once; returns those to ask about again."""
         answers = {
@@ -132,7 +132,7 @@ def _right(error: KafkaError, name: str, topic: str) -> str:
     return f"Write on topic {topic}" if is_topic else f"Read on group {name}"
 
 
-def _mark(name: str, at: TopicPartition) -> Mark | None:
+def _mark(name: str, at: TopicPartition) -> Progress | None:
     if at.offset < 0:
         return None
     layout, _, total = (at.metadata or "").partition("/")
@@ -141,7 +141,7 @@ def _mark(name: str, at: TopicPartition) -> Mark | None:
             f"{name} was started by a version of blackbox with another progress format "
             f"({at.metadata!r}); finish it with that version"
         )
-    return Mark(at.offset, int(total))
+    return Progress(at.offset, int(total))
 
 
 class PieceWriter:

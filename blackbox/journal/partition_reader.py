@@ -237,7 +237,9 @@ class PartitionReader:
             raise journal_error(error, what, needs) from error
 
 
-def given_of(access: KafkaAccess, starts: Mapping[Shard, int], within_s: float) -> set[Shard]:
+def answering_shards(
+    access: KafkaAccess, starts: Mapping[Shard, int], within_s: float
+) -> set[Shard]:
     """The shards for which Kafka returns anything from these offsets on.
 
     That is a record, the end of the partition, an error, or progress over aborted records.

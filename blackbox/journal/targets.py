@@ -75,7 +75,7 @@ class Targets:
                 found[topic] = found.get(topic, NO_LIMITS)._replace(one_by_one=True)
         return found
 
-    def take_no_batch(self, topics: Iterable[str]) -> None:
+    def send_one_by_one(self, topics: Iterable[str]) -> None:
         """Note that these topics refused a batch: their limits are unknown, or have just changed."""
         until_s = time.monotonic() + CROWDED_FOR_S
         self._crowded |= dict.fromkeys(topics, until_s)

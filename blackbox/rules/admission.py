@@ -13,7 +13,7 @@ from blackbox.records.errors import IndexLost
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Second, Shard
 from blackbox.rules.file import RulesFile
-from blackbox.rules.rules import OTHERS, Asked, Caller, Counts, Rules
+from blackbox.rules.rules import OTHERS, CallerCounts, CallerRule, QuotaRequest, Rules
 
 PENDING_KNOWN_FOR_S = 1.0
 
@@ -35,7 +35,7 @@ class Admission:
     """
 
     def __init__(
-        self, file: RulesFile, counts: Counts, shards: Callable[[], Iterable[Shard]]
+        self, file: RulesFile, counts: CallerCounts, shards: Callable[[], Iterable[Shard]]
     ) -> None:
         self._file = file
         self._counts = counts
@@ -48,7 +48,9 @@ class Admission:
         """The current rules."""
         return self._file.rules()
 
-    def over_quota(self, shard: Shard, end: int, asked: Sequence[Asked]) -> dict[int, Refusal]:
+    def over_quota(
+        self, shard: Shard, end: int, asked: Sequence[QuotaRequest]
+    ) -> dict[int, Refusal]:
         """The refusals of requests below `end` that exceed a quota, by offset.
 
         Requests are counted in the second they were written in: a backlog that is read at once is
@@ -58,7 +60,7 @@ class Admission:
         rules = self.rules()
         with self._lock:
             counted = self._counted.setdefault(shard, _Counted())
-            by_caller: defaultdict[str, list[Asked]] = defaultdict(list)
+            by_caller: defaultdict[str, list[QuotaRequest]] = defaultdict(list)
             for one in asked:
                 if one.record.offset >= counted.end:
                     by_caller[one.caller].append(one)
@@ -80,7 +82,9 @@ class Admission:
             self._counted[shard] = _Counted(max(counted.end, end), again | refused)
             return again | refused
 
-    def _too_fast(self, caller: str, rule: Caller, asked: Sequence[Asked]) -> dict[int, Refusal]:
+    def _too_fast(
+        self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]
+    ) -> dict[int, Refusal]:
         most = rule.requests_per_second
         if most is None:
             return {}
@@ -95,7 +99,9 @@ class Admission:
             for offset in offsets[max(0, most - before[second]) :]
         }
 
-    def _too_many(self, caller: str, rule: Caller, asked: Sequence[Asked]) -> dict[int, Refusal]:
+    def _too_many(
+        self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]
+    ) -> dict[int, Refusal]:
         most = rule.most_pending
         if most is None:
             return {}

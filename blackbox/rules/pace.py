@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from blackbox.records.request import Second
 from blackbox.rules.file import RulesFile
-from blackbox.rules.rules import Counts
+from blackbox.rules.rules import CallerCounts
 
 
 class Pace:
     """The rates of all targets, shared by all shards. Safe from any thread."""
 
-    def __init__(self, file: RulesFile, counts: Counts) -> None:
+    def __init__(self, file: RulesFile, counts: CallerCounts) -> None:
         self._file = file
         self._counts = counts
 

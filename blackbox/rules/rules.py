@@ -21,7 +21,7 @@ OTHERS = "(others)"
 """All callers that the file does not name, counted together: using more names does not get them more."""
 
 
-class Counts(Protocol):
+class CallerCounts(Protocol):
     """Counters that all shards share."""
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]: ...
@@ -33,7 +33,7 @@ class RulesError(ValueError):
     """The file cannot be used; the text has one line for each thing that is wrong."""
 
 
-class Caller(BaseModel):
+class CallerRule(BaseModel):
     """What a caller may ask for; anything not given is not limited.
 
     `targets` are topic names, with the wildcards `*` and `?`. `requests_per_second` counts in each
@@ -54,7 +54,7 @@ class Caller(BaseModel):
         return self.requests_per_second is not None or self.most_pending is not None
 
 
-class Asked(NamedTuple):
+class QuotaRequest(NamedTuple):
     """A request that counts against its caller's quotas, by its place in a batch; written at `start_ms`."""
 
     place: int
@@ -77,8 +77,8 @@ class Rules(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    callers: Mapping[str, Caller] = {}
-    others: Caller = Caller()
+    callers: Mapping[str, CallerRule] = {}
+    others: CallerRule = CallerRule()
     targets: Mapping[str, Target] = {}
 
     @cached_property
@@ -101,7 +101,7 @@ class Rules(BaseModel):
                 found[name].append((one.due_ms, offset))
         return found
 
-    def of(self, caller: str | None) -> tuple[str, Caller]:
+    def of(self, caller: str | None) -> tuple[str, CallerRule]:
         """A caller's rules, and the name that it is counted under."""
         found = self.callers.get(caller or "")
         return (OTHERS, self.others) if found is None else (caller or "", found)
@@ -130,7 +130,7 @@ def parse(text: str) -> Rules:
     return found
 
 
-def _wrong(request: Request, start_ms: int, rule: Caller) -> str | None:
+def _wrong(request: Request, start_ms: int, rule: CallerRule) -> str | None:
     target, message, due_ms = request.target, request.message or b"", request.due_ms
     if not rule.admitted:
         return "is not admitted"

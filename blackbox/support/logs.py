@@ -8,7 +8,7 @@ from typing import Any
 
 REPEAT_S = 60.0
 
-QUIET = {"log_level": "0"}
+NO_CLIENT_LOG = {"log_level": "0"}
 """Settings for Kafka clients of commands, which would otherwise write to stderr themselves."""
 
 
@@ -73,6 +73,6 @@ def to_stderr() -> None:
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
-def silent() -> None:
+def disable() -> None:
     """Log nothing: the command itself prints what matters."""
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)

@@ -17,7 +17,7 @@ from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
 from blackbox.engine import process
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.carrier import Carrier
+from blackbox.journal.carrier import PromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.trim import Trimmer
 from blackbox.journal.writer import Writer
@@ -94,9 +94,9 @@ MARKING = {
 }
 
 PROMOTING = {
-    "a promotion began": Step(Carrier, "open"),
-    "records were carried on": Step(Carrier, "flush"),
-    "a promotion was committed": Step(Carrier, "commit"),
+    "a promotion began": Step(PromotionProducer, "open"),
+    "records were carried on": Step(PromotionProducer, "flush"),
+    "a promotion was committed": Step(PromotionProducer, "commit"),
 }
 
 

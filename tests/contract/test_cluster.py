@@ -16,7 +16,7 @@ from blackbox.core.plan import Kept, Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
-from blackbox.index.connection import Session, pack, pool
+from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.dump import Dump, Held
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
@@ -223,7 +223,7 @@ def test_nodes_that_are_all_silent_are_named() -> None:
     ports = free_port(), free_port()
     url = f"redis+cluster://{HOST}:{ports[0]},{HOST}:{ports[1]}"
     with pytest.raises(IndexLost) as silent:
-        Session(pool(url))
+        RedisSession(pool(url))
     for port in ports:
         assert f"{HOST}:{port} does not answer: " in str(silent.value)
     for question in (RedisServer(url).now_ms, RedisServer(url).memory_used):
@@ -235,7 +235,7 @@ def test_a_single_redis_is_no_cluster(real_redis: EmbeddedRedis) -> None:
     with pytest.raises(
         IndexLost, match="is not a node of a cluster: use redis:// for a single Redis"
     ):
-        Session(pool(f"redis+cluster://{HOST}:{real_redis.port}"))
+        RedisSession(pool(f"redis+cluster://{HOST}:{real_redis.port}"))
 
 
 def test_a_slot_that_nobody_has_is_named(tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_a_login_is_that_of_every_node_and_never_shows(tmp_path: Path) -> None:
         connections = pool(url.replace("://", "://:hunter2@"))
         for shard in range(9):
             key = Keys(Shard("TB", shard)).state
-            assert Session(connections, key).run([pack("PING")]) == PONG
+            assert RedisSession(connections, key).run([pack("PING")]) == PONG
         assert "hunter2" not in repr(connections)
         for wrong in (url, url.replace("://", "://:hunter3@")):
             with pytest.raises(IndexLost, match="refuses: ") as refused:
-                Session(pool(wrong))
+                RedisSession(pool(wrong))
             assert "hunter" not in str(refused.value)

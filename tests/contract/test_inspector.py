@@ -10,12 +10,12 @@ import pytest
 import redis
 
 from blackbox.admin import pending
-from blackbox.admin.pending import Wanted, page
+from blackbox.admin.pending import PendingFilter, page
 from blackbox.core.parking import parked_at
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.ports import free_port
-from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, Standing
+from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardStats
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import ForeignIndex, IndexLost
@@ -23,7 +23,7 @@ from blackbox.records.request import Shard, member
 from tests.contract.conftest import Backend, Opener, start_redis
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
 
-NOTHING = Standing(None, 0, 0, None, None)
+NOTHING = ShardStats(None, 0, 0, None, None)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_standing_tells_what_is_due_and_what_comes_next(
 ) -> None:
     dues_ms = [NOW_MS + 500, NOW_MS - 7000, NOW_MS, NOW_MS + 20]
     store(index, 10, 14, {10 + at: entry(due_ms) for at, due_ms in enumerate(dues_ms)})
-    assert inspector.standing(SHARD, NOW_MS) == Standing(
+    assert inspector.standing(SHARD, NOW_MS) == ShardStats(
         Positions(14, 0), pending=4, due_now=2, oldest_due_ms=NOW_MS - 7000, next_due_ms=NOW_MS + 20
     )
 
@@ -161,7 +161,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 client.set("more", "x")
             inspector = Inspector.of(server.url)
-            assert inspector.standing(SHARD, NOW_MS) == Standing(None, 1, 1, NOW_MS, None)
+            assert inspector.standing(SHARD, NOW_MS) == ShardStats(None, 1, 1, NOW_MS, None)
             assert inspector.positions(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
     finally:
@@ -254,7 +254,7 @@ def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
     pages: list[list[int]] = []
     after: pending.Cursor | None = None
     while not pages or after is not None:
-        found, after = page(inspector, [SHARD], Wanted(), after, 1000, whole=whole)
+        found, after = page(inspector, [SHARD], PendingFilter(), after, 1000, whole=whole)
         pages.append([one.place.offset for one in found])
     assert pages == [[10, 11, 12], [13, 14]]
 
@@ -290,7 +290,7 @@ def test_what_is_parked_is_listed_last_by_when_it_was_due(
     parked = {o: (parked_at(3 + o % 2, NOW_MS + o), entry(NOW_MS + o)) for o in range(10, 14)}
     index.defer(parked, NOW_MS)
 
-    def listed(wanted: Wanted) -> list[int]:
+    def listed(wanted: PendingFilter) -> list[int]:
         after, found = None, list[int]()
         while True:
             some, after = page(inspector, [SHARD], wanted, after, 2)
@@ -298,7 +298,7 @@ def test_what_is_parked_is_listed_last_by_when_it_was_due(
             if after is None:
                 return found
 
-    assert listed(Wanted()) == [14, 15, 10, 12, 11, 13]
-    assert listed(Wanted(from_ms=NOW_MS + 11, to_ms=NOW_MS + 14)) == [14, 12, 11, 13]
+    assert listed(PendingFilter()) == [14, 15, 10, 12, 11, 13]
+    assert listed(PendingFilter(from_ms=NOW_MS + 11, to_ms=NOW_MS + 14)) == [14, 12, 11, 13]
     standing = inspector.standing(SHARD, NOW_MS + 14)
     assert (standing.pending, standing.due_now, standing.next_due_ms) == (6, 1, NOW_MS + 15)

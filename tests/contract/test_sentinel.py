@@ -10,7 +10,7 @@ import pytest
 from blackbox.core.plan import Positions
 from blackbox.embedded.ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
-from blackbox.index.connection import Session, pack, pool
+from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from blackbox.index.shard_index import ShardIndex
@@ -101,14 +101,14 @@ def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
 
 def test_a_sentinel_that_is_gone_is_passed_over(sentinels: SentinelServers) -> None:
     url = sentinels.url.replace("://", f"://{HOST}:{free_port()},")
-    assert Session(pool(url)).run(PING) == [b"PONG"]
+    assert RedisSession(pool(url)).run(PING) == [b"PONG"]
 
 
 def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
     sentinels: SentinelServers,
 ) -> None:
     with pytest.raises(IndexLost) as unknown:
-        Session(pool(sentinels.url_of("warehouse")))
+        RedisSession(pool(sentinels.url_of("warehouse")))
     port = sentinels.sentinels[0].port
     assert str(unknown.value) == (
         "cannot connect to Redis: no sentinel knows a primary of 'warehouse': "
@@ -119,7 +119,7 @@ def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
 def test_sentinels_that_are_all_silent_are_named() -> None:
     ports = free_port(), free_port()
     with pytest.raises(IndexLost) as silent:
-        Session(pool(f"redis+sentinel://{HOST}:{ports[0]},{HOST}:{ports[1]}/shop"))
+        RedisSession(pool(f"redis+sentinel://{HOST}:{ports[0]},{HOST}:{ports[1]}/shop"))
     for port in ports:
         assert f"{HOST}:{port} does not answer: " in str(silent.value)
 
@@ -127,7 +127,7 @@ def test_sentinels_that_are_all_silent_are_named() -> None:
 def test_a_redis_is_no_sentinel(sentinels: SentinelServers) -> None:
     url = f"redis+sentinel://{HOST}:{sentinels.primary.port}/shop"
     with pytest.raises(IndexLost, match="is not a sentinel, or refuses to answer: unknown command"):
-        Session(pool(url))
+        RedisSession(pool(url))
 
 
 def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> N
 
         def says_so() -> bool:
             with pytest.raises(IndexLost) as lost:
-                Session(pool(servers.url))
+                RedisSession(pool(servers.url))
             return "reports that it is down, without a new primary yet" in str(lost.value)
 
         until("the sentinel has noticed", says_so)
@@ -146,10 +146,10 @@ def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> N
 def test_a_sentinel_with_a_password(tmp_path: Path) -> None:
     with SentinelServers(tmp_path, sentinel_password="hunter2") as servers:
         connections = pool(servers.url)
-        assert Session(connections).run(PING) == [b"PONG"]
+        assert RedisSession(connections).run(PING) == [b"PONG"]
         assert "hunter2" not in repr(connections)
         with pytest.raises(IndexLost, match=r"requires a password: add \?sentinel_password="):
-            Session(pool(servers.url_of("shop")))
+            RedisSession(pool(servers.url_of("shop")))
         with pytest.raises(IndexLost, match="rejects sentinel_username and") as refused:
-            Session(pool(servers.url_of("shop", PASSWORD)))
+            RedisSession(pool(servers.url_of("shop", PASSWORD)))
         assert PASSWORD not in str(refused.value)

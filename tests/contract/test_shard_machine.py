@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
@@ -379,7 +379,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.owner = owner = self.wire()
         left = batch
 
-        def apply(found: Batch, opening: Opening | None) -> Taken:
+        def apply(found: Batch, opening: Rebuild | None) -> Taken:
             nonlocal left
             if left == 0:
                 raise JournalLost("no answer")

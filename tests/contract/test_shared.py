@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from blackbox.index.address import Place
+from blackbox.index.address import ServerAddress
 from blackbox.index.cluster import Cluster
 from blackbox.index.shared import Shared
 from blackbox.records.request import Second, Shard
@@ -54,7 +54,7 @@ def test_a_cluster_is_asked_once_where_all_shards_are(
     assert isinstance(connections, Cluster)
     look = connections._look
 
-    def counting(place: Place) -> object:
+    def counting(place: ServerAddress) -> object:
         nonlocal asked
         asked += 1
         return look(place)

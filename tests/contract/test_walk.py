@@ -12,7 +12,7 @@ from blackbox.core.bits import SEGMENT
 from blackbox.core.ended import Ended
 from blackbox.core.plan import Binding, Change, Cold, Positions
 from blackbox.index import walk as walks
-from blackbox.index.connection import Session
+from blackbox.index.connection import RedisSession
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.walk import Walk, WalkVoid
 from blackbox.records.errors import IndexLost
@@ -167,7 +167,7 @@ def test_no_walk_begins_until_a_replacement_is_read_whose_other_request_was_remo
 def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
     index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(Session):
+    class Interrupted(RedisSession):
         """Others have their turn between any two commands."""
 
         def run(

@@ -27,8 +27,8 @@ from blackbox.core.plan import Batch, Positions
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.jobs.audit.audit import Verdict, audited
-from blackbox.jobs.audit.positions import Finding
+from blackbox.jobs.audit.audit import AuditVerdict, audited
+from blackbox.jobs.audit.positions import PositionFinding
 from blackbox.jobs.audit.report import page
 from blackbox.jobs.ledger.extend import extend
 from blackbox.jobs.ledger.ledger import Ledger
@@ -208,7 +208,7 @@ class Shelf:
             for books in self.books:
                 ending.callback(books.close)
 
-    def audit(self, **how: Any) -> Verdict:
+    def audit(self, **how: Any) -> AuditVerdict:
         with audited(self.spark, self.settings, **how) as found:
             return found.verdict
 
@@ -237,7 +237,7 @@ def type_audit(
     return lambda *typed: CliRunner().invoke(app, ["audit", *typed], env=environment)
 
 
-def kinds(verdict: Verdict) -> list[tuple[str, int]]:
+def kinds(verdict: AuditVerdict) -> list[tuple[str, int]]:
     return [(one.kind, one.offset) for one in verdict.exceptions]
 
 
@@ -485,7 +485,7 @@ def test_each_planted_fault_is_found_and_nothing_else(
     }  # fmt: skip
 
 
-def said(verdict: Verdict, fault: Fault) -> list[Finding]:
+def said(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     partition = FAULTS.index(fault)
     return sorted(
         (one for one in verdict.exceptions if one.partition == partition),
@@ -577,7 +577,7 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
 ) -> None:
     year = Year(world)
 
-    def audit() -> Verdict:
+    def audit() -> AuditVerdict:
         world.flush()
         with audited(spark, year.settings) as found:
             return found.verdict
@@ -622,7 +622,7 @@ def test_a_cancel_by_the_first_id_is_clean_before_and_after_its_request_is_writt
     [shard], now_ms = year.shards, year.began_ms
     due_ms = now_ms + 9 * HOUR_MS
 
-    def audit() -> Verdict:
+    def audit() -> AuditVerdict:
         year.pass_to(now_ms)
         with audited(spark, year.settings) as found:
             return found.verdict

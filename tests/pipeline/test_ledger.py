@@ -31,7 +31,7 @@ from blackbox.jobs.ledger.extend import Done, extend
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.jobs.ledger.manifest import newest
-from blackbox.jobs.ledger.upkeep import Limits
+from blackbox.jobs.ledger.upkeep import UpkeepLimits
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Shard
 from blackbox.spark.failures import LedgerError
@@ -48,7 +48,7 @@ NOON_MS = 1_767_268_800_000
 """2026-01-01T12:00Z."""
 DAY_MS = 86_400_000
 FOR_EVER = {"retention.ms": "-1"}
-AT_ONCE = Limits(step=1_000_000)
+AT_ONCE = UpkeepLimits(step=1_000_000)
 
 
 class Books:
@@ -66,7 +66,7 @@ class Books:
             dead_letter_topic=world.dead_letters,
             group_id=world.name,
         )
-        self.access = kafka(self.settings, logs.QUIET)
+        self.access = kafka(self.settings, logs.NO_CLIENT_LOG)
         self._admin = AdminClient({"bootstrap.servers": self.servers})
         self._producer = Producer(
             {
@@ -151,7 +151,7 @@ class Books:
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
 
-    def extend(self, path: Path | str, limits: Limits = AT_ONCE, **more: Any) -> Done:
+    def extend(self, path: Path | str, limits: UpkeepLimits = AT_ONCE, **more: Any) -> Done:
         return extend(self.spark, self.settings, self.access, str(path), limits=limits, **more)
 
     def open(self, path: Path | str) -> Ledger:
@@ -287,7 +287,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
     books.tell(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
-    done = books.extend(path, Limits(step=16))
+    done = books.extend(path, UpkeepLimits(step=16))
 
     assert done.steps > 1
     assert {name: one.rows_added for name, one in done.tables.items()} == {
@@ -430,7 +430,7 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
         books.write(body(message), at_ms=NOON_MS + day * DAY_MS)
     books.flush()
     books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
-    many = books.extend(path, Limits(step=4, compact_from_files=1000))
+    many = books.extend(path, UpkeepLimits(step=4, compact_from_files=1000))
     reader = books.open(path)
     of_first_day = [file for file in many.manifest.of("requests") if file.day == "2026-01-01"]
     large = sum(file.bytes for file in of_first_day) * 2 // 3

@@ -35,8 +35,8 @@ from typer.testing import CliRunner
 from blackbox.cli import app
 from blackbox.config.settings import load as read_settings
 from blackbox.config.wiring import kafka
-from blackbox.jobs.load.load import File, Load, UnusableFile, Verdict, find_files, read_files
-from blackbox.jobs.load.tasks import Pace
+from blackbox.jobs.load.load import Load, LoadCheck, LoadFile, UnusableFile, find_files, read_files
+from blackbox.jobs.load.tasks import SendRate
 from blackbox.journal.loading import Marks, PieceWriter, largest_record, piece_name
 from blackbox.journal.topics import Topics
 from blackbox.records.errors import Fenced
@@ -63,17 +63,17 @@ class Hold:
             dead_letter_topic=world.dead_letters,
             group_id=world.name,
         )
-        self.access = kafka(self.settings, logs.QUIET)
+        self.access = kafka(self.settings, logs.NO_CLIENT_LOG)
 
     def plan(self, *paths: Path, caller: str | None = None, again: str | None = None) -> Load:
         options = (self.world.requests, caller, again)
         files = self.read(*paths, options=options)
         return Load(self.settings, self.access, self.world.requests, caller, files)
 
-    def read(self, *paths: Path, options: Sequence[str | None] = ()) -> list[File]:
+    def read(self, *paths: Path, options: Sequence[str | None] = ()) -> list[LoadFile]:
         return read_files(find_files(map(str, paths)), options)
 
-    def judge(self, load: Load) -> Verdict:
+    def judge(self, load: Load) -> LoadCheck:
         return load.check(self._session, largest_record(self.access, 1_000_000))
 
     def send(self, load: Load, rate: int | None = None) -> int:
@@ -312,7 +312,13 @@ def test_the_rate_is_kept(hold: Hold, tmp_path: Path) -> None:
 
 
 def test_a_pace_bounds_what_is_sent_together() -> None:
-    assert [Pace(rate).rows for rate in (None, 1, 0.5, 300.0, 1e9)] == [20_000, 1, 1, 300, 20_000]
+    assert [SendRate(rate).rows for rate in (None, 1, 0.5, 300.0, 1e9)] == [
+        20_000,
+        1,
+        1,
+        300,
+        20_000,
+    ]
 
 
 def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> None:

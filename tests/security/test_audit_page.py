@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from blackbox.jobs.audit.audit import Verdict
-from blackbox.jobs.audit.positions import Finding
+from blackbox.jobs.audit.audit import AuditVerdict
+from blackbox.jobs.audit.positions import PositionFinding
 from blackbox.jobs.audit.report import page
 from tests.security.hostile import TEXTS
 
@@ -34,13 +34,15 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def verdict_about(*names: str) -> Verdict:
+def verdict_about(*names: str) -> AuditVerdict:
     """A verdict in which callers, targets and details have these names."""
     counts: dict[str | None, Mapping[str, int]] = {
         name: {"delivered": 1, "dead": 1} for name in names
     }
-    findings = [Finding("lost", "TB", 0, n, "id", name, name) for n, name in enumerate(names)]
-    return Verdict(
+    findings = [
+        PositionFinding("lost", "TB", 0, n, "id", name, name) for n, name in enumerate(names)
+    ]
+    return AuditVerdict(
         seen_ms=0, took_s=1.0, topics=["TB"], shards=1, states={"delivered": 1},
         callers=counts, targets=counts, hours={}, cancels=0, cold=0, unknown=0,
         by_kind={"lost": len(names)}, exceptions=findings, lateness=None, due=None, asked=None,

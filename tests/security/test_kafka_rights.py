@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 from redis import Redis
 
-from blackbox import Client, NotTold
+from blackbox import Client, LookupFailed
 from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
 from blackbox.core.plan import Binding, Positions
@@ -668,7 +668,7 @@ def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
     town.create_all()
     town.ask()
     town.allow(without(missing, "get"))
-    with client_of(town) as client, pytest.raises(NotTold) as refused:
+    with client_of(town) as client, pytest.raises(LookupFailed) as refused:
         client.get(request_id(Shard(town.requests, 0), 0))
     assert grants(town.own(missing))(str(refused.value))
 

@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 import pytest
 
-from blackbox.client.asking import Asker
+from blackbox.client.asking import RequestWriter
 from blackbox.config.settings import Settings, SettingsError, load
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.process import Service
+from blackbox.engine.process import ProcessEngine
 from blackbox.index.bus import Bus
-from blackbox.index.connection import Session, pool, servers_of
+from blackbox.index.connection import RedisSession, pool, servers_of
 from blackbox.index.inspector import Inspector
 from blackbox.index.server import RedisServer
 from tests.security.certificates import make_ca, make_locked_key
@@ -154,7 +154,7 @@ def test_a_service_at_work_tells_no_secret(
     for name in [name for name in os.environ if name.startswith("BLACKBOX_")]:
         monkeypatch.delenv(name)
     caplog.set_level(logging.DEBUG)
-    service = Service(vault.settings(), Metrics())
+    service = ProcessEngine(vault.settings(), Metrics())
     service.start()
     try:
         until("it is ready", service.is_ready)
@@ -185,11 +185,11 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
     redis = RedisServer(url)
     objects: list[object] = [
         settings, settings.redis_url, settings.model_dump(), access, connections,
-        pool(url), connections.make_connection(), Session(connections), redis, vars(redis), Inspector.of(url),
-        vars(Inspector.of(url)), vars(Bus(url, "x")), Service(settings, Metrics()),
+        pool(url), connections.make_connection(), RedisSession(connections), redis, vars(redis), Inspector.of(url),
+        vars(Inspector.of(url)), vars(Bus(url, "x")), ProcessEngine(settings, Metrics()),
         own_topics(settings, access), vars(own_topics(settings, access)),
-        Asker(access.bootstrap_servers, kafka_settings=access.settings),
-        vars(Asker(access.bootstrap_servers, kafka_settings=access.settings)),
+        RequestWriter(access.bootstrap_servers, kafka_settings=access.settings),
+        vars(RequestWriter(access.bootstrap_servers, kafka_settings=access.settings)),
         access.admin(), access.consumer(), access.producer(None),
     ]  # fmt: skip
     for one in objects:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from blackbox import AsyncClient, Client, State
-from blackbox.client import NotTold
+from blackbox.client import LookupFailed
 from blackbox.core.status import Place
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.partition_reader import PartitionReader
@@ -154,9 +154,9 @@ def test_a_record_that_never_was_is_unknown(shop: World, client: Client) -> None
 
 def test_a_look_up_ends_in_time_and_says_what_to_do(shop: World, client: Client) -> None:
     id = client.send_later(None, "hi", shop.targets[0], FAR)
-    with pytest.raises(NotTold, match="give a longer timeout_s, or ask a service"):
+    with pytest.raises(LookupFailed, match="give a longer timeout_s, or ask a service"):
         client.get(id, timeout_s=0)
-    with pytest.raises(NotTold, match="was not found"):
+    with pytest.raises(LookupFailed, match="was not found"):
         client.reschedule(id, SOON, timeout_s=0)
     assert client.get(id).state == "pending"
 

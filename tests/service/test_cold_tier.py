@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Changes
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.terminal import instant
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
@@ -265,7 +265,7 @@ def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year
     now_ms = year.began_ms
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
-    registry = Registry(year.settings)
+    registry = StatusLookup(year.settings)
     registry.count_partitions()
     shard = year.shards[0]
     cold = registry.fate(shard, 0)

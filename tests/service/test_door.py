@@ -17,7 +17,7 @@ import pytest
 
 from blackbox.admin.admin import Admin, Stats
 from blackbox.admin.changes import Rescheduled
-from blackbox.admin.pending import Cursor, Found, Wanted
+from blackbox.admin.pending import Cursor, Found, PendingFilter
 from blackbox.api import door, turns
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
@@ -369,7 +369,7 @@ class Scheduled(Nobody):
         self.read = 0
 
     def page(
-        self, _: Wanted, after: Cursor | None, *__: object, whole: bool
+        self, _: PendingFilter, after: Cursor | None, *__: object, whole: bool
     ) -> tuple[list[Found], Cursor | None]:
         assert whole
         self.read += 1

@@ -121,10 +121,10 @@ def test_letters_of_another_deployment_are_not_shown_and_not_put_away(world: Wor
     with closing(Admin(world.settings())) as admin:
         assert [letter.place for letter in admin.letters(is_open=False)] == [own]
         for again in (True, False):
-            done = admin.put_away([foreign], again=again)
+            done = admin.close_letters([foreign], replay=again)
             assert (done.done, list(done.left)) == ([], [foreign])
             assert done.left[foreign].startswith("no such letter")
-        assert admin.put_away([own, foreign], again=False).done == [own]
+        assert admin.close_letters([own, foreign], replay=False).done == [own]
     world.requests = other
     with closing(Admin(world.settings())) as admin:
         [letter] = admin.letters()

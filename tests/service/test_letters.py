@@ -17,7 +17,7 @@ from tests.world import World, read_all, until
 pytestmark = pytest.mark.service
 
 
-def lying(service: httpx.Client, **wanted: Any) -> list[dict[str, Any]]:
+def list_letters(service: httpx.Client, **wanted: Any) -> list[dict[str, Any]]:
     found = service.get("/dead-letters", params=wanted)
     assert found.status_code == 200, found.text
     letters: list[dict[str, Any]] = found.json()["letters"]
@@ -26,13 +26,13 @@ def lying(service: httpx.Client, **wanted: Any) -> list[dict[str, Any]]:
 
 def some(service: httpx.Client, count: int) -> list[dict[str, Any]]:
     def all_there() -> list[dict[str, Any]]:
-        found = lying(service)
+        found = list_letters(service)
         return found if len(found) == count else []
 
     return until(f"{count} dead letters", all_there)
 
 
-def put_away(service: httpx.Client, how: str, *places: str) -> dict[str, Any]:
+def close_letters(service: httpx.Client, how: str, *places: str) -> dict[str, Any]:
     answer = service.post(f"/dead-letters/{how}", json={"places": places})
     assert answer.status_code == 200, answer.text
     done: dict[str, Any] = answer.json()
@@ -58,7 +58,7 @@ def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, se
 
     world.create(NewTopic(topic, 1))
     place = letter["place"]
-    assert put_away(service, "replay", place) == {"done": [place], "left": {}}
+    assert close_letters(service, "replay", place) == {"done": [place], "left": {}}
     kafka = world.kafka.bootstrap_servers
     [message] = until("it is delivered", lambda: read_all(kafka, topic))
     headers: list[Any] = message.headers() or []  # type: ignore[assignment]
@@ -69,9 +69,12 @@ def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, se
         "blackbox-source",
     ]
 
-    assert put_away(service, "replay", place) == {"done": [], "left": {place: "already replayed"}}
-    assert lying(service) == []
-    assert [one["became"] for one in lying(service, is_open="false")] == ["replayed"]
+    assert close_letters(service, "replay", place) == {
+        "done": [],
+        "left": {place: "already replayed"},
+    }
+    assert list_letters(service) == []
+    assert [one["became"] for one in list_letters(service, is_open="false")] == ["replayed"]
     assert len(read_all(kafka, topic)) == 1
 
 
@@ -107,7 +110,7 @@ def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
     done = [place for answer in answers for place in answer.json().get("done", [])]
     assert done in ([], [letter["place"]])  # the answer may be lost to a fence, the replay not
     until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
-    assert put_away(services[0], "replay", letter["place"])["done"] == []
+    assert close_letters(services[0], "replay", letter["place"])["done"] == []
     assert len(read_all(world.kafka.bootstrap_servers, topic)) == 1
 
 
@@ -116,12 +119,12 @@ def test_what_is_discarded_or_unknown_is_not_replayed(world: World, serve: Serve
     world.send_raw("no request")
     undeliverable(world)
     found = {letter["reason"]: letter["place"] for letter in some(service, 2)}
-    assert [one["reason"] for one in lying(service, reason="not-json")] == ["not-json"]
+    assert [one["reason"] for one in list_letters(service, reason="not-json")] == ["not-json"]
     first = found["not-json"]
-    assert put_away(service, "discard", first, first)["done"] == [first]
+    assert close_letters(service, "discard", first, first)["done"] == [first]
     nothing = f"{world.dead_letters}/0@999999"
-    left = put_away(service, "replay", first, nothing, "x")["left"]
+    left = close_letters(service, "replay", first, nothing, "x")["left"]
     assert left[first] == "already discarded"
     assert "no such letter" in left[nothing]
     assert "no such letter" in left["x"]
-    assert [letter["place"] for letter in lying(service)] == [found["unknown-topic"]]
+    assert [letter["place"] for letter in list_letters(service)] == [found["unknown-topic"]]

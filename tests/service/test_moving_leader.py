@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.client.asking import Asker
+from blackbox.client.asking import RequestWriter
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.access import KafkaAccess
 from blackbox.journal.transactions import Transactions
@@ -40,7 +40,7 @@ def world(leader: MovingLeader, stack: EmbeddedStack, tmp_path: Path) -> Iterato
 def test_a_request_that_was_refused_is_written_before_those_behind_it(
     world: World, leader: MovingLeader
 ) -> None:
-    with Asker(leader.bootstrap_servers, request_topic=world.requests) as asker:
+    with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as asker:
         asked = [asker.ask(LARGE.encode(), partition=0) for _ in range(3)]
         assert [one.place[1] for one in asked] == [0, 1, 2]
     assert world.requests in leader.refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.index.address import BadAddress, Place, read
+from blackbox.index.address import BadAddress, ServerAddress, read
 from blackbox.index.connection import pool
 
 SECRET = "hunter2"
@@ -34,7 +34,7 @@ def test_a_service_behind_sentinels() -> None:
         "redis+sentinel://me:a%2Fb@one:1,two:2/shop/3?socket_timeout=9&sentinel_username=s"
     )
     assert address.kind == "sentinel"
-    assert address.places == (Place("one", 1), Place("two", 2))
+    assert address.places == (ServerAddress("one", 1), ServerAddress("two", 2))
     assert address.service == "shop"
     assert address.options == {
         "username": "me", "password": "a/b", "db": 3, "socket_timeout": 9.0,
@@ -50,7 +50,7 @@ def test_tls_is_for_sentinels_as_well_as_for_redis() -> None:
 
 def test_the_nodes_of_a_cluster_share_a_login_and_options() -> None:
     address = read("redis+cluster://me:hunter2@one,two:7001?socket_timeout=9")
-    assert address.places == (Place("one", 6379), Place("two", 7001))
+    assert address.places == (ServerAddress("one", 6379), ServerAddress("two", 7001))
     assert address.options == {"username": "me", "password": SECRET, "socket_timeout": 9.0}
 
 

@@ -14,7 +14,7 @@ import pytest
 from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
-from blackbox.admin.dead_letters import DeadLetters, PutAway
+from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.client.request import request_value
 from blackbox.config.settings import load
 from blackbox.core.plan import Positions
@@ -34,15 +34,15 @@ def test_a_request_is_written_while_letters_are_put_away(
 ) -> None:
     begun, may_end = Event(), Event()
 
-    def slow(*_: Any, **__: Any) -> PutAway:
+    def slow(*_: Any, **__: Any) -> ClosedLetters:
         begun.set()
         assert may_end.wait(30)
-        return PutAway([], {})
+        return ClosedLetters([], {})
 
-    monkeypatch.setattr(DeadLetters, "put_away", slow)
+    monkeypatch.setattr(DeadLetters, "close_letters", slow)
     monkeypatch.setattr(admin, "_registry", lambda: None)
     with ThreadPoolExecutor() as pool:
-        putting_away = pool.submit(admin.put_away, ["letters/0@1"], again=False)
+        putting_away = pool.submit(admin.close_letters, ["letters/0@1"], replay=False)
         assert begun.wait(10)
         [id] = pool.submit(admin.ask, [request_value("orders", 1, countdown_s=9)], None).result(5)
         assert not putting_away.done()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core.intake import Intake, Opening
+from blackbox.core.intake import Intake, Rebuild
 from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, Options, make_format
@@ -122,7 +122,7 @@ def test_nor_when_the_rebuild_is_interrupted(
     delivered = [(offset, offset) for offset in range(90)]
     journal.append(Receipt(1, delivered={"orders/0": delivered}, read=100))
 
-    def dies(batch: Batch, opening: Opening | None) -> None:
+    def dies(batch: Batch, opening: Rebuild | None) -> None:
         raise IndexLost("cut")
 
     with pytest.raises(IndexLost):

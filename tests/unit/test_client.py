@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 import blackbox
-from blackbox.client import AsyncClient, Client, NotSent, NotTold
-from blackbox.client.asking import Asker, PendingWrite
+from blackbox.client import AsyncClient, Client, LookupFailed, NotSent
+from blackbox.client.asking import PendingWrite, RequestWriter
 from blackbox.client.request import request_value
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Record, Request, Shard, locate, request_id
@@ -107,8 +107,8 @@ SOON = timedelta(seconds=1)
 
 
 @pytest.fixture
-def asker() -> Iterator[Asker]:
-    with Asker("in-process", caller="billing", kafka_settings=MOCK) as asker:
+def asker() -> Iterator[RequestWriter]:
+    with RequestWriter("in-process", caller="billing", kafka_settings=MOCK) as asker:
         yield asker
 
 
@@ -150,7 +150,7 @@ def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
     when = datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
     sent: list[bytes] = []
 
-    class Recorder(Asker):
+    class Recorder(RequestWriter):
         def ask(self, value: bytes | None, **more: Any) -> PendingWrite:
             sent.append(value or b"")
             return super().ask(value, **more)
@@ -189,7 +189,7 @@ def test_coroutines_get_their_ids_as_well() -> None:
     assert [locate(one, ["TB"]) for one in ids] == [(shard, last - n) for n in range(210, 0, -1)]
 
 
-def test_every_acknowledgement_is_taken(asker: Asker) -> None:
+def test_every_acknowledgement_is_taken(asker: RequestWriter) -> None:
     asked = [asker.ask(request_value("orders", n, countdown_s=1)) for n in range(100)]
     asker.flush()
     assert all(one.is_settled for one in asked)
@@ -200,7 +200,7 @@ AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 
 
 def test_a_request_that_kafka_does_not_take_says_so() -> None:
-    asker = Asker("127.0.0.1:1", kafka_settings=AWAY)
+    asker = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
     asked = asker.ask(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
@@ -247,7 +247,7 @@ def test_a_kafka_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", 0.1)
     id = request_id(Shard("TB", 0), 0)
     client, told = Client("127.0.0.1:1", kafka_settings=AWAY), r"is running at 127\.0\.0\.1:1"
-    with client, pytest.raises(NotTold, match=told):
+    with client, pytest.raises(LookupFailed, match=told):
         client.get(id)
 
 

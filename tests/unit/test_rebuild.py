@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
@@ -350,7 +350,7 @@ def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
 def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
     intake = Intake(journal.contract, index, None)
 
-    def apply(batch: Batch, opening: Opening | None) -> Taken:
+    def apply(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == start:
             raise JournalLost("no answer")
         return intake.apply(batch, NOW_MS, opening)
@@ -421,7 +421,7 @@ def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
     asked(request(), request())
     refusals: list[str] = []
 
-    def apply(batch: Batch, opening: Opening | None) -> Taken:
+    def apply(batch: Batch, opening: Rebuild | None) -> Taken:
         if opening is not None:
             others_index.load()
             with pytest.raises(
@@ -452,7 +452,7 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
     late = Intake(journal.contract, empty_index, None)
     kept = [one for one in journal.request_records if one is not None]
     with pytest.raises(RecoveryRequired):
-        late.apply(Batch(2, 4, kept[2:]), NOW_MS, Opening(frozenset()))  # type: ignore[arg-type]
+        late.apply(Batch(2, 4, kept[2:]), NOW_MS, Rebuild(frozenset()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["due", "ids", "cold"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blackbox.core.barrier import ROUNDS, TAIL
-from blackbox.core.intake import Intake, Opening, Taken
+from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
@@ -122,7 +122,7 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
     make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
     now_s: list[float],
 ) -> None:  # fmt: skip
-    def apply_slowly(batch: Batch, opening: Opening | None) -> Taken:
+    def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         if not now_s[0]:
             now_s[0] = 4.0
             asked(Cancel("unwanted"))
@@ -139,7 +139,7 @@ def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed
     make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
     now_s: list[float],
 ) -> None:  # fmt: skip
-    def apply_slowly(batch: Batch, opening: Opening | None) -> Taken:
+    def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         now_s[0] += 4.0
         asked(request())
         return intake.apply(batch, NOW_MS, opening)
@@ -455,7 +455,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     journal.read_at_once = 3
     batches = 0
 
-    def apply_two(batch: Batch, opening: Opening | None) -> Taken:
+    def apply_two(batch: Batch, opening: Rebuild | None) -> Taken:
         nonlocal batches
         batches += 1
         if batches == 3:
@@ -477,7 +477,7 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
     asked(*(request() for _ in range(6)))
     journal.read_at_once = 2
 
-    def apply_until_full(batch: Batch, opening: Opening | None) -> Taken:
+    def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
         return intake.apply(batch, NOW_MS, opening)
@@ -496,7 +496,7 @@ def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_
     asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
     journal.read_at_once = 2
 
-    def apply_until_full(batch: Batch, opening: Opening | None) -> Taken:
+    def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
         return intake.apply(batch, NOW_MS, opening)

@@ -9,7 +9,7 @@ from threading import Event, Lock
 import pytest
 
 from blackbox.admin import lookup
-from blackbox.admin.lookup import Registry
+from blackbox.admin.lookup import StatusLookup
 from blackbox.config.settings import load
 from blackbox.records.errors import JournalLost, NotAllowed
 from blackbox.records.request import Shard
@@ -37,13 +37,13 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     counted = Counted()
-    monkeypatch.setattr(Registry, "_count", lambda _: counted())
+    monkeypatch.setattr(StatusLookup, "_count", lambda _: counted())
     return counted
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry(load(kafka_bootstrap_servers="127.0.0.1:1"))
+def registry() -> StatusLookup:
+    return StatusLookup(load(kafka_bootstrap_servers="127.0.0.1:1"))
 
 
 def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_counted_a_moment_ago_is_not_counted_again(
-    counted: Counted, registry: Registry
+    counted: Counted, registry: StatusLookup
 ) -> None:
     for _ in range(10):
         registry.count_partitions()
@@ -61,7 +61,7 @@ def test_what_was_counted_a_moment_ago_is_not_counted_again(
 
 
 def test_while_one_counts_the_others_go_by_what_was_known(
-    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)
     registry.count_partitions()
@@ -77,7 +77,7 @@ def test_while_one_counts_the_others_go_by_what_was_known(
 
 
 def test_when_kafka_does_not_answer_what_was_known_is_true(
-    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)
     registry.count_partitions()
@@ -88,7 +88,7 @@ def test_when_kafka_does_not_answer_what_was_known_is_true(
 
 @pytest.mark.parametrize("failure", [JournalLost("away"), NotAllowed("not allowed")])
 def test_a_kafka_that_never_answered_is_waited_for_by_one(
-    counted: Counted, registry: Registry, failure: JournalLost
+    counted: Counted, registry: StatusLookup, failure: JournalLost
 ) -> None:
     counted.answer = failure
     for _ in range(10):
@@ -98,7 +98,7 @@ def test_a_kafka_that_never_answered_is_waited_for_by_one(
 
 
 def test_a_right_that_was_taken_away_is_told(
-    counted: Counted, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)
     registry.count_partitions()

@@ -15,7 +15,7 @@ from blackbox.rules import file
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.pace import Pace
-from blackbox.rules.rules import OTHERS, Asked, RulesError, parse
+from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
 from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
@@ -29,9 +29,9 @@ def request(caller: str | None = "shop", **other: Any) -> Request:
     return usual._replace(**other)
 
 
-def asked(offset: int, caller: str = "shop", at_ms: int = NOW_MS) -> Asked:
+def asked(offset: int, caller: str = "shop", at_ms: int = NOW_MS) -> QuotaRequest:
     record = Record(offset, at_ms, None, b"{}", [])
-    return Asked(offset, caller, record, request(caller), at_ms)
+    return QuotaRequest(offset, caller, record, request(caller), at_ms)
 
 
 class Counted:

@@ -330,7 +330,7 @@ def test_settings_cannot_be_changed_later() -> None:
 def test_a_topic_with_a_cold_tier_must_be_kept_for_two_horizons_and_another_for_all_that_is_pending(
     settings: dict[str, object], kept_s: int
 ) -> None:
-    assert load(**settings).kept_ms_of("TB") == kept_s * 1000
+    assert load(**settings).needed_retention_ms("TB") == kept_s * 1000
 
 
 @pytest.mark.parametrize(

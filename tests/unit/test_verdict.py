@@ -3,8 +3,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from blackbox.demo.script import CALLERS, TARGETS, Fate, Line, write_script
-from blackbox.demo.verdict import Seen, Tally, Verdict, percentile
+from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
+from blackbox.demo.verdict import DemoVerdict, Seen, Tally, percentile
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Cancel, Headers, Invalid, Record, Request, Shard, request_id
 
@@ -43,24 +43,24 @@ def letter(offset: int) -> Seen:
 
 def outcomes() -> list[Seen]:
     return [
-        message(offset) if line.fate is Fate.DELIVERED else letter(offset)
+        message(offset) if line.fate is ExpectedOutcome.DELIVERED else letter(offset)
         for offset, line in enumerate(SCRIPT)
-        if line.fate in (Fate.DELIVERED, Fate.DEAD)
+        if line.fate in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD)
     ]
 
 
-def judge(seen: list[Seen]) -> Verdict:
+def judge(seen: list[Seen]) -> DemoVerdict:
     tally = Tally(SCRIPT, "TB")
     for one in seen:
         tally.take(one)
     return tally.verdict()
 
 
-def place_of(fate: Fate) -> int:
+def place_of(fate: ExpectedOutcome) -> int:
     return next(offset for offset, line in enumerate(SCRIPT) if line.fate is fate)
 
 
-def without(fate: Fate) -> list[Seen]:
+def without(fate: ExpectedOutcome) -> list[Seen]:
     """Everything but the outcome of the first line of this fate."""
     return [
         one
@@ -83,45 +83,55 @@ def test_the_order_in_which_topics_are_read_does_not_matter() -> None:
 
 
 def test_a_message_that_did_not_come_out_is_lost() -> None:
-    verdict = judge(without(Fate.DELIVERED))
+    verdict = judge(without(ExpectedOutcome.DELIVERED))
     assert list(verdict.faults) == ["lost"]
-    assert verdict.faults["lost"] == [SCRIPT[place_of(Fate.DELIVERED)].message.decode()]
+    assert verdict.faults["lost"] == [SCRIPT[place_of(ExpectedOutcome.DELIVERED)].message.decode()]
 
 
 def test_a_message_that_came_out_twice_is_duplicated() -> None:
-    again = message(place_of(Fate.DELIVERED))._replace(offset=9999)
+    again = message(place_of(ExpectedOutcome.DELIVERED))._replace(offset=9999)
     verdict = judge([*requests(), *outcomes(), again])
     assert list(verdict.faults) == ["duplicated"]
     assert len(verdict.faults["duplicated"]) == 1
 
 
 def test_a_message_stamped_a_millisecond_before_it_is_due_is_early() -> None:
-    verdict = judge([*without(Fate.DELIVERED), message(place_of(Fate.DELIVERED), late_ms=-1)])
+    verdict = judge(
+        [
+            *without(ExpectedOutcome.DELIVERED),
+            message(place_of(ExpectedOutcome.DELIVERED), late_ms=-1),
+        ]
+    )
     assert list(verdict.faults) == ["early"]
 
 
 def test_a_message_stamped_when_it_is_due_is_not_early() -> None:
-    assert judge([*without(Fate.DELIVERED), message(place_of(Fate.DELIVERED), late_ms=0)]).is_good
+    assert judge(
+        [
+            *without(ExpectedOutcome.DELIVERED),
+            message(place_of(ExpectedOutcome.DELIVERED), late_ms=0),
+        ]
+    ).is_good
 
 
 def test_due_times_are_not_taken_from_the_header_of_the_service() -> None:
-    first = message(place_of(Fate.DELIVERED), late_ms=-5)
+    first = message(place_of(ExpectedOutcome.DELIVERED), late_ms=-5)
     claimed = ("blackbox-due-ms", str(first.timestamp_ms).encode())
     headers = [claimed if name == "blackbox-due-ms" else (name, v) for name, v in first.headers]
-    verdict = judge([*without(Fate.DELIVERED), first._replace(headers=headers)])
+    verdict = judge([*without(ExpectedOutcome.DELIVERED), first._replace(headers=headers)])
     assert list(verdict.faults) == ["early", "damaged"]
 
 
-@pytest.mark.parametrize("fate", [Fate.CANCELLED, Fate.REPLACED])
-def test_what_was_cancelled_or_replaced_must_not_come_out(fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [ExpectedOutcome.CANCELLED, ExpectedOutcome.REPLACED])
+def test_what_was_cancelled_or_replaced_must_not_come_out(fate: ExpectedOutcome) -> None:
     verdict = judge([*requests(), *outcomes(), message(place_of(fate))])
     assert list(verdict.faults) == ["strays"]
 
 
 def test_a_message_on_another_topic_is_not_the_one_asked_for() -> None:
-    first = message(place_of(Fate.DELIVERED))
+    first = message(place_of(ExpectedOutcome.DELIVERED))
     elsewhere = next(topic for topic in TARGETS if topic != first.topic)
-    verdict = judge([*without(Fate.DELIVERED), first._replace(topic=elsewhere)])
+    verdict = judge([*without(ExpectedOutcome.DELIVERED), first._replace(topic=elsewhere)])
     assert list(verdict.faults) == ["lost", "strays"]
 
 
@@ -139,28 +149,28 @@ FIRST = message(0)
     ],
 )
 def test_a_message_with_another_key_or_other_headers_is_damaged(damaged: Seen) -> None:
-    assert place_of(Fate.DELIVERED) == 0
-    assert list(judge([*without(Fate.DELIVERED), damaged]).faults) == ["damaged"]
+    assert place_of(ExpectedOutcome.DELIVERED) == 0
+    assert list(judge([*without(ExpectedOutcome.DELIVERED), damaged]).faults) == ["damaged"]
 
 
 def test_a_broken_request_without_a_dead_letter_is_misjudged() -> None:
-    assert list(judge(without(Fate.DEAD)).faults) == ["misjudged"]
+    assert list(judge(without(ExpectedOutcome.DEAD)).faults) == ["misjudged"]
 
 
 def test_a_dead_letter_for_another_reason_is_misjudged() -> None:
-    first = letter(place_of(Fate.DEAD))
+    first = letter(place_of(ExpectedOutcome.DEAD))
     headers = [(n, b"refused" if n == "blackbox-reason" else v) for n, v in first.headers]
-    verdict = judge([*without(Fate.DEAD), first._replace(headers=headers)])
+    verdict = judge([*without(ExpectedOutcome.DEAD), first._replace(headers=headers)])
     assert "refused, expected" in verdict.faults["misjudged"][0]
 
 
 def test_a_dead_letter_that_came_twice_is_misjudged() -> None:
-    again = letter(place_of(Fate.DEAD))
+    again = letter(place_of(ExpectedOutcome.DEAD))
     assert list(judge([*requests(), *outcomes(), again]).faults) == ["misjudged"]
 
 
 def test_a_dead_letter_of_a_good_request_is_a_stray() -> None:
-    good = letter(place_of(Fate.DELIVERED))
+    good = letter(place_of(ExpectedOutcome.DELIVERED))
     assert list(judge([*requests(), *outcomes(), good]).faults) == ["strays"]
 
 
@@ -171,7 +181,9 @@ def test_a_request_that_cannot_be_read_back_is_named() -> None:
 
 def test_a_run_of_nothing_is_not_good() -> None:
     verdict = judge([])
-    assert len(verdict.faults["lost"]) == sum(line.fate is Fate.DELIVERED for line in SCRIPT)
+    assert len(verdict.faults["lost"]) == sum(
+        line.fate is ExpectedOutcome.DELIVERED for line in SCRIPT
+    )
     assert not verdict.is_good
 
 
@@ -184,25 +196,25 @@ def test_percentiles_are_values_that_occurred() -> None:
 @pytest.mark.parametrize("count", [50, 999, 3000])
 def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: int) -> None:
     script = write_script(count, 2)
-    assert sum(line.fate is not Fate.CANCEL for line in script) == count
+    assert sum(line.fate is not ExpectedOutcome.CANCEL for line in script) == count
     assert len({line.value for line in script}) == len(script)
-    delivered = [line for line in script if line.fate is Fate.DELIVERED]
+    delivered = [line for line in script if line.fate is ExpectedOutcome.DELIVERED]
     assert len({line.message for line in delivered}) == len(delivered)
     assert {line.caller for line in delivered} == {caller.name for caller in CALLERS}
     assert max(line.countdown_ms for line in script) < 2000
 
 
 @pytest.mark.parametrize(
-    "line", SCRIPT[:40] + [one for one in SCRIPT if one.fate is not Fate.DELIVERED]
+    "line", SCRIPT[:40] + [one for one in SCRIPT if one.fate is not ExpectedOutcome.DELIVERED]
 )
 def test_every_line_means_to_blackbox_what_the_script_says(line: Line) -> None:
     contract = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
     asked = contract.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
-    if line.fate is Fate.CANCEL:
+    if line.fate is ExpectedOutcome.CANCEL:
         assert asked == Cancel(line.caller_id or "")
     elif isinstance(asked, Invalid):
-        assert (line.fate, line.reason) == (Fate.DEAD, asked.reason)
-    elif line.fate is Fate.DEAD:
+        assert (line.fate, line.reason) == (ExpectedOutcome.DEAD, asked.reason)
+    elif line.fate is ExpectedOutcome.DEAD:
         assert isinstance(asked, Request)
         assert asked.target not in TARGETS
     else:
@@ -217,7 +229,11 @@ def test_every_line_means_to_blackbox_what_the_script_says(line: Line) -> None:
 
 
 def test_a_cancel_follows_what_it_cancels_and_a_replacement_what_it_replaces() -> None:
-    ended = [line for line in SCRIPT if line.fate in (Fate.CANCELLED, Fate.REPLACED)]
+    ended = [
+        line
+        for line in SCRIPT
+        if line.fate in (ExpectedOutcome.CANCELLED, ExpectedOutcome.REPLACED)
+    ]
     for line in ended:
         later = [
             other
@@ -225,7 +241,9 @@ def test_a_cancel_follows_what_it_cancels_and_a_replacement_what_it_replaces() -
             if (other.caller, other.caller_id) == (line.caller, line.caller_id)
         ]
         assert [other.fate for other in later] == [
-            Fate.CANCEL if line.fate is Fate.CANCELLED else Fate.DELIVERED
+            ExpectedOutcome.CANCEL
+            if line.fate is ExpectedOutcome.CANCELLED
+            else ExpectedOutcome.DELIVERED
         ]
 
 

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.partition_reader import given_of
+from blackbox.journal.partition_reader import answering_shards
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.spark.intake")
@@ -65,7 +65,7 @@ class LeftOut:
             for shard, left in list(self._left.items())
             if left.is_out and left.until_s <= now and shard in starts
         }
-        given = given_of(self._access, due, TRY_S) if due else set()
+        given = answering_shards(self._access, due, TRY_S) if due else set()
         with self._lock:
             for shard in due.keys() & self._left.keys():
                 left, is_out = self._left[shard], shard not in given

@@ -17,10 +17,16 @@ from pyspark.sql.functions import col, count, least, lit
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
-from blackbox.jobs.audit.counts import Lateness, Series, by_shard, series, totals
+from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series, totals
 from blackbox.jobs.audit.exceptions import exceptions
 from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, fates, requests
-from blackbox.jobs.audit.positions import Finding, Seen, marks, positions_ahead, positions_behind
+from blackbox.jobs.audit.positions import (
+    PositionFinding,
+    Seen,
+    marks,
+    positions_ahead,
+    positions_behind,
+)
 from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.ranges import Ends, Range
@@ -28,7 +34,7 @@ from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
 from blackbox.spark.journals import Journals, Reach, of_table, pieces, reach
 from blackbox.spark.session import numbered
-from blackbox.support.logs import QUIET
+from blackbox.support.logs import NO_CLIENT_LOG
 
 PATIENCE_S = 10.0
 """How long a position may be beyond its journal's end: readers see a transaction's end a little late."""
@@ -40,7 +46,7 @@ ROWS_A_TASK = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """The result of an audit. Counts are of requests, by state.
 
     `cold` counts pending requests that wait in Kafka, not in Redis. `unknown` counts requests that
@@ -61,8 +67,8 @@ class Verdict:
     cold: int
     unknown: int
     by_kind: Mapping[str, int]
-    exceptions: Sequence[Finding]
-    lateness: Lateness | None
+    exceptions: Sequence[PositionFinding]
+    lateness: LatenessCounts | None
     due: Series | None
     asked: Series | None
     delivered: Series | None
@@ -85,7 +91,7 @@ class Verdict:
 class Audited:
     """A verdict, and the tables it was made from; the tables are valid until the context ends."""
 
-    verdict: Verdict
+    verdict: AuditVerdict
     fates: DataFrame
     exceptions: DataFrame
 
@@ -126,7 +132,7 @@ class _Audit:
     ) -> None:
         self._session = session
         self._settings = settings
-        self._access = kafka(settings, QUIET)
+        self._access = kafka(settings, NO_CLIENT_LOG)
         self._kept = kept
         self._ending = ending
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
@@ -155,7 +161,7 @@ class _Audit:
         of_positions = [*beyond, *stuck]
         named, by_kind = _named(wrong, of_positions)
         rows = requests(judged)
-        verdict = Verdict(
+        verdict = AuditVerdict(
             seen_ms=seen_ms,
             took_s=round(time.monotonic() - began, 3),
             topics=list(self._settings.topics),
@@ -201,7 +207,7 @@ class _Audit:
         tasks = numbered(self._session, len(shards) + 1)
         return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
-    def _wait_for_journals(self, positions: Seen) -> list[Finding]:
+    def _wait_for_journals(self, positions: Seen) -> list[PositionFinding]:
         """Wait until the journals can be read up to the positions; positions still beyond are exceptions."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -236,12 +242,14 @@ def _limit_timestamps(asked: DataFrame) -> DataFrame:
     return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))
 
 
-def _named(wrong: DataFrame, more: Sequence[Finding]) -> tuple[list[Finding], dict[str, int]]:
+def _named(
+    wrong: DataFrame, more: Sequence[PositionFinding]
+) -> tuple[list[PositionFinding], dict[str, int]]:
     """The exceptions, all of `more` and at most `NAMED` others, and how many there are of each kind."""
     counted = wrong.groupBy("kind").agg(count(lit(1)).alias("found")).collect()
     by_kind = {row.kind: row.found for row in counted}
     for one in more:
         by_kind[one.kind] = by_kind.get(one.kind, 0) + 1
-    found = [Finding(*row) for row in wrong.limit(NAMED).collect()] if counted else []
+    found = [PositionFinding(*row) for row in wrong.limit(NAMED).collect()] if counted else []
     named = [*more, *sorted(found, key=lambda one: one[:4])]
     return named, dict(sorted(by_kind.items(), key=lambda item: (-item[1], item[0])))

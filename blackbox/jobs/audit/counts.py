@@ -37,7 +37,7 @@ class Series(NamedTuple):
     counts: list[int]
 
 
-class Lateness(NamedTuple):
+class LatenessCounts(NamedTuple):
     """The lateness of deliveries. `counts` is by step: ms + 1 grows tenfold in `STEPS_A_DECADE` steps."""
 
     p50_ms: int
@@ -161,7 +161,7 @@ def _evenly(start_ms: int, width_ms: int, counts: Mapping[int, int]) -> Series |
     return Series(start_ms, width_ms, [counts.get(at, 0) for at in range(max(counts) + 1)])
 
 
-def _lateness(counts: Mapping[int, int], longest_ms: int) -> Lateness | None:
+def _lateness(counts: Mapping[int, int], longest_ms: int) -> LatenessCounts | None:
     if not counts:
         return None
 
@@ -174,4 +174,4 @@ def _lateness(counts: Mapping[int, int], longest_ms: int) -> Lateness | None:
                 break
         return min(longest_ms, round(10 ** ((step + 0.5) / STEPS_A_DECADE) - 1))
 
-    return Lateness(at_share(0.5), at_share(0.99), longest_ms, dict(sorted(counts.items())))
+    return LatenessCounts(at_share(0.5), at_share(0.99), longest_ms, dict(sorted(counts.items())))

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from blackbox.jobs.audit.counts import STEPS_A_DECADE, Lateness, Series, even_width_ms
+from blackbox.jobs.audit.counts import STEPS_A_DECADE, LatenessCounts, Series, even_width_ms
 
 WIDTH_IN, HEIGHT_IN = 4.4, 2.5
 BARS_A_DECADE = 8
@@ -45,7 +45,7 @@ ENDED_BADLY = ("dead", "expired", "invalid")
 
 
 @mpl.rc_context(_STYLE)
-def lateness(late: Lateness) -> str:
+def lateness(late: LatenessCounts) -> str:
     """A histogram of lateness on a logarithmic axis, with p50 and p99."""
     figure = _figure()
     axes = figure.subplots()

@@ -34,7 +34,7 @@ MARKS = (
 """
 
 
-class Finding(NamedTuple):
+class PositionFinding(NamedTuple):
     """An exception. `offset` is that of a request, or a position of the shard."""
 
     kind: str
@@ -46,18 +46,18 @@ class Finding(NamedTuple):
     detail: str
 
 
-def positions_ahead(positions: Seen, there: Reach) -> Iterator[Finding]:
+def positions_ahead(positions: Seen, there: Reach) -> Iterator[PositionFinding]:
     for shard, seen in positions.items():
         ends = (there[Journal(table, shard)].end for table in TABLES)
         for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
             if position > end:
                 detail = f"the position {journal} is {position}, but the journal ends at {end}"
-                yield Finding("positions-ahead", *shard, position, None, None, detail)
+                yield PositionFinding("positions-ahead", *shard, position, None, None, detail)
 
 
 def positions_behind(
     counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen
-) -> Iterator[Finding]:
+) -> Iterator[PositionFinding]:
     for one in counts:
         shard = Shard(one["topic"], one["partition"])
         for journal, waiting, what in (
@@ -72,7 +72,7 @@ def positions_behind(
                     else f"the position {journal} stays {position}"
                 )
                 detail = f"{at}, although {waiting:,} {what} wait"
-                yield Finding("positions-behind", *shard, position or 0, None, None, detail)
+                yield PositionFinding("positions-behind", *shard, position or 0, None, None, detail)
 
 
 def marks(

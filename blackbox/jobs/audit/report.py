@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from blackbox.jobs.audit import plots
-from blackbox.jobs.audit.audit import Verdict
+from blackbox.jobs.audit.audit import AuditVerdict
 from blackbox.jobs.audit.fates import STATES
 
 NAMED = 200
@@ -19,7 +19,7 @@ LISTED = 20
 TEMPLATE = Path(__file__).with_name("report.html")
 
 
-def page(verdict: Verdict) -> str:
+def page(verdict: AuditVerdict) -> str:
     """The HTML of a verdict; everything that callers wrote is escaped."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -56,7 +56,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _plots(verdict: Verdict) -> list[tuple[str, str, Markup]]:
+def _plots(verdict: AuditVerdict) -> list[tuple[str, str, Markup]]:
     """Title, description and SVG of each plot; matplotlib has escaped the text in the SVG."""
     drawn: list[tuple[str, str, str]] = []
     if verdict.lateness is not None:

@@ -16,9 +16,15 @@ from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.ledger import explained
-from blackbox.jobs.ledger.manifest import Covered, File, Last, Manifest, Replaced
+from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
 from blackbox.jobs.ledger.tables import POSITION, Measured, day_of, measure, rows
-from blackbox.jobs.ledger.upkeep import Limits, clean, repartitioned, still_read, worth_compacting
+from blackbox.jobs.ledger.upkeep import (
+    UpkeepLimits,
+    clean,
+    repartitioned,
+    still_read,
+    worth_compacting,
+)
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.request import Shard
 from blackbox.spark.failures import LedgerError
@@ -74,7 +80,7 @@ def extend(
     path: str,
     *,
     accept_gap: bool = False,
-    limits: Limits | None = None,
+    limits: UpkeepLimits | None = None,
 ) -> Done:
     """Extend the ledger to the current end of the journals; creates it if there is none.
 
@@ -90,7 +96,7 @@ def extend(
     with explained():
         files = Files(session, path)
         step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
-        run = _Run(session, settings, access, files, limits or Limits(step))
+        run = _Run(session, settings, access, files, limits or UpkeepLimits(step))
         with run.not_overtaken():
             run.compare(accept_gap=accept_gap)
             run.read_on()
@@ -112,7 +118,7 @@ class _Run:
     settings: Settings
     access: KafkaAccess
     files: Files
-    limits: Limits
+    limits: UpkeepLimits
 
     def __post_init__(self) -> None:
         self._todo: dict[Journal, Span] = {}
@@ -159,7 +165,7 @@ class _Run:
     def read_on(self) -> None:
         """Write the missing records, in steps that are published one by one."""
         for step in _steps(self._todo, self.limits.step):
-            written: list[File] = []
+            written: list[LedgerFile] = []
             held = dict(self.done.manifest.journals)
             for table in TABLES:
                 if spans := of_table(step, table):
@@ -180,7 +186,7 @@ class _Run:
         """Compact days with many small files; if there are too many for one run, later runs do the rest."""
         manifest = self.done.manifest
         gone: set[str] = set()
-        made: list[File] = []
+        made: list[LedgerFile] = []
         for table in TABLES:
             done = self.done.tables[table]
             for chosen in worth_compacting(manifest.of(table), self.limits):
@@ -212,7 +218,7 @@ class _Run:
         offsets = sum(span.end - span.start for span in spans.values())
         return frame.coalesce(-(-offsets // PIECE))
 
-    def _write(self, table: str, frame: DataFrame) -> tuple[list[File], dict[Shard, Last]]:
+    def _write(self, table: str, frame: DataFrame) -> tuple[list[LedgerFile], dict[Shard, Last]]:
         """Write rows by day to files of the next manifest; they are visible once that is published."""
         folder = f"{table}/{self.done.manifest.number + 1:020d}-{uuid.uuid4().hex[:12]}"
         written = Observation()
@@ -273,9 +279,9 @@ def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Sp
         yield step
 
 
-def _file(table: str, path: str, size: int, measured: Measured) -> File:
+def _file(table: str, path: str, size: int, measured: Measured) -> LedgerFile:
     day = path.split("/")[2].removeprefix("day=")
-    return File(table, path, day, measured.rows, size, measured.checksum)
+    return LedgerFile(table, path, day, measured.rows, size, measured.checksum)
 
 
 def _gap(journal: Journal, covered: Covered, span: Span) -> str:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from blackbox.spark.failures import LedgerError
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file or a folder; `path` is relative to the root."""
 
     path: str
@@ -49,7 +49,7 @@ class Files:
         """The full path, as Spark takes it."""
         return f"{self.root}/{path}"
 
-    def listed(self, folder: str) -> list[Found]:
+    def listed(self, folder: str) -> list[FoundFile]:
         """The contents of a folder, ordered by name; nothing if the folder is missing."""
         with _explained(self.uri(folder)):
             try:
@@ -60,7 +60,7 @@ class Files:
                 raise
         return sorted(found)
 
-    def walk(self, folder: str) -> Iterator[Found]:
+    def walk(self, folder: str) -> Iterator[FoundFile]:
         """Every file below a folder, without names that start with `.` or `_`."""
         for found in self.listed(folder):
             name = found.path.rpartition("/")[2]
@@ -125,9 +125,11 @@ class Files:
     def _at(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, path)
 
-    def _found(self, status: Any) -> Found:
+    def _found(self, status: Any) -> FoundFile:
         uri = str(status.getPath().toString())
-        return Found(uri[len(self.root) + 1 :], bool(status.isDirectory()), int(status.getLen()))
+        return FoundFile(
+            uri[len(self.root) + 1 :], bool(status.isDirectory()), int(status.getLen())
+        )
 
 
 def _is(error: Py4JJavaError, name: str) -> bool:

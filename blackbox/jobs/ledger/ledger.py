@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
 from blackbox.jobs.ledger import manifest as manifests
-from blackbox.jobs.ledger.files import Files, Found
+from blackbox.jobs.ledger.files import Files, FoundFile
 from blackbox.jobs.ledger.fit import mismatches
-from blackbox.jobs.ledger.manifest import File, Manifest
+from blackbox.jobs.ledger.manifest import LedgerFile, Manifest
 from blackbox.jobs.ledger.tables import Measured, measure, rows
 from blackbox.journal.access import KafkaAccess
 from blackbox.records.request import Shard
@@ -31,7 +31,7 @@ _OURS = re.compile(r"(?:blackbox\.[a-z_.]+\.|^)(?:JournalLost|ValueError): (.+)"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LedgerVerdict:
     """The result of reading every row: one text per problem; no `problems` means the ledger is intact.
 
     `leftovers` counts files of a killed run, which no manifest names; a later run removes them.
@@ -130,19 +130,19 @@ class Ledger:
     def _table(self, table: str) -> DataFrame:
         return rows(self.session, self.files, table, [f.path for f in self.manifest.of(table)])
 
-    def _there(self) -> dict[str, Found]:
+    def _there(self) -> dict[str, FoundFile]:
         return {found.path: found for table in TABLES for found in self.files.walk(table)}
 
     @classmethod
     @explained()
-    def verify(cls, session: SparkSession, path: str) -> Verdict:
+    def verify(cls, session: SparkSession, path: str) -> LedgerVerdict:
         """Read every row and compare it with the manifest; changes nothing.
 
         Raises LedgerError as `open` does, except for missing or changed files: those become problems.
         """
         return cls._newest(session, path)._verified()
 
-    def _verified(self) -> Verdict:
+    def _verified(self) -> LedgerVerdict:
         named = self.manifest.files
         there = self._there()
         problems = _absent(self.files, named, there)
@@ -168,7 +168,7 @@ class Ledger:
         kept = {file.path for file in named} | {file.path for file in self.manifest.replaced}
         unnamed = [found for path, found in there.items() if path not in kept]
         copies = list(self._copies(unnamed, named))
-        return Verdict(len(named), seen, problems + copies, len(unnamed) - len(copies))
+        return LedgerVerdict(len(named), seen, problems + copies, len(unnamed) - len(copies))
 
     def _read_through(self, table: str, paths: Sequence[str]) -> dict[str, Measured]:
         """Measure each file; files that cannot be read are left out of the result."""
@@ -201,7 +201,7 @@ class Ledger:
                     "covered by the manifest"
                 )
 
-    def _copies(self, unnamed: Sequence[Found], named: Sequence[File]) -> Iterator[str]:
+    def _copies(self, unnamed: Sequence[FoundFile], named: Sequence[LedgerFile]) -> Iterator[str]:
         """Report unnamed files that are copies of a named file and are in a folder with named files.
 
         The files of a killed run are in a folder of their own.
@@ -223,7 +223,7 @@ class Ledger:
                     break
 
 
-def _is_as_written(file: File, measured: Measured | None) -> bool:
+def _is_as_written(file: LedgerFile, measured: Measured | None) -> bool:
     return measured is not None and (measured.rows, measured.checksum) == (file.rows, file.checksum)
 
 
@@ -232,7 +232,7 @@ def _folder(path: str) -> str:
     return "/".join(path.split("/")[:2])
 
 
-def _absent(files: Files, named: Iterable[File], there: Mapping[str, Found]) -> list[str]:
+def _absent(files: Files, named: Iterable[LedgerFile], there: Mapping[str, FoundFile]) -> list[str]:
     problems = []
     for file in named:
         found = there.get(file.path)

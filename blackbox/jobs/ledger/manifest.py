@@ -40,7 +40,7 @@ class Covered:
         return replace(self, end=start, gaps=(*self.gaps, Span(self.end, start)))
 
 
-class File(NamedTuple):
+class LedgerFile(NamedTuple):
     """A file of a table: rows whose `checksum` is the XOR of a 64-bit hash of each, in hex."""
 
     table: str
@@ -66,7 +66,7 @@ class Manifest:
     number: int = 0
     written_ms: int = 0
     journals: Mapping[Journal, Covered] = field(default_factory=dict)
-    files: tuple[File, ...] = ()
+    files: tuple[LedgerFile, ...] = ()
     replaced: tuple[Replaced, ...] = ()
 
     @property
@@ -75,7 +75,7 @@ class Manifest:
             journal: Span(covered.start, covered.end) for journal, covered in self.journals.items()
         }
 
-    def of(self, table: str) -> list[File]:
+    def of(self, table: str) -> list[LedgerFile]:
         return [file for file in self.files if file.table == table]
 
 
@@ -152,7 +152,7 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
         found["number"],
         found["written_ms"],
         dict(map(_journal, found["journals"])),
-        tuple(File(**one) for one in found["files"]),
+        tuple(LedgerFile(**one) for one in found["files"]),
         tuple(Replaced(**one) for one in found["replaced"]),
     )
 
@@ -172,7 +172,7 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(body, default=list, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def total(rows: Iterable[File]) -> tuple[int, int]:
+def total(rows: Iterable[LedgerFile]) -> tuple[int, int]:
     """The sum of the rows, and the XOR of the checksums."""
     count, mixed = 0, 0
     for file in rows:

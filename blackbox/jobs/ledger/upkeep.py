@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from blackbox.jobs.ledger import manifest as manifests
-from blackbox.jobs.ledger.files import Files, Found
-from blackbox.jobs.ledger.manifest import File, Manifest, Replaced
+from blackbox.jobs.ledger.files import Files, FoundFile
+from blackbox.jobs.ledger.manifest import LedgerFile, Manifest, Replaced
 from blackbox.jobs.ledger.tables import POSITION, day_of
 from blackbox.spark.journals import SHARD, TABLES
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UpkeepLimits:
     """How much work is done at once, and how long replaced files are kept."""
 
     step: int
@@ -34,14 +34,16 @@ class Limits:
     """How long replaced files stay for readers that opened the ledger before."""
 
 
-def worth_compacting(held: Iterable[File], limits: Limits) -> Iterator[list[File]]:
+def worth_compacting(
+    held: Iterable[LedgerFile], limits: UpkeepLimits
+) -> Iterator[list[LedgerFile]]:
     """Groups of small files of days that have many: one group per large day, one for all other days."""
-    days: dict[str, list[File]] = defaultdict(list)
+    days: dict[str, list[LedgerFile]] = defaultdict(list)
     for file in held:
         if file.bytes < limits.small_bytes:
             days[file.day].append(file)
     room = limits.compacted_bytes
-    gathered: list[File] = []
+    gathered: list[LedgerFile] = []
     for small in sorted(days.values(), key=len, reverse=True):
         if len(small) < limits.compact_from_files or room <= 0:
             break
@@ -56,7 +58,7 @@ def worth_compacting(held: Iterable[File], limits: Limits) -> Iterator[list[File
 
 
 def repartitioned(
-    table: str, frame: DataFrame, chosen: Sequence[File], limits: Limits
+    table: str, frame: DataFrame, chosen: Sequence[LedgerFile], limits: UpkeepLimits
 ) -> DataFrame:
     """The same rows, sorted and partitioned: one file per day, or a few for one large day."""
     days = {file.day for file in chosen}
@@ -69,13 +71,15 @@ def repartitioned(
     return frame.repartitionByRange(parts, *place).sortWithinPartitions(*place)
 
 
-def still_read(replaced: Iterable[Replaced], oldest: int, limits: Limits) -> Iterator[Replaced]:
+def still_read(
+    replaced: Iterable[Replaced], oldest: int, limits: UpkeepLimits
+) -> Iterator[Replaced]:
     """The replaced files that a kept manifest names, or that a recent reader may still have open."""
     since_ms = time.time_ns() // 1_000_000 - limits.keep_replaced_s * 1000
     return (file for file in replaced if file.by > oldest or file.at_ms > since_ms)
 
 
-def clean(files: Files, manifest: Manifest, limits: Limits) -> None:
+def clean(files: Files, manifest: Manifest, limits: UpkeepLimits) -> None:
     """Remove old manifests, and files that no manifest names and none ever will.
 
     Files are written to folders with the number of the manifest that will name them. A number is
@@ -95,7 +99,7 @@ def clean(files: Files, manifest: Manifest, limits: Limits) -> None:
                 _remove_unnamed(files, found, named)
 
 
-def _remove_unnamed(files: Files, left: Found, named: set[str]) -> None:
+def _remove_unnamed(files: Files, left: FoundFile, named: set[str]) -> None:
     is_temporary = left.path.startswith(f"{manifests.FOLDER}/.")
     if left.is_folder and any(one.startswith(f"{left.path}/") for one in named):
         for found in files.walk(left.path):

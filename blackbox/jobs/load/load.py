@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from blackbox.config.settings import Settings
 from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, cut
-from blackbox.jobs.load.tasks import MOST_SHOWN, Checked, CheckTask, Part, SendTask, Sent
+from blackbox.jobs.load.tasks import MOST_SHOWN, CheckReport, CheckTask, Part, SendTask, Sent
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import Mark, Marks, piece_name
+from blackbox.journal.loading import Marks, Progress, piece_name
 from blackbox.spark.failures import in_one_line
 from blackbox.spark.session import numbered
 from blackbox.spark.tables import REPORT, reports
@@ -40,14 +40,14 @@ KIND_OF_SUFFIX = {
     ".json": "jsonl",
 }
 
-__all__ = ["BadRow", "File", "Load", "NotLoaded", "UnusableFile", "find_files", "read_files"]
+__all__ = ["BadRow", "Load", "LoadFile", "NotLoaded", "UnusableFile", "find_files", "read_files"]
 
 
 class NotLoaded(Exception):
     """Sending stopped; rows already sent stay, and the same load continues where it stopped."""
 
 
-class File(NamedTuple):
+class LoadFile(NamedTuple):
     """A file of a load; equal content with equal options has an equal fingerprint."""
 
     path: str
@@ -68,7 +68,7 @@ class BadRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LoadCheck:
     """The result of validation: the rows of each piece, how many rows are bad, and the first of those."""
 
     rows: Mapping[str, int]
@@ -121,17 +121,17 @@ def read_files(
     found: Sequence[tuple[str, str]],
     options: Sequence[str | None],
     on_bytes: Callable[[int], object] = lambda count: None,
-) -> list[File]:
+) -> list[LoadFile]:
     """Read all files once, and compute each file's fingerprint from its kind, content and `options`.
 
     Raises UnusableFile, also when two files have the same content: their rows would be sent only once.
     """
-    files: dict[str, File] = {}
+    files: dict[str, LoadFile] = {}
     for path, kind in found:
         digest, pieces = cut(path, kind, on_bytes)
         identity = orjson.dumps([kind, digest, *options])
         fingerprint = hashlib.sha256(identity).hexdigest()[:20]
-        file = File(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
+        file = LoadFile(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
         if pieces and fingerprint in files:
             raise UnusableFile(
                 f"{path} has the same content as {files[fingerprint].path}, which is loaded only "
@@ -149,17 +149,17 @@ class Load:
     access: KafkaAccess
     topic: str
     caller: str | None
-    files: Sequence[File]
+    files: Sequence[LoadFile]
 
     def __post_init__(self) -> None:
-        self._of: dict[str, tuple[File, Piece]] = {
+        self._of: dict[str, tuple[LoadFile, Piece]] = {
             piece_name(self.access, file.fingerprint, number): (file, piece)
             for file in self.files
             for number, piece in enumerate(file.pieces)
         }
         self._asking = Marks(self.access, self.topic)
         self._watching = Marks(self.access, self.topic)
-        self.marks: dict[str, Mark] = self._asking.of(self._of)
+        self.marks: dict[str, Progress] = self._asking.of(self._of)
 
     @property
     def rows_in(self) -> int:
@@ -175,7 +175,7 @@ class Load:
         mark = self.marks.get(name)
         return mark is not None and mark.rows == mark.total
 
-    def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> Verdict:
+    def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> LoadCheck:
         """Validate every row, or those of unfinished pieces. Raises UnusableFile, NotLoaded if Spark fails."""
         names = [name for name in self._of if whole or not self._is_finished(name)]
         pieces = tuple(self._of[name][1] for name in names)
@@ -183,7 +183,9 @@ class Load:
         rows = {name: mark.total for name, mark in self.marks.items()}
         first: list[BadRow] = []
         bad = 0
-        checked: list[Checked] = _reports(numbered(session, len(pieces)).mapInArrow(task, REPORT))
+        checked: list[CheckReport] = _reports(
+            numbered(session, len(pieces)).mapInArrow(task, REPORT)
+        )
         for name, found in zip(names, checked, strict=True):
             if found.problem is not None:
                 raise UnusableFile(found.problem)
@@ -192,7 +194,7 @@ class Load:
             file = self._of[name][0]
             if len(first) < MOST_SHOWN:
                 first += [BadRow(file.path, file.kind, *one) for one in found.first]
-        return Verdict(rows, bad, first[:MOST_SHOWN])
+        return LoadCheck(rows, bad, first[:MOST_SHOWN])
 
     def send(self, session: SparkSession, rows: Mapping[str, int], rate: int | None = None) -> None:
         """Send the rows that are not in the topic yet, at `rate` rows per second in total.

@@ -29,7 +29,7 @@ TRANSACTION_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckReport:
     """The result of validating a piece: its rows, how many are bad, and the first of those.
 
     A bad row is its number, a reason word and a detail. `problem` says why the piece could not be read.
@@ -61,22 +61,22 @@ class CheckTask:
     pieces: tuple[Piece, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        logs.silent()
+        logs.disable()
         return as_reports(self.check(self.pieces[number]) for number in numbers(batches))
 
-    def check(self, piece: Piece) -> Checked:
+    def check(self, piece: Piece) -> CheckReport:
         try:
             check_unchanged(piece)
             parse = formats(self.settings)[self.topic].parse
             wrong = list(_wrong_columns(columns(piece), parse))
             if wrong:
                 is_first = piece.start == 0
-                return Checked(0, len(wrong) * is_first, wrong[: MOST_SHOWN * is_first])
+                return CheckReport(0, len(wrong) * is_first, wrong[: MOST_SHOWN * is_first])
             return self._check_rows(piece, parse)
         except (UnusableFile, OSError) as error:
-            return Checked(problem=str(error))
+            return CheckReport(problem=str(error))
 
-    def _check_rows(self, piece: Piece, parse: Any) -> Checked:
+    def _check_rows(self, piece: Piece, parse: Any) -> CheckReport:
         rows = bad = 0
         first: list[tuple[int, str, str]] = []
         now_ms = time.time_ns() // 1_000_000
@@ -87,7 +87,7 @@ class CheckTask:
                 bad += 1
                 if len(first) < MOST_SHOWN:
                     first.append((number, str(fault.reason), fault.detail))
-        return Checked(rows, bad, first)
+        return CheckReport(rows, bad, first)
 
     def _fault(self, row: Written, parse: Any, now_ms: int) -> Bad | Invalid | None:
         _, value, headers = row
@@ -123,13 +123,13 @@ class SendTask:
     rate: float | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        logs.silent()
-        pace = Pace(self.rate)
+        logs.disable()
+        pace = SendRate(self.rate)
         return as_reports(
             self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
         )
 
-    def send(self, part: Part, pace: Pace) -> Sent:
+    def send(self, part: Part, pace: SendRate) -> Sent:
         writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
             self._send_rows(part.piece, part.total, writer, pace)
@@ -141,7 +141,7 @@ class SendTask:
             writer.close()
         return Sent()
 
-    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: Pace) -> None:
+    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: SendRate) -> None:
         rows_in = writer.open()
         for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
             check_unchanged(piece)
@@ -154,7 +154,7 @@ class SendTask:
             )
 
 
-class Pace:
+class SendRate:
     """Limits sending to `rate` rows per second; no limit if None."""
 
     def __init__(self, rate: float | None) -> None:
