@@ -7,8 +7,8 @@ from itertools import islice
 
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
-from blackbox.core.sorted import Sorted, as_dead
 from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
+from blackbox.core.triaged import TriagedBatch, as_dead
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
@@ -30,7 +30,7 @@ class Delivery:
     """
 
     def __init__(
-        self, writer: Writer, triage: Triage, batch: Sorted, known: int, now_ms: int
+        self, writer: Writer, triage: Triage, batch: TriagedBatch, known: int, now_ms: int
     ) -> None:
         """Read what dead letters need from Kafka: within the transaction, it could time out."""
         self._writer, self._triage, self._batch = writer, triage, batch

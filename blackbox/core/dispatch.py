@@ -13,8 +13,8 @@ from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.rates import give_back, hold_back
 from blackbox.core.settling import settle
-from blackbox.core.sorted import Sorted
 from blackbox.core.triage import Triage
+from blackbox.core.triaged import TriagedBatch
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
@@ -67,7 +67,7 @@ class Dispatch:
     _known: int = 0
     _recorded: int = 0
     _recorded_ms: int = 0
-    _ahead: tuple[Dispatched, Sorted] | None = None
+    _ahead: tuple[Dispatched, TriagedBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
     _doubtful: Mapping[int, Claim] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Dispatch:
             raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}
-            only = Sorted(ready=one) if entry.reason is None else Sorted(dead=one)
+            only = TriagedBatch(ready=one) if entry.reason is None else TriagedBatch(dead=one)
             self._deliver(only, did, now_ms)
         return did
 
@@ -156,7 +156,7 @@ class Dispatch:
             self.index.settle({}, position)
             self._recorded, self._recorded_ms = self._known, now_ms
 
-    def _read(self, now_ms: int) -> tuple[Dispatched, Sorted]:
+    def _read(self, now_ms: int) -> tuple[Dispatched, TriagedBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
         due = self.index.due(now_ms, self.batch_limit, release=self._release())
         return self._looked(due, now_ms)
@@ -166,7 +166,7 @@ class Dispatch:
         parked = self.index.parked() if self._paused is not None else {}
         return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
-    def _read_ahead(self, now_ms: int, before: Sorted) -> tuple[Dispatched, Sorted]:
+    def _read_ahead(self, now_ms: int, before: TriagedBatch) -> tuple[Dispatched, TriagedBatch]:
         """Read the batch after one that is still being delivered."""
         self._removed = self.index.removed
         in_flight = before.ready.keys() | before.dead.keys()
@@ -179,7 +179,7 @@ class Dispatch:
         )
         return self._looked(due, now_ms)
 
-    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, Sorted]:
+    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, TriagedBatch]:
         is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._came_out = due.paused, bool(due.released)
         self._doubtful = due.doubtful
@@ -190,10 +190,10 @@ class Dispatch:
             pending=due.pending,
             in_doubt=len(due.doubtful),
         )
-        return did, self.triage.sort(due, now_ms) if due.entries else Sorted()
+        return did, self.triage.sort(due, now_ms) if due.entries else TriagedBatch()
 
     def _deliver(
-        self, batch: Sorted, did: Dispatched, now_ms: int, *, goes_on: bool = False
+        self, batch: TriagedBatch, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
         self._prepare_follow_ups(batch)
         if not self._mark_in_flight(batch):
@@ -241,7 +241,9 @@ class Dispatch:
             self._ahead = None  # what is postponed may have to go before it
             self._postpone(sent, failed, did, now_ms, delivery.apart)
 
-    def _wait_for_kafka(self, early: TooEarly, batch: Sorted, did: Dispatched, now_ms: int) -> None:
+    def _wait_for_kafka(
+        self, early: TooEarly, batch: TriagedBatch, did: Dispatched, now_ms: int
+    ) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
         self._ahead = None
@@ -250,7 +252,7 @@ class Dispatch:
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
-    def _mark_in_flight(self, batch: Sorted) -> bool:
+    def _mark_in_flight(self, batch: TriagedBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
@@ -260,7 +262,7 @@ class Dispatch:
         self.index.mark_in_flight((), self._removed)
         return False
 
-    def _prepare_follow_ups(self, batch: Sorted) -> None:
+    def _prepare_follow_ups(self, batch: TriagedBatch) -> None:
         follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
         if follow_ups.has_some(ended.values()):
             follow_ups.look_ahead(self._known, ended)

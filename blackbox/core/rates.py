@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from blackbox.core.sorted import Sorted
+from blackbox.core.triaged import TriagedBatch
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 from blackbox.rules.pace import Pace
 
 
-def hold_back(batch: Sorted, pace: Pace, now_ms: int) -> dict[str, int]:
+def hold_back(batch: TriagedBatch, pace: Pace, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target.
 
     What was due first goes first.

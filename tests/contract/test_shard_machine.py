@@ -32,8 +32,8 @@ from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
-from blackbox.core.sorted import LONGEST_RETRY_MS
 from blackbox.core.triage import Triage
+from blackbox.core.triaged import LONGEST_RETRY_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
 from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired

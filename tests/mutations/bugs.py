@@ -836,7 +836,7 @@ BUGS = (
         "the large records of a batch's dead letters are read from Kafka all at once",
         (
             Change(
-                "core/sorted.py",
+                "core/triaged.py",
                 "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
                 "            elif False:\n",
             ),
@@ -940,7 +940,7 @@ BUGS = (
         "what comes due anew for a target goes out before what was parked for it",
         (
             Change(
-                "core/sorted.py",
+                "core/triaged.py",
                 "        for part in (self.ready, self.alone) if due.backlogs else ():\n",
                 "        for part in ():\n",
             ),
@@ -1131,7 +1131,7 @@ BUGS = (
         "dead letters whose topic is missing are looked at again and again",
         (
             Change(
-                "core/sorted.py",
+                "core/triaged.py",
                 "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
                 "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
             ),
@@ -1180,7 +1180,7 @@ BUGS = (
     ),
     Bug(
         "letters-of-others",
-        "dead letters of other deployments in the same topic are shown and put away",
+        "dead letters of other deployments in the same topic are shown and discarded",
         (
             Change(
                 "journal/letterbox.py",

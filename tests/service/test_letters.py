@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: what lies there, replayed once, or put away."""
+"""Dead letters over HTTP: what lies there, replayed once, or discarded."""
 
 from __future__ import annotations
 

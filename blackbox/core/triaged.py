@@ -1,4 +1,4 @@
-"""A batch that is being sorted, and how one of its requests waits: parked, or with ever longer delays."""
+"""A batch after triage, and how one of its requests waits: parked, or with ever longer delays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUED = "waiting behind earlier messages for the same target"
 
 
 @dataclass(slots=True)
-class Sorted:
+class TriagedBatch:
     """A batch, each request in one of four places; `parked` maps bands to the targets parked for."""
 
     ready: dict[int, Entry] = field(default_factory=dict)
