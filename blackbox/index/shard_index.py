@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from blackbox.index.delivering import Delivering
 from blackbox.index.opening import OpeningCommands
-from blackbox.index.state import as_entry as as_entry
 from blackbox.index.storing import Storing
 from blackbox.index.walk import Walk
 

@@ -11,9 +11,6 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
 from blackbox.journal.ends import OUT_OF_RANGE
-from blackbox.journal.ends import Ends as Ends
-from blackbox.journal.ends import Offsets as Offsets
-from blackbox.journal.ends import Partition as Partition
 from blackbox.journal.partition_reader import (
     READ_RECORDS,
     SILENCE_S,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from blackbox.core.ended import Ended
 from blackbox.core.triage import RECORD_GONE, as_record, is_record, payload_lost
-from blackbox.index.shard_index import ShardIndex, as_entry
+from blackbox.index.shard_index import ShardIndex
+from blackbox.index.state import as_entry
 from blackbox.journal.topics import Topics
 from blackbox.journal.writer import Writer
 from blackbox.rebind.since import Newer

@@ -13,7 +13,8 @@ from pyspark.sql.functions import max as largest
 
 from blackbox.config.settings import Settings
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Range
+from blackbox.journal.ends import Ends
+from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
 from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows

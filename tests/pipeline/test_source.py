@@ -37,7 +37,8 @@ from blackbox.engine.spark.kafka_source import (
 )
 from blackbox.journal import ranges
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Ends, Range, read_ranges
+from blackbox.journal.ends import Ends
+from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Range, read_ranges
 from blackbox.records.errors import JournalLost
 from tests.world import until
 

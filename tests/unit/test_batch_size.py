@@ -8,7 +8,7 @@ import pytest
 
 from blackbox.engine.spark import batch_size
 from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, BatchSize, shared
-from blackbox.journal.ranges import Offsets
+from blackbox.journal.ends import Offsets
 
 MOST = 500_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from blackbox.journal.ranges import Offsets
+from blackbox.journal.ends import Offsets
 
 LONG_S = 5.0
 """Target duration of a batch when about as much waits in each partition: its fixed cost is small then."""

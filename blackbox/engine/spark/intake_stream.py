@@ -22,7 +22,8 @@ from blackbox.engine.spark.kafka_source import FORMAT, RANGES, kafka_source, rea
 from blackbox.engine.spark.left_out import LeftOut
 from blackbox.index.inspector import Inspector
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Range
+from blackbox.journal.ends import Ends
+from blackbox.journal.ranges import Range
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.failures import in_one_line

@@ -20,7 +20,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from blackbox.engine.spark.batch_size import BatchSize
 from blackbox.journal.access import KafkaAccess
-from blackbox.journal.ranges import Ends, Offsets, Partition, Range
+from blackbox.journal.ends import Ends, Offsets, Partition
+from blackbox.journal.ranges import Range
 from blackbox.records.request import Shard
 
 FORMAT = "blackbox-kafka"

@@ -29,7 +29,8 @@ from blackbox.jobs.audit.positions import (
 )
 from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
-from blackbox.journal.ranges import Ends, Range
+from blackbox.journal.ends import Ends
+from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
 from blackbox.spark.journals import Journals, Reach, of_table, pieces, reach
