@@ -170,7 +170,8 @@ def _add_sending(router: APIRouter, admin: Admin, turns: Turns) -> None:
     )  # fmt: skip
     async def send_many(body: WholeBody, caller: Caller = None) -> Any:
         """Request many messages; if one request is refused, none is written."""
-        return _ids_or_refusal(await run_in_threadpool(admin.ask, _lines(body), caller))
+        lines = _lines(body)
+        return _ids_or_refusal(await run_in_threadpool(admin.ask, lines, caller))
 
 
 def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:

@@ -155,6 +155,7 @@ def apart(proxy: Proxy, stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_they_do_not(
     apart: World, proxy: Proxy, spark: SparkSession
 ) -> None:

@@ -163,7 +163,7 @@ def test_a_look_up_ends_in_time_and_says_what_to_do(shop: World, client: Client)
 
 def test_the_id_of_a_cancel_is_no_id_of_a_request(client: Client) -> None:
     cancel = client.cancel("nobody")
-    with pytest.raises(ValueError, match="is the id of a cancel, no request; give the id"):
+    with pytest.raises(ValueError, match="is the id of a cancel, not of a request; give the id"):
         client.get(cancel)
 
 

@@ -258,7 +258,7 @@ def test_a_forged_header_makes_a_dead_letter(year: Year, header: bytes) -> None:
     [letter] = year.messages(year.world.dead_letters)
     headers = dict(letter.headers() or [])
     assert headers["blackbox-reason"] == b"bad-headers"
-    assert b"blackbox alone writes it" in (headers["blackbox-detail"] or b"")
+    assert b"only blackbox may write it" in (headers["blackbox-detail"] or b"")
 
 
 def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year) -> None:
