@@ -181,7 +181,7 @@ def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
                 index.settle({at: None}, at + 1)
             return found
 
-    monkeypatch.setattr(walks, "Session", Interrupted)
+    monkeypatch.setattr(walks, "RedisSession", Interrupted)
     positions = walk().positions
 
     assert positions.receipts <= positions.requests, (

@@ -185,7 +185,7 @@ def test_a_receipt_that_says_it_was_not_delivered_is_believed(
     hidden.targets.refusals = {"orders": AWAY}
     with monkeypatch.context() as patched:
         if happens == "killed before the index knows":
-            patched.setattr(ShardIndex, "believe", killed)
+            patched.setattr(ShardIndex, "end_doubt", killed)
             with pytest.raises(RecoveryRequired):
                 hidden.dispatch.tick(NOW_MS + 60_000)
         else:
