@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AsyncClient",
-    "Client",
-    "Exhausted",
-    "Later",
-    "LookupFailed",
-    "NotSent",
-    "Retry",
-    "State",
+    "AsyncClient", "Client", "Exhausted", "Later", "LookupFailed", "NotSent", "Retry", "State",
     "TooLate",
 ]  # fmt: skip
 

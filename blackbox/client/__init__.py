@@ -6,13 +6,6 @@ from blackbox.client.retry import Exhausted, Retry
 from blackbox.client.state import LookupFailed, State
 
 __all__ = [
-    "AsyncClient",
-    "Client",
-    "Exhausted",
-    "Later",
-    "LookupFailed",
-    "NotSent",
-    "Retry",
-    "State",
+    "AsyncClient", "Client", "Exhausted", "Later", "LookupFailed", "NotSent", "Retry", "State",
     "TooLate",
 ]  # fmt: skip
