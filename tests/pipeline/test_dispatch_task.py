@@ -404,7 +404,7 @@ def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_lo
     with closing(driver):
         shards = driver.shards[:2]
         driver.grant(*shards)
-        driver.start(*shards, length_s=10.0)
+        driver.start(*shards, length_s=20.0)
         driver.wait_open(*shards)
         for shard in shards:
             driver.take_in(shard, 0.0)
@@ -416,7 +416,8 @@ def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_lo
                 found = list(journal.receipts(*journal.receipt_bounds()))
                 return any(receipt.mark is not None for _, receipt in found)
 
-        until("each shard has a mark", lambda: all(map(marked, shards)), 5.0, every_s=0.2)
+        # The walks are 10 s apart: a shard that opened after the first one is found by the second.
+        until("each shard has a mark", lambda: all(map(marked, shards)), 18.0, every_s=0.2)
 
 
 def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:
