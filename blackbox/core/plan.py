@@ -286,7 +286,7 @@ class Plan:
     replaced: int = 0
     carried: set[int] = field(default_factory=set)
     ignored: set[int] = field(default_factory=set)
-    counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    counted: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)

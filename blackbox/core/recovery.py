@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.ended import Ended
-from blackbox.core.intake import Rebuild, Taken, Upcoming
+from blackbox.core.intake import Rebuild, Taken
 from blackbox.core.marks import (
     check_binding,
     foreign_group,
@@ -25,6 +25,7 @@ from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding, Bounds, Kept, Positions
 from blackbox.core.ports import Index, Journal, Writer
 from blackbox.core.settling import end_ahead, remove_ended, settle
+from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, settled
 from blackbox.records.request import Shard

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from blackbox.core.ended import Ended
-from blackbox.core.intake import Upcoming
 from blackbox.core.ports import Index
+from blackbox.core.upcoming import Upcoming
 
 CHUNK = 5000
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from blackbox.core.intake import parse, touched_by
+from blackbox.core.parsing import parse, touched_by
 from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View
 from blackbox.core.ports import Journal
 from blackbox.core.resolve import resolve

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import Due, Postponed
-from blackbox.core.ports import Journal, Targets
+from blackbox.core.ports import Journal, Pace, Targets
 from blackbox.core.triaged import (
     ALONE_SPREAD_MS,
     LONGEST_RETRY_MS,
@@ -25,7 +25,6 @@ from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
-from blackbox.rules.pace import Pace
 
 logger = logging.getLogger("blackbox.core.dispatch")
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from blackbox.core.barrier import PATIENCE_S
 from blackbox.core.ended import Ended
-from blackbox.core.intake import parse, touched_by
 from blackbox.core.outcomes import Outcomes
+from blackbox.core.parsing import parse, touched_by
 from blackbox.core.plan import Bounds
 from blackbox.formats import Format
 from blackbox.index.shard_index import ShardIndex

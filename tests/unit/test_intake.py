@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from blackbox.core.intake import Intake, Taken, parse
+from blackbox.core.intake import Intake, Taken
 from blackbox.core.marks import Shortened, replaced
+from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Positions, Tail
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import admission, check_log, formats
-from blackbox.core.intake import Intake, Parsed, Taken, parse
+from blackbox.core.intake import Intake, Taken
+from blackbox.core.parsing import Parsed, parse
 from blackbox.core.plan import Batch
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
@@ -165,9 +166,9 @@ class _Intakes:
                 chunk.start, chunk.end, read_records(chunk.messages), leader_epochs(chunk.messages)
             )
             contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
-            rules = None if self._admission is None else self._admission.rules()
+            rulings = None if self._admission is None else self._admission.rulings()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            yield shard, parse(contract, batch, latest_ms, horizon_ms, rules)
+            yield shard, parse(contract, batch, latest_ms, horizon_ms, rulings)
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
