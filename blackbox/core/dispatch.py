@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from blackbox.core.delivery import Delivery
+from blackbox.core.doubtful import Doubtful
 from blackbox.core.parking import time_at
 from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.rates import give_back, hold_back
-from blackbox.core.settling import settle
 from blackbox.core.triage import Triage
 from blackbox.core.triaged import TriagedBatch
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
-from blackbox.records.receipt import Claim, Receipt, confirmation, one_incarnation
+from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
 RECEIPT_AFTER_MS = 5_000
-MOST_PAUSE_MS = 10_000
-"""The longest pause between two looks at what is in doubt."""
 
 
 @dataclass(slots=True)
@@ -70,10 +68,11 @@ class Dispatch:
     _ahead: tuple[Dispatched, TriagedBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
-    _doubtful: Mapping[int, Claim] = field(default_factory=dict)
-    _doubtful_again_ms: int = 0
-    _doubtful_looks: int = 0
     _came_out: bool = False
+    _doubtful: Doubtful = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._doubtful = Doubtful(self.index, self.writer, self.triage.journal)
 
     @property
     def shard(self) -> Shard:
@@ -98,8 +97,8 @@ class Dispatch:
             self._ahead = None  # something in it may have been cancelled or replaced since
         did, batch = self._ahead or self._read(now_ms)  # 1
         self._ahead = None
-        if self._doubtful and now_ms >= self._doubtful_again_ms:
-            self._look_at_doubtful(now_ms)
+        if self._doubtful.claims and now_ms >= self._doubtful.again_ms:
+            self._doubtful.look(now_ms, self._known)
             did, batch = self._read(now_ms)
         self.done = did
         pace = self.triage.pace
@@ -122,29 +121,6 @@ class Dispatch:
             only = TriagedBatch(ready=one) if entry.reason is None else TriagedBatch(dead=one)
             self._deliver(only, did, now_ms)
         return did
-
-    def _look_at_doubtful(self, now_ms: int) -> None:
-        """Check what the last owner may have delivered and could not be checked when the shard was opened."""
-        claims = list(self._doubtful.values())
-        missing, unread = self.triage.journal.check(claims, 0)
-        absent = set(missing)
-        found = one_incarnation(c for c in claims if c not in unread and c not in absent)
-        if unread:
-            logger.warning(
-                "%s: cannot read yet whether %d requests were delivered; they wait: %s",
-                self.shard, len(unread), next(iter(unread.values())),
-            )  # fmt: skip
-        if found or missing:
-            untrue = sorted(claim.offset for claim in missing)
-            self.writer.begin()
-            position = self.writer.commit(
-                replace(confirmation(found, now_ms, self._known), void=untrue)
-            )
-            unwanted = self.index.end_doubt(untrue)
-            settle(self.index, [*(claim.offset for claim in found), *unwanted], position)
-        self._doubtful = self.index.doubtful
-        looks = self._doubtful_looks = 0 if found or missing else self._doubtful_looks + 1
-        self._doubtful_again_ms = now_ms + min(500 << min(looks, 5), MOST_PAUSE_MS)
 
     def _write_receipt_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
@@ -182,7 +158,7 @@ class Dispatch:
     def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, TriagedBatch]:
         is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._came_out = due.paused, bool(due.released)
-        self._doubtful = due.doubtful
+        self._doubtful.claims = due.doubtful
         did = Dispatched(
             is_full=due.is_full or is_news,
             next_due_ms=due.next_due_ms,

@@ -1000,8 +1000,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "        if self._doubtful and now_ms >= self._doubtful_again_ms:\n",
-                "        if self._doubtful and not self._doubtful_looks:\n",
+                "        if self._doubtful.claims and now_ms >= self._doubtful.again_ms:\n",
+                "        if self._doubtful.claims and not self._doubtful.again_ms:\n",
             ),
         ),
         (),
