@@ -21,7 +21,8 @@ from blackbox.records.request import Shard
 
 SHARD = Shard("TB", 3)
 NOW_MS = 1_700_000_000_000
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[2] / "docs"
+MONITORING = DOCS / "monitoring.md"
 
 
 @pytest.fixture
@@ -299,12 +300,13 @@ def used(metrics: Metrics) -> dict[str, set[str]]:
 
 
 def test_the_page_for_operators_explains_every_metric_with_its_labels(metrics: Metrics) -> None:
-    rows = re.findall(r"^\| `(blackbox_\w+)` \|([^|]*)\|", OPERATIONS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(blackbox_\w+)` \|([^|]*)\|", MONITORING.read_text(), re.MULTILINE)
     explained = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     assert explained == used(metrics)
 
 
-def test_an_alert_uses_only_metrics_that_exist(metrics: Metrics) -> None:
-    mentioned = set(re.findall(r"blackbox_\w+", OPERATIONS.read_text()))
+@pytest.mark.parametrize("page", ["monitoring", "operations"])
+def test_a_page_names_only_metrics_that_exist(metrics: Metrics, page: str) -> None:
+    mentioned = set(re.findall(r"blackbox_\w+", (DOCS / f"{page}.md").read_text()))
     sampled = {re.sub(r"_(bucket|count|sum)$", "", name) for name in mentioned}
     assert sampled <= set(used(metrics))
