@@ -13,7 +13,7 @@ from blackbox.core.plan import Due, Positions, Postponed
 from blackbox.index.commands import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guard import MAX_CONTENTION
-from blackbox.index.keys import by_score
+from blackbox.index.packed import by_score
 from blackbox.index.postponing import Postponing
 from blackbox.index.state import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved

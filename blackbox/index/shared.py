@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
-from blackbox.index.keys import PREFIX, Keys, by_score
+from blackbox.index.keys import PREFIX, Keys
+from blackbox.index.packed import by_score
 from blackbox.records.request import Second, Shard
 
 _RESERVED = f"{PREFIX}{{targets}}:reserved".encode()

@@ -110,7 +110,11 @@ def test_every_reason_word_is_documented(reason: Reason) -> None:
 
 def test_every_reason_word_of_the_page_exists() -> None:
     words = set(re.findall(r"refused: `([a-z-]+)`", PAGE))
-    words |= set(re.findall(r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Reasons found after parsing")[2]))
+    words |= set(
+        re.findall(
+            r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Reasons found after parsing")[2]
+        )
+    )
 
     assert words <= set(Reason)
 
