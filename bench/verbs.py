@@ -14,10 +14,10 @@ from blackbox.core.triage import Triage
 from blackbox.formats import Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
-from blackbox.journal.writer import Writer
+from blackbox.journal.shard_writer import Writer
+from blackbox.journal.target_topics import Targets
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import fakeredis
 import redis
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.formats import Format
 from blackbox.formats.terms import RefusedError

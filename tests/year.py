@@ -29,13 +29,13 @@ from blackbox.engine.promoter import Promoter
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
+from blackbox.journal.shard_writer import Writer
+from blackbox.journal.target_topics import Targets
 from blackbox.journal.topics import OwnTopics, receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.journal.writer import Writer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Headers, Shard
 from tests.world import World, each_of, read_all, until

@@ -12,13 +12,13 @@ from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Resche
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.lookup import StatusLookup, wait_until
 from blackbox.admin.pending import Cursor, Found, PendingFilter, page
-from blackbox.admin.writing import RefusedValue, Writer
+from blackbox.admin.request_topics_writer import RefusedValue, Writer
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
-from blackbox.core.status import Fate
+from blackbox.core.request_status import Fate
 from blackbox.index.inspector import ShardStats
-from blackbox.index.server import RedisServer, Room
-from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
+from blackbox.index.redis_servers import RedisServer, Room
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
 from blackbox.records.request import Shard, locate, placed
 
 LOOKED_FOR_S = 1.0

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blackbox.admin.lookup import StatusLookup, wait_until
-from blackbox.admin.writing import WRITE_FORMAT, Writer
-from blackbox.client.asking import RequestWriter
-from blackbox.client.request import cancel_value
+from blackbox.admin.request_topics_writer import WRITE_FORMAT, Writer
+from blackbox.client.request_value import cancel_value
+from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import replacement_of
 from blackbox.config.settings import Settings
 from blackbox.core.plan import Positions
-from blackbox.core.status import Fate, LimitReached
+from blackbox.core.request_status import Fate, LimitReached
 from blackbox.records.cancel import HEADER
 from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from blackbox.admin.lookup import StatusLookup
-from blackbox.journal.letterbox import Again, Letter, Letterbox
+from blackbox.journal.dead_letter_topic import Again, Letter, Letterbox
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
 from blackbox.records.request import Headers, Reason, Record, Request, placed

@@ -13,7 +13,7 @@ from blackbox.admin.pending import as_pending
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.plan import Positions
-from blackbox.core.status import (
+from blackbox.core.request_status import (
     NO_REQUEST,
     Fate,
     Fates,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from blackbox.core.parking import BAND_MS, LETTERS, band_of, parked_at
-from blackbox.core.status import Fate
+from blackbox.core.request_status import Fate
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.admin.changes import Cancelled
 from blackbox.admin.pending import LAST_MS, Found
-from blackbox.core.status import Fate
-from blackbox.journal.letterbox import Letter
+from blackbox.core.request_status import Fate
+from blackbox.journal.dead_letter_topic import Letter
 
 
 class Failure(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.admin.pending import LAST_MS, Cursor, PendingFilter
-from blackbox.admin.writing import RefusedValue
+from blackbox.admin.request_topics_writer import RefusedValue
 from blackbox.api.answers import (
     CancelState,
     Failure,

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import AsJson, as_json, load_silenced, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.writing import WRITE_FORMAT
-from blackbox.cli.failures import BadUsage
+from blackbox.admin.request_topics_writer import WRITE_FORMAT
+from blackbox.cli.error_exit import BadUsage
 from blackbox.cli.terminal import At, Countdown, chosen_topic, typed_instant
-from blackbox.client.asking import RequestWriter
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka
 from blackbox.formats import Options, make_format

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.lookup import StatusLookup
-from blackbox.cli.failures import FAILED, BadUsage, error_exit
+from blackbox.cli.error_exit import FAILED, BadUsage, error_exit
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced
-from blackbox.core.status import Fate
+from blackbox.core.request_status import Fate
 from blackbox.records.request import MAX_OFFSET, Shard, locate, placed
 from blackbox.support.logs import printable
 

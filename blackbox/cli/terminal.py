@@ -14,8 +14,8 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.measure import Measurement
 from rich.table import Table
 
-from blackbox.admin.writing import WRITE_FORMAT
-from blackbox.cli.failures import BadUsage
+from blackbox.admin.request_topics_writer import WRITE_FORMAT
+from blackbox.cli.error_exit import BadUsage
 from blackbox.config.settings import Settings, load
 from blackbox.support import logs
 

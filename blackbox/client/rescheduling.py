@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from blackbox.client.request import instant
+from blackbox.client.request_value import instant
 from blackbox.formats import Format
 from blackbox.records.cancel import REPLACES, as_request, replaces
 from blackbox.records.carried import as_asked, carried

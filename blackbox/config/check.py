@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
-from blackbox.index.server import NotAnswered, RedisServer, Server
+from blackbox.index.redis_servers import NotAnswered, RedisServer, Server
 from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import IndexLost

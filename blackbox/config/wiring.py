@@ -14,15 +14,15 @@ from blackbox.core.plan import Tail
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import OwnTopics, Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
 from blackbox.rules.rules import RulesError
+from blackbox.rules.target_rates import Pace
 
 SHARDS_KNOWN_FOR_S = 60.0
 SHARDS_ASKED_AGAIN_S = 10.0

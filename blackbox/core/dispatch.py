@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from blackbox.core.delivery import Delivery
+from blackbox.core.delivery_transaction import Delivery
+from blackbox.core.due_batch import TriagedBatch
 from blackbox.core.parking import time_at
 from blackbox.core.plan import Due, Postponed
 from blackbox.core.ports import Index, Writer
-from blackbox.core.rates import give_back, hold_back
+from blackbox.core.rate_limit import give_back, hold_back
 from blackbox.core.settling import settle
 from blackbox.core.triage import Triage
-from blackbox.core.triaged import TriagedBatch
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal

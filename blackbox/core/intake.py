@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from blackbox.core import interpret
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import (
     UNKNOWN_EPOCH,
     Batch,

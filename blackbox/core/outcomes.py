@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.records.receipt import Claim, Receipt
 
 

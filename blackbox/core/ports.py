@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import (
     Batch,
     Binding,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blackbox.core.barrier import commit_barrier
-from blackbox.core.ended import Ended
 from blackbox.core.intake import Rebuild, Taken, Upcoming
 from blackbox.core.marks import (
     check_binding,
@@ -21,6 +20,7 @@ from blackbox.core.marks import (
     replaced,
     shortened,
 )
+from blackbox.core.offset_set import Ended
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding, Bounds, Kept, Positions
 from blackbox.core.ports import Index, Journal, Writer

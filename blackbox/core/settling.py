@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from blackbox.core.ended import Ended
 from blackbox.core.intake import Upcoming
+from blackbox.core.offset_set import Ended
 from blackbox.core.ports import Index
 
 CHUNK = 5000

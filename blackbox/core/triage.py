@@ -6,11 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from blackbox.core.follow_ups import FollowUps
-from blackbox.core.interpret import refused_entry
-from blackbox.core.plan import Due, Postponed
-from blackbox.core.ports import Journal, Targets
-from blackbox.core.triaged import (
+from blackbox.core.due_batch import (
     ALONE_SPREAD_MS,
     LONGEST_RETRY_MS,
     OF_A_TOPIC,
@@ -19,13 +15,17 @@ from blackbox.core.triaged import (
     doubtful_later,
     may_park,
 )  # fmt: skip
+from blackbox.core.follow_ups import FollowUps
+from blackbox.core.interpret import refused_entry
+from blackbox.core.plan import Due, Postponed
+from blackbox.core.ports import Journal, Targets
 from blackbox.records import entry as entries
 from blackbox.records.carried import as_written
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
-from blackbox.rules.pace import Pace
+from blackbox.rules.target_rates import Pace
 
 logger = logging.getLogger("blackbox.core.dispatch")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from blackbox.client.asking import RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.demo.display import Display, Progress
 from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
 from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService

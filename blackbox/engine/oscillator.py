@@ -9,8 +9,8 @@ from threading import Event, Thread
 
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.seconds import Seconds
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.oscillator_topic import Seconds
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard

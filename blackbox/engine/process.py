@@ -19,7 +19,7 @@ from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.journal import unowned
 from blackbox.journal.membership import Membership
-from blackbox.journal.reader import RequestReader
+from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexFull, RecoveryRequired

@@ -17,8 +17,8 @@ from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.index.inspector import Inspector
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.carrier import PromotionProducer
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.promotion_producer import PromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock

@@ -10,7 +10,7 @@ from threading import Lock
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import rules
 from blackbox.engine.metrics import Metrics
-from blackbox.index.server import PAUSE_AT, NotAnswered, RedisServer
+from blackbox.index.redis_servers import PAUSE_AT, NotAnswered, RedisServer
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import RecoveryRequired
 

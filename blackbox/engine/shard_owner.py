@@ -16,7 +16,7 @@ from blackbox.core.intake import Parsed, Rebuild, Taken
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Marking, Session
+from blackbox.engine.shard_session import Marking, Session
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.receipt import Mark

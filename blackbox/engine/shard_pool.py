@@ -20,16 +20,16 @@ from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import GATHER_S, ShardOwner
+from blackbox.engine.shard_session import Session
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
-from blackbox.index.server import RedisServer, Room
+from blackbox.index.redis_servers import RedisServer, Room
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
-from blackbox.journal.writer import Writer
+from blackbox.journal.shard_writer import Writer
+from blackbox.journal.target_topics import Targets
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard

@@ -24,9 +24,9 @@ on it.
 
 from __future__ import annotations
 
-from blackbox.index.delivering import Delivering
-from blackbox.index.opening import OpeningCommands
-from blackbox.index.storing import Storing
+from blackbox.index.dispatch_changes import Delivering
+from blackbox.index.intake_changes import Storing
+from blackbox.index.opening_changes import OpeningCommands
 from blackbox.index.walk import Walk
 
 

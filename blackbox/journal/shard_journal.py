@@ -9,9 +9,10 @@ from contextlib import closing
 
 from confluent_kafka import Message
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import Batch, Binding, Bounds, stretches
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import leader_epochs, read_headers, read_records
 from blackbox.journal.partition_reader import (
     FETCHED_AHEAD,
     READ_RECORDS,
@@ -19,8 +20,7 @@ from blackbox.journal.partition_reader import (
     is_gone,
     offset_of,
 )
-from blackbox.journal.receipts import read_receipts
-from blackbox.journal.records import leader_epochs, read_headers, read_records
+from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import receipts_topic
 from blackbox.records import cancel, carried
 from blackbox.records.errors import JournalLost

@@ -12,12 +12,12 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.triage import RECORD_GONE, as_record, is_record, payload_lost
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import as_entry
+from blackbox.index.stored_fields import as_entry
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import Topics
-from blackbox.journal.writer import Writer
 from blackbox.rebind.since import Newer
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry

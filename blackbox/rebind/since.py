@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.core.barrier import PATIENCE_S
-from blackbox.core.ended import Ended
 from blackbox.core.intake import parse, touched_by
+from blackbox.core.offset_set import Ended
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Bounds
 from blackbox.formats import Format

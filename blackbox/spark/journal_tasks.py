@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import read_records
 from blackbox.journal.ranges import Chunk, Range, read_ranges
-from blackbox.journal.receipts import read_receipts
-from blackbox.journal.records import read_records
+from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.carried import as_asked, carried, carry_of
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
-from blackbox.spark.tables import as_batches, numbers
+from blackbox.spark.task_io import as_batches, numbers
 
 REQUESTS = (
     "topic string, partition int, offset long, timestamp_ms long, kind string, target string, "

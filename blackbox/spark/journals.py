@@ -12,13 +12,13 @@ from pyspark.sql.functions import broadcast, col, lit
 from pyspark.sql.functions import max as largest
 
 from blackbox.config.settings import Settings
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
 from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows
-from blackbox.spark.session import numbered
+from blackbox.spark.spark_session import numbered
 
 PIECE = 250_000
 """Offsets that one task reads: small enough for progress, large enough to be worth a task."""

@@ -17,10 +17,10 @@ from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
 from blackbox.engine import process
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.carrier import PromotionProducer
+from blackbox.journal.promotion_producer import PromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.trim import Trimmer
-from blackbox.journal.writer import Writer
 from blackbox.records.receipt import Receipt
 
 CRASHED = 86

@@ -14,13 +14,13 @@ from redis.crc import key_slot
 
 from blackbox.core.plan import Kept, Positions
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.dump import Dump, Held
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
-from blackbox.index.server import RedisServer, Server
+from blackbox.index.redis_servers import RedisServer, Server
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard

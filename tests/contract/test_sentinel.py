@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from blackbox.core.plan import Positions
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServer
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from tests.contract.held import GRACE_S, SHARD

@@ -25,10 +25,10 @@ from blackbox.core.plan import (
     View,
 )
 from blackbox.core.resolve import resolve
-from blackbox.index import storing
-from blackbox.index.guard import MAX_BATCH_BYTES
+from blackbox.index import intake_changes
+from blackbox.index.guarded_index import MAX_BATCH_BYTES
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import OLDER
+from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, IndexLost, PositionsMoved, RecoveryRequired
@@ -533,7 +533,7 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
 def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing, "IN_FLIGHT_WAIT_S", 0.1)
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 1, {0: entry()})
     too_late = entry()._replace(reason="too-late")
     replacing = Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
@@ -554,7 +554,7 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
 def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_delivers(
     index: ShardIndex, open_index: Opener, monkeypatch: pytest.MonkeyPatch, named: list[int]
 ) -> None:
-    monkeypatch.setattr(storing, "IN_FLIGHT_WAIT_S", 0.1)
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 2, {0: entry(), 1: entry()})
     replacing = Replacement(request_id(SHARD, 0), None, entry(), entry()._replace(reason="x"))
     successor = open_index()

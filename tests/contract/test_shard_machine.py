@@ -27,13 +27,13 @@ from hypothesis.stateful import (
 )
 
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.due_batch import LONGEST_RETRY_MS
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
-from blackbox.core.triaged import LONGEST_RETRY_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
 from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
@@ -470,8 +470,8 @@ class ShardMachine(RuleBasedStateMachine):
 def test_every_request_has_one_outcome_whatever_fails(
     fake_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_WAIT_S", 0)
-    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_LOOK_S", 0)
+    monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_WAIT_S", 0)
+    monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_LOOK_S", 0)
 
     class OnThisRedis(ShardMachine):
         pass

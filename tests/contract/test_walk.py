@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import Binding, Change, Cold, Positions
 from blackbox.index import walk as walks
 from blackbox.index.connection import RedisSession

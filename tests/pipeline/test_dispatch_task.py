@@ -29,10 +29,10 @@ from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import OwnTopics
-from blackbox.journal.writer import Writer
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt

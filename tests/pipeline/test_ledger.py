@@ -34,7 +34,7 @@ from blackbox.jobs.ledger.manifest import newest
 from blackbox.jobs.ledger.upkeep import UpkeepLimits
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import Journal, Journals, Span, of_table
 from blackbox.support import logs
 from tests.pipeline.cluster import kill_tree

@@ -37,7 +37,7 @@ from blackbox.config.settings import load as read_settings
 from blackbox.config.wiring import kafka
 from blackbox.jobs.load.load import Load, LoadCheck, LoadFile, UnusableFile, find_files, read_files
 from blackbox.jobs.load.tasks import SendRate
-from blackbox.journal.loading import Marks, PieceWriter, largest_record, piece_name
+from blackbox.journal.piece_writer import Marks, PieceWriter, largest_record, piece_name
 from blackbox.journal.topics import Topics
 from blackbox.records.errors import Fenced
 from blackbox.records.request import Headers
@@ -384,7 +384,7 @@ def type_load(
     hold: Hold, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Answer]:
     """Runs the command in this process, on the shared session."""
-    monkeypatch.setattr("blackbox.spark.session.start_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr("blackbox.spark.spark_session.start_session", lambda *_: nullcontext(spark))
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     topic = hold.world.requests
     topics = Topics(hold.access.admin())

@@ -20,8 +20,8 @@ from blackbox.core.plan import Binding, Positions
 from blackbox.embedded import EmbeddedStack
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import Marks, PieceWriter, piece_name
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.piece_writer import Marks, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
 from blackbox.records.entry import Entry

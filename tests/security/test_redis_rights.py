@@ -19,7 +19,7 @@ from blackbox.index import bus
 from blackbox.index.connection import pool
 from blackbox.index.dump import Dump
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServer
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from blackbox.client.asking import RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, SettingsError, load
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
@@ -22,7 +22,7 @@ from blackbox.engine.process import ProcessEngine
 from blackbox.index.bus import Bus
 from blackbox.index.connection import RedisSession, pool, servers_of
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServer
 from tests.security.certificates import make_ca, make_locked_key
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import kafka_rights

@@ -27,10 +27,10 @@ from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.rebind import INTERRUPTED, leftovers
-from blackbox.rebind import run as rebinding
+from blackbox.rebind import topic_rebind as rebinding
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing

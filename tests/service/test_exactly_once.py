@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 from tests.world import (

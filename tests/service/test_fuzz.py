@@ -13,7 +13,7 @@ import redis
 from confluent_kafka import Message
 
 from blackbox.config.wiring import formats
-from blackbox.journal.records import read_records
+from blackbox.journal.message_conversion import read_records
 from blackbox.records.carried import carried
 from blackbox.records.request import Cancel, Request
 from tests.hostile import HOSTILE

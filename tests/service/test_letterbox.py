@@ -10,8 +10,7 @@ from confluent_kafka import Producer
 
 from blackbox.admin.admin import Admin
 from blackbox.api.answers import LetterState
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.letterbox import (
+from blackbox.journal.dead_letter_topic import (
     HEADER,
     LONGEST_STRETCH,
     MOST_SHOWN_BYTES,
@@ -19,6 +18,7 @@ from blackbox.journal.letterbox import (
     Letterbox,
     beginning,
 )
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.outgoing import LETTER_HEADERS
 from tests.world import World

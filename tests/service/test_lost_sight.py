@@ -8,13 +8,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from blackbox.journal import access as access_module
-from blackbox.journal.access import ConnectionMonitor, KafkaAccess
+from blackbox.journal import kafka_access as access_module
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import ConnectionMonitor, KafkaAccess
 from blackbox.journal.membership import Membership
 from blackbox.journal.partition_reader import PartitionReader
-from blackbox.journal.reader import RequestReader
-from blackbox.journal.targets import Targets
+from blackbox.journal.request_reader import RequestReader
+from blackbox.journal.target_topics import Targets
 from blackbox.records.request import Shard
 from tests.world import World, until
 

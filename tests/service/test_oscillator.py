@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.config.wiring import kafka
-from blackbox.journal.seconds import Seconds
+from blackbox.journal.oscillator_topic import Seconds
 from blackbox.records.errors import Fenced, JournalLost
 from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
 

@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
-from blackbox.journal import access as access_module
-from blackbox.journal.access import KafkaAccess, produce
+from blackbox.journal import kafka_access as access_module
+from blackbox.journal.kafka_access import KafkaAccess, produce
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.reader import RequestReader
+from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt
 from blackbox.records.request import Shard

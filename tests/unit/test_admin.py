@@ -15,10 +15,10 @@ from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
 from blackbox.core.plan import Positions
-from blackbox.core.status import Fate, LimitReached, State
+from blackbox.core.request_status import Fate, LimitReached, State
 from blackbox.records.request import Shard, locate, request_id
 
 

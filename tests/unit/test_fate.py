@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from blackbox.core.status import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
+from blackbox.core.request_status import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.records.cancel import HEADER as CANCEL
@@ -254,7 +254,7 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
 def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blackbox.core.status.NEAR", 50)
+    monkeypatch.setattr("blackbox.core.request_status.NEAR", 50)
     town = Town()
     for number in range(1000):
         town.journal.append(

@@ -15,10 +15,10 @@ from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import ShardOwner
+from blackbox.engine.shard_session import Session
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.receipt import Claim, Mark

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.topics import OwnTopics
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard

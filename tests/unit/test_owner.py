@@ -13,8 +13,8 @@ from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import ShardOwner
+from blackbox.engine.shard_session import Session
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.errors import PositionsMoved, Refused
 from blackbox.records.request import Reason, Shard

@@ -12,16 +12,16 @@ import orjson
 import pytest
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
-from blackbox.rebind import run as rebinding
+from blackbox.rebind import topic_rebind as rebinding
 from blackbox.rebind.decide import keep_partitions
 from blackbox.rebind.leftovers import Rebound
-from blackbox.rebind.run import _Run
 from blackbox.rebind.since import WrittenSince
+from blackbox.rebind.topic_rebind import _Run
 from blackbox.records.errors import (
     Fenced,
     ForeignIndex,

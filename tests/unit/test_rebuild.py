@@ -14,7 +14,7 @@ from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import OLDER
+from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER

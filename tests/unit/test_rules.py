@@ -14,8 +14,8 @@ from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
 from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
+from blackbox.rules.target_rates import Pace
 from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()

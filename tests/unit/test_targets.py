@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from blackbox.journal import targets as targets_module
-from blackbox.journal.access import KafkaAccess, outcome
-from blackbox.journal.targets import AnswerCache, Targets
+from blackbox.journal import target_topics as targets_module
+from blackbox.journal.kafka_access import KafkaAccess, outcome
+from blackbox.journal.target_topics import AnswerCache, Targets
 from blackbox.records.errors import JournalLost
 from tests.world import until
 

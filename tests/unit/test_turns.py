@@ -15,7 +15,7 @@ from blackbox.admin.changes import Cancelled
 from blackbox.api import requests, schedules
 from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load
-from blackbox.core.status import Fate
+from blackbox.core.request_status import Fate
 from tests.service.test_http import Patient
 
 

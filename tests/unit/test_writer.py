@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.journal import writer as writer_module
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.writer import Writer
+from blackbox.journal import shard_writer as writer_module
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.shard_writer import Writer
 from blackbox.records.errors import JournalLost, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Places, Receipt

@@ -30,7 +30,7 @@ from blackbox.journal.topics import GROW_S
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.session import start_session
+from blackbox.spark.spark_session import start_session
 
 logger = logging.getLogger("blackbox.spark")
 

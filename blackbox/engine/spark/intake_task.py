@@ -20,12 +20,12 @@ from blackbox.core.intake import Intake, Parsed, Taken, parse
 from blackbox.core.plan import Batch
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServer
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import leader_epochs, read_records
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.records import leader_epochs, read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.records.clock import Clock
@@ -37,7 +37,7 @@ from blackbox.records.errors import (
     RecoveryRequired,
 )
 from blackbox.records.request import Shard
-from blackbox.spark.tables import as_reports
+from blackbox.spark.task_io import as_reports
 from blackbox.support import interpreter, logs
 
 logger = logging.getLogger("blackbox.spark.intake")

@@ -34,7 +34,7 @@ from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
 from blackbox.spark.journals import Journals, Reach, of_table, pieces, reach
-from blackbox.spark.session import numbered
+from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
 PATIENCE_S = 10.0

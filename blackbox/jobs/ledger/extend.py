@@ -17,7 +17,7 @@ from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.ledger import explained
 from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
-from blackbox.jobs.ledger.tables import POSITION, Measured, day_of, measure, rows
+from blackbox.jobs.ledger.table_files import POSITION, Measured, day_of, measure, rows
 from blackbox.jobs.ledger.upkeep import (
     UpkeepLimits,
     clean,
@@ -25,9 +25,9 @@ from blackbox.jobs.ledger.upkeep import (
     still_read,
     worth_compacting,
 )
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import (
     PIECE,
     TABLES,

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
 from blackbox.jobs.ledger.manifest import Manifest
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.receipts import read_receipts
+from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.spark.journals import Journal, Reach
 
 _ANEW = (

@@ -17,10 +17,10 @@ from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, FoundFile
 from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.manifest import LedgerFile, Manifest
-from blackbox.jobs.ledger.tables import Measured, measure, rows
-from blackbox.journal.access import KafkaAccess
+from blackbox.jobs.ledger.table_files import Measured, measure, rows
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError, cause_in
+from blackbox.spark.job_failures import LedgerError, cause_in
 from blackbox.spark.journals import PLACE, TABLES, Journal, Reach, Span
 
 UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}

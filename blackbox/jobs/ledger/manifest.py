@@ -12,7 +12,7 @@ import orjson
 
 from blackbox.jobs.ledger.files import Files
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import Journal, Reach, Span
 
 FORMAT = 1

@@ -11,9 +11,9 @@ from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Gap, Plan, Tail, Touched, View
 from blackbox.index.commands import chunks, zadd_chunks, zrem_chunks
 from blackbox.index.connection import pack
-from blackbox.index.guard import MAX_CONTENTION
+from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
-from blackbox.index.state import claims_of, in_flight, positions_of
+from blackbox.index.stored_fields import claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.errors import ForeignIndex, PositionsMoved, RecoveryRequired
 from blackbox.records.request import member

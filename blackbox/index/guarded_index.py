@@ -11,7 +11,7 @@ from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Positions, Postponed
 from blackbox.index.commands import Commands, chunks
 from blackbox.index.connection import Connections, RedisSession, pack
-from blackbox.index.state import positions_of
+from blackbox.index.stored_fields import positions_of
 from blackbox.index.when_full import in_one_script
 from blackbox.records.errors import IndexFull, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Claim

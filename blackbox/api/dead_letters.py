@@ -11,7 +11,7 @@ from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
 from blackbox.api.requests import FAILURES, body_of, body_schema
 from blackbox.api.turns import Turns
-from blackbox.journal.letterbox import MOST_SHOWN_BYTES
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES
 
 MOST_BYTES = 1 << 20
 """Most bytes of a body that names letters; a thousand of the longest places take a third of it."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.admin import Admin
-from blackbox.cli.failures import BadUsage, error_exit
+from blackbox.cli.error_exit import BadUsage, error_exit
 from blackbox.cli.terminal import load_silenced
 from blackbox.records.request import is_topic_name
 

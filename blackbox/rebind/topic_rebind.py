@@ -19,16 +19,16 @@ from tenacity import (
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.barrier import commit_barrier
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.settling import CHUNK, settle
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import Writer
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.journal.writer import Writer
 from blackbox.rebind.decide import Decide, Decision, Gone, keep_partitions, lost_from, tail_before
 from blackbox.rebind.leftovers import Leftovers, Rebound
 from blackbox.rebind.since import WrittenSince, ended_in_doubt

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import orjson
 
 from blackbox.core.bits import SEGMENT, Bits
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import Ended
 from blackbox.core.plan import Binding, Kept, Plan, Positions, Tail, View
 from blackbox.index.commands import CHUNK, chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.keys import SENTINEL, by_score
 from blackbox.index.lookups import Lookups
-from blackbox.index.state import FORMAT, claims_of, positions_of
+from blackbox.index.stored_fields import FORMAT, claims_of, positions_of
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 

@@ -13,7 +13,7 @@ from blackbox.config.settings import Settings, SettingsError
 from blackbox.embedded import EmbeddedError
 from blackbox.index.address import read
 from blackbox.records.errors import IndexFull, IndexLost, NotAllowed, RecoveryRequired
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 from blackbox.support import logs
 
 FAILED = 1

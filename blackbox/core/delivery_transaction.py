@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import islice
 
+from blackbox.core.due_batch import TriagedBatch, as_dead
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
 from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
-from blackbox.core.triaged import TriagedBatch, as_dead
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries

@@ -12,9 +12,9 @@ import typer
 from blackbox.admin.admin import Admin
 from blackbox.admin.dead_letters import ClosedLetters
 from blackbox.api.answers import LetterState
-from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, printable
-from blackbox.journal.letterbox import Letter
+from blackbox.journal.dead_letter_topic import Letter
 
 Places = Annotated[
     list[str] | None,

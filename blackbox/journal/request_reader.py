@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.core.plan import Batch
-from blackbox.journal.access import KafkaAccess, explained, journal_error, read_right
-from blackbox.journal.records import leader_epochs, read_records
+from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, read_right
+from blackbox.journal.message_conversion import leader_epochs, read_records
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 

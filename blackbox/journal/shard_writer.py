@@ -8,7 +8,13 @@ from functools import partial
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
-from blackbox.journal.access import KafkaAccess, explained, is_not_allowed, journal_error, produce
+from blackbox.journal.kafka_access import (
+    KafkaAccess,
+    explained,
+    is_not_allowed,
+    journal_error,
+    produce,
+)
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly

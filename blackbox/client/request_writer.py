@@ -11,9 +11,9 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.client.request import cancel_value
+from blackbox.client.request_value import cancel_value
 from blackbox.client.rescheduling import ReplacementRecord
-from blackbox.journal.access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
+from blackbox.journal.kafka_access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
 from blackbox.records.cancel import HEADER as CANCEL_HEADER
 from blackbox.records.errors import NotAllowed, RecoveryRequired

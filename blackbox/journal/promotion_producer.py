@@ -7,9 +7,9 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from blackbox.journal.access import KafkaAccess, explained, journal_error, produce
+from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, produce
+from blackbox.journal.shard_writer import reason_of
 from blackbox.journal.transactions import Transactions
-from blackbox.journal.writer import reason_of
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Headers, Record, Shard
 

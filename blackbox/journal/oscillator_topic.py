@@ -8,7 +8,7 @@ from contextlib import closing
 
 from confluent_kafka import KafkaException
 
-from blackbox.journal.access import KafkaAccess, journal_error
+from blackbox.journal.kafka_access import KafkaAccess, journal_error
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.transactions import Transactions
 from blackbox.records.request import Shard

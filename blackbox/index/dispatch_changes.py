@@ -12,10 +12,10 @@ from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import Due, Positions, Postponed
 from blackbox.index.commands import zrem_chunks
 from blackbox.index.connection import pack
-from blackbox.index.guard import MAX_CONTENTION
+from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.keys import by_score
 from blackbox.index.postponing import Postponing
-from blackbox.index.state import claims_of
+from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.records.receipt import Claim, Mark
 from blackbox.records.request import member

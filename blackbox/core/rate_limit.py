@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from blackbox.core.triaged import TriagedBatch
+from blackbox.core.due_batch import TriagedBatch
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
-from blackbox.rules.pace import Pace
+from blackbox.rules.target_rates import Pace
 
 
 def hold_back(batch: TriagedBatch, pace: Pace, now_ms: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-from blackbox.embedded.process import EmbeddedError
+from blackbox.embedded.guarded_process import EmbeddedError
 
 HOST = "127.0.0.1"
 # Below the range that systems hand out for outgoing connections: there, a client that keeps

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blackbox.embedded import guard
+from blackbox.embedded import orphan_guard
 
 KILL_DEADLINE_S = 10.0
 LOCK_DEADLINE_S = 5.0
@@ -52,7 +52,7 @@ class GuardedProcess:
         self._log_start = log.stat().st_size if log.exists() else 0
         self._guard = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-S", guard.__file__),
+                *(sys.executable, "-I", "-S", orphan_guard.__file__),
                 *(str(os.getpid()), str(log), str(disposable or ""), *command),
             ],
             stdin=subprocess.PIPE,

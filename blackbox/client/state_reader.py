@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Literal, cast
 
 from blackbox.client.rescheduling import ReplacementRecord, replacement_of
-from blackbox.core.status import (
+from blackbox.core.request_status import (
     DEAD,
     NO_REQUEST,
     Fate,
@@ -23,7 +23,7 @@ from blackbox.core.status import (
 )
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, TopicDescription
 
-from blackbox.journal.access import KafkaAccess, is_not_allowed, journal_error, outcome
+from blackbox.journal.kafka_access import KafkaAccess, is_not_allowed, journal_error, outcome
 from blackbox.journal.topics import MISSING, Topics, TopicSettings
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import Refusal

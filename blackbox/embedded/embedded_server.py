@@ -9,8 +9,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from blackbox.embedded.ports import HOST, free_port
-from blackbox.embedded.process import EmbeddedError, GuardedProcess, ServerDiedError, lock_folder
+from blackbox.embedded.guarded_process import (
+    EmbeddedError,
+    GuardedProcess,
+    ServerDiedError,
+    lock_folder,
+)
+from blackbox.embedded.tcp_ports import HOST, free_port
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 10.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, NotSent, RequestWriter
+from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, NotSent, RequestWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, rules
 from blackbox.records.request import Headers, Invalid, Reason, Record, Request
