@@ -16,8 +16,8 @@ from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.shard_writer import Writer
-from blackbox.journal.target_topics import Targets
+from blackbox.journal.shard_writer import ShardWriter
+from blackbox.journal.target_topics import TargetTopics
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:
@@ -42,11 +42,11 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     intake_s = watch.read_s()
     journal.close()
 
-    writer = Writer(ground.shard, kafka, exactly_once=exactly_once)
+    writer = ShardWriter(ground.shard, kafka, exactly_once=exactly_once)
     writer.open()
     triage = Triage(
         shard=ground.shard,
-        targets=Targets(kafka),
+        targets=TargetTopics(kafka),
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",

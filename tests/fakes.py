@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import fakeredis
 import redis
 
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.formats import Format
 from blackbox.formats.terms import RefusedError
@@ -91,7 +91,7 @@ class FakeJournal:
             if value is not None:
                 yield offset, decode(value)
 
-    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
+    def requests(self, start: int, end: int, ended: OffsetSet | None = None) -> Iterator[Batch]:
         self.calls.append(f"requests {start} to {end}")
         if start < min(self.first_request, end):
             raise JournalLost("out of range")

@@ -12,12 +12,12 @@ from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Resche
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.lookup import StatusLookup, wait_until
 from blackbox.admin.pending import Cursor, Found, PendingFilter, page
-from blackbox.admin.request_topics_writer import RefusedValue, Writer
+from blackbox.admin.request_topics_writer import RefusedValue, RequestTopicsWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
 from blackbox.core.request_status import Fate
 from blackbox.index.inspector import ShardStats
-from blackbox.index.redis_servers import RedisServer, Room
+from blackbox.index.redis_servers import RedisServers, Room
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
 from blackbox.records.request import Shard, locate, placed
 
@@ -52,9 +52,9 @@ class Admin:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._writer = Writer(settings)
+        self._writer = RequestTopicsWriter(settings)
         self._shared = shared(settings)
-        self._redis = RedisServer(settings.redis_url.get_secret_value())
+        self._redis = RedisServers(settings.redis_url.get_secret_value())
         self._has_room = Room(self._redis)
         self._lock = Lock()
         self._closing_letters = Lock()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blackbox.admin.lookup import StatusLookup, wait_until
-from blackbox.admin.request_topics_writer import WRITE_FORMAT, Writer
+from blackbox.admin.request_topics_writer import WRITE_FORMAT, RequestTopicsWriter
 from blackbox.client.request_value import cancel_value
 from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import replacement_of
@@ -64,7 +64,7 @@ class Changes:
 
     settings: Settings
     registry: StatusLookup
-    writer: Writer
+    writer: RequestTopicsWriter
 
     def cancel(self, places: Sequence[tuple[Shard, int]], text: str) -> Cancelled:
         """Cancel the requests at these places, which `text` names: an id, or a caller id."""

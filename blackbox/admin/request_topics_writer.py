@@ -33,7 +33,7 @@ class RefusedValue:
     detail: str
 
 
-class Writer:
+class RequestTopicsWriter:
     """Writes to every request topic, over one producer each. Safe to use from many threads."""
 
     def __init__(self, settings: Settings) -> None:

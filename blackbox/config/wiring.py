@@ -22,7 +22,7 @@ from blackbox.records.request import Shard
 from blackbox.rules.admission import Admission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import RulesError
-from blackbox.rules.target_rates import Pace
+from blackbox.rules.target_rates import TargetRates
 
 SHARDS_KNOWN_FOR_S = 60.0
 SHARDS_ASKED_AGAIN_S = 10.0
@@ -95,10 +95,10 @@ class _Shards:
         return self._known
 
 
-def pace(settings: Settings) -> Pace | None:
+def pace(settings: Settings) -> TargetRates | None:
     """The rate-limits of targets; None: there are none. Raises as `rules` does."""
     file = rules(settings)
-    return None if file is None else Pace(file, shared(settings))
+    return None if file is None else TargetRates(file, shared(settings))
 
 
 def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import islice
 
-from blackbox.core.due_batch import TriagedBatch, as_dead
+from blackbox.core.due_batch import DueBatch, as_dead
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
 from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
@@ -22,7 +22,7 @@ UNFIT_LATER_MS = 60_000
 """Delay before a dead letter that its topic takes in no form is retried."""
 
 
-class Delivery:
+class DeliveryTransaction:
     """What one transaction sends; the caller begins it, and commits or aborts it.
 
     `ready` and `dead` are the requests that it ends; a message that the client refuses is in both.
@@ -30,7 +30,7 @@ class Delivery:
     """
 
     def __init__(
-        self, writer: Writer, triage: Triage, batch: TriagedBatch, known: int, now_ms: int
+        self, writer: Writer, triage: Triage, batch: DueBatch, known: int, now_ms: int
     ) -> None:
         """Read what dead letters need from Kafka: within the transaction, it could time out."""
         self._writer, self._triage, self._batch = writer, triage, batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
-from blackbox.core.plan import Due, Postponed
+from blackbox.core.plan import DueEntries, Postponed
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.receipt import Claim
@@ -27,7 +27,7 @@ QUEUED = "waiting behind earlier messages for the same target"
 
 
 @dataclass(slots=True)
-class TriagedBatch:
+class DueBatch:
     """A batch, each request in one of four places; `parked` maps bands to the targets parked for."""
 
     ready: dict[int, Entry] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class TriagedBatch:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
         self.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
 
-    def park_behind_backlogs(self, due: Due) -> None:
+    def park_behind_backlogs(self, due: DueEntries) -> None:
         """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
         for part in (self.ready, self.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):

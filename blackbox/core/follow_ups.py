@@ -44,7 +44,7 @@ batch is postponed for it: what recurs may be all that Redis is full of, and int
 """
 
 
-class Journal(Protocol):
+class UncommittedRequests(Protocol):
     """The request topic, including records that are not committed or never will be."""
 
     def request_bounds(self) -> Bounds: ...
@@ -60,7 +60,7 @@ class FollowUps:
 
     shard: Shard
     contract: Format
-    journal: Journal
+    journal: UncommittedRequests
     history_topic: str | None = None
     # Of names, in the order of the records that name them: an id may have 200 characters.
     _hashes: array[int] = field(default_factory=lambda: array("q"))

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from blackbox.core import interpret
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import (
     UNKNOWN_EPOCH,
     Batch,
@@ -61,7 +61,7 @@ class Rebuild(NamedTuple):
     outcome that is gone.
     """
 
-    ended: Ended
+    ended: OffsetSet
     unknown_before_ms: int | None = None
     too_late: Container[int] = frozenset()
 

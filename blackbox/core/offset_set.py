@@ -1,4 +1,4 @@
-"""Ended requests, kept in memory while an index is rebuilt: one bit per request."""
+"""A growing set of offsets in memory, one bit for each: the requests that have ended, while an index is rebuilt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BYTES = SEGMENT // 8
 _BITS = tuple(0x80 >> bit for bit in range(8))
 
 
-class Ended:
+class OffsetSet:
     """A growing set of offsets, in Redis' bit order."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ FAR_APART = 20_000
 BYTES_AT_ONCE = 8 << 20
 
 
-class Journal(Protocol):
+class PromotionJournal(Protocol):
     """What promotion needs of the request topic."""
 
     def settled_bounds(self) -> Bounds: ...
@@ -79,7 +79,7 @@ class Promotion:
     shard: Shard
     position: int
     cold: Set[int]
-    journal: Journal
+    journal: PromotionJournal
     carrier: PromotionProducer
     contract: Format
     lead_ms: int | None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from blackbox.core.due_batch import TriagedBatch
+from blackbox.core.due_batch import DueBatch
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
-from blackbox.rules.target_rates import Pace
+from blackbox.rules.target_rates import TargetRates
 
 
-def hold_back(batch: TriagedBatch, pace: Pace, now_ms: int) -> dict[str, int]:
+def hold_back(batch: DueBatch, pace: TargetRates, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target.
 
     What was due first goes first.
@@ -36,7 +36,7 @@ def hold_back(batch: TriagedBatch, pace: Pace, now_ms: int) -> dict[str, int]:
     return later
 
 
-def give_back(pace: Pace, later: Mapping[str, int]) -> None:
+def give_back(pace: TargetRates, later: Mapping[str, int]) -> None:
     """Give back the times that were reserved for messages that are read again now."""
     for target, count in later.items():
         with suppress(RecoveryRequired, IndexFull):

@@ -20,9 +20,9 @@ from blackbox.core.marks import (
     replaced,
     shortened,
 )
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.plan import Batch, Binding, Bounds, Kept, Positions
+from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
 from blackbox.core.ports import Index, Journal, Writer
 from blackbox.core.settling import end_ahead, remove_ended, settle
 from blackbox.records.errors import IndexFull, RecoveryRequired
@@ -177,7 +177,7 @@ class Recovery:
             return _Start(at, True, None, kept.mark, unknown_ms or None)
         return self._keep(kept, requests, receipts)
 
-    def _load(self) -> tuple[Kept | None, Binding, Bounds, Bounds]:
+    def _load(self) -> tuple[IndexMetadata | None, Binding, Bounds, Bounds]:
         """Read what the index and the journals say of themselves. Raises ForeignIndex if they do not match."""
         binding = self.journal.binding(self.group)
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
@@ -193,7 +193,7 @@ class Recovery:
             raise replaced(self.shard, kept.tail)
         return kept, binding, requests, receipts
 
-    def _keep(self, kept: Kept, requests: Bounds, receipts: Bounds) -> _Start:
+    def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> _Start:
         """Keep an index; if the journals begin after its positions, it knows more than they do."""
         positions, gone = kept.positions, None
         if positions.receipts < receipts.start:
@@ -220,7 +220,11 @@ class Recovery:
         return _Start(positions, False, gone, kept.mark, kept.unknown_ms or None)
 
     def _begin(
-        self, binding: Binding, requests: Bounds, receipts: Bounds, kept: Kept | None = None
+        self,
+        binding: Binding,
+        requests: Bounds,
+        receipts: Bounds,
+        kept: IndexMetadata | None = None,
     ) -> _Start:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
@@ -321,11 +325,13 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, None)
         except IndexFull as full:
-            self._leave_backlog(full, bounds.end, Ended(), Ended())
+            self._leave_backlog(full, bounds.end, OffsetSet(), OffsetSet())
             return False
         return True
 
-    def _leave_backlog(self, full: IndexFull, end: int, ended: Ended, too_late: Ended) -> None:
+    def _leave_backlog(
+        self, full: IndexFull, end: int, ended: OffsetSet, too_late: OffsetSet
+    ) -> None:
         """Remove pending requests that are ended by requests which stay in Kafka for now."""
         logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
         for batch in self.journal.requests(self.index.positions.requests, end):

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import Any
 
 from blackbox.client.request_writer import RequestWriter
-from blackbox.demo.display import Display, Progress
+from blackbox.demo.display import DemoProgress, Display
 from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
 from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
 from blackbox.demo.verdict import DemoVerdict, Tally, percentile
@@ -181,7 +181,7 @@ class _Meter:
         self._history: deque[tuple[float, int]] = deque([(self._began, 0)])
         self.sent = 0
 
-    def read(self) -> Progress:
+    def read(self) -> DemoProgress:
         now = self.read_s = time.monotonic()
         delivered, dead = self._tally.delivered, self._tally.dead
         if delivered > self._counted[1]:
@@ -190,7 +190,7 @@ class _Meter:
         while len(self._history) > 1 and now - self._history[1][0] >= RATE_OVER_S:
             self._history.popleft()
         late_ms = self._tally.late_ms
-        return Progress(
+        return DemoProgress(
             elapsed_s=now - self._began,
             requests=self._requests,
             wanted=self._wanted,

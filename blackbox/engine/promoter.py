@@ -18,7 +18,7 @@ from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.index.inspector import Inspector
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.promotion_producer import PromotionProducer
+from blackbox.journal.promotion_producer import ShardPromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock
@@ -55,7 +55,7 @@ class Promoter:
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
-        carrier = PromotionProducer(shard, self._access)
+        carrier = ShardPromotionProducer(shard, self._access)
         with closing(journal), closing(carrier):
             return Promotion(
                 shard=shard,

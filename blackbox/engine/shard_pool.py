@@ -21,15 +21,15 @@ from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import GATHER_S, ShardOwner
-from blackbox.engine.shard_session import Session
+from blackbox.engine.shard_session import ShardSession
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
-from blackbox.index.redis_servers import RedisServer, Room
+from blackbox.index.redis_servers import RedisServers, Room
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.shard_writer import Writer
-from blackbox.journal.target_topics import Targets
+from blackbox.journal.shard_writer import ShardWriter
+from blackbox.journal.target_topics import TargetTopics
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard
@@ -64,13 +64,13 @@ class ShardPool:
     def __post_init__(self) -> None:
         settings = self.settings
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = Targets(self.access)
+        self._targets = TargetTopics(self.access)
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
         self._pace = pace(settings)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
-        self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
+        self._has_room = Room(RedisServers(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             self.access, self.metrics, self.clock, self.all,
             interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
@@ -167,11 +167,11 @@ class ShardPool:
             if owner.shard not in self._owners:
                 self.metrics.given_up(owner.shard)
 
-    def _open_session(self, owner: ShardOwner) -> Session:
+    def _open_session(self, owner: ShardOwner) -> ShardSession:
         settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        writer = Writer(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
+        writer = ShardWriter(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self.access, ahead=1)
@@ -216,4 +216,4 @@ class ShardPool:
         dispatch = Dispatch(
             index, writer, triage, settings.batch_limit, self._counted, clock.is_outdated
         )
-        return Session(index, intake, dispatch, recovery, low_water, clock, journal, closing)
+        return ShardSession(index, intake, dispatch, recovery, low_water, clock, journal, closing)

@@ -26,7 +26,7 @@ class Closable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ShardSession:
     """Everything that an owner holds between opening and closing a shard."""
 
     index: ShardIndex
@@ -45,9 +45,9 @@ class Marking:
 
     shard: Shard
     wake_owner: Callable[[], None]
-    _walked: tuple[Session, Positions, int, Future[Mark]] | None = None
+    _walked: tuple[ShardSession, Positions, int, Future[Mark]] | None = None
 
-    def find(self, session: Session, walk_s: float, must_end: Callable[[float], bool]) -> Mark:
+    def find(self, session: ShardSession, walk_s: float, must_end: Callable[[float], bool]) -> Mark:
         """Walk over the index, in about `walk_s`, and wait until the owner's thread has written the mark.
 
         `must_end` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
@@ -72,7 +72,7 @@ class Marking:
         except (TimeoutError, CancelledError):
             raise RecoveryRequired(f"{self.shard}: the mark was not written") from None
 
-    def write(self, session: Session) -> None:
+    def write(self, session: ShardSession) -> None:
         """Write the mark that a walk over this session's index found, in the owner's thread."""
         if self._walked is None:
             return

@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 
 from blackbox.core.parking import BAND_MS
-from blackbox.core.plan import Due, Positions, Postponed
+from blackbox.core.plan import DueEntries, Positions, Postponed
 from blackbox.index.commands import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.keys import by_score
-from blackbox.index.postponing import Postponing
+from blackbox.index.postponing import PostponingChanges
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.records.receipt import Claim, Mark
@@ -27,7 +27,7 @@ _WHY_ALONE = (
 _NOTHING: Mapping[Any, Any] = {}
 
 
-class Delivering(Postponing):
+class DispatchChanges(PostponingChanges):
     """What dispatch and recovery change about deliveries."""
 
     def due(
@@ -36,7 +36,7 @@ class Delivering(Postponing):
         limit: int,
         passing_over: Collection[int] = (),
         release: Collection[str] = (),
-    ) -> Due:
+    ) -> DueEntries:
         """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
 
         Checks the positions even when nothing is due. `passing_over` are due entries that are being
@@ -74,7 +74,7 @@ class Delivering(Postponing):
                     del left[band]
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
-            return Due(
+            return DueEntries(
                 entries=self._still_there(
                     stored[len(ready) :] + stored[: len(ready)], passing_over
                 ),

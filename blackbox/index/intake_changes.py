@@ -23,7 +23,7 @@ IN_FLIGHT_WAIT_S = 2.0
 """How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
 
 
-class Storing(Lookups):
+class IntakeChanges(Lookups):
     """What intake changes."""
 
     def store(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import orjson
 
 from blackbox.core.bits import SEGMENT, Bits
-from blackbox.core.offset_set import Ended
-from blackbox.core.plan import Binding, Kept, Plan, Positions, Tail, View
+from blackbox.core.offset_set import OffsetSet
+from blackbox.core.plan import Binding, IndexMetadata, Plan, Positions, Tail, View
 from blackbox.index.commands import CHUNK, chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.keys import SENTINEL, by_score
@@ -18,10 +18,10 @@ from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 
 
-class OpeningCommands(Lookups):
+class OpeningChanges(Lookups):
     """What recovery and `rebind` change; nobody else stores anything meanwhile, or they start again."""
 
-    def load(self) -> Kept | None:
+    def load(self) -> IndexMetadata | None:
         """Read what the index says of itself, and take its positions as last seen; None: it is empty.
 
         Raises ForeignIndex when a newer version wrote it.
@@ -41,7 +41,7 @@ class OpeningCommands(Lookups):
         expected = state[-len(self._expected) :]
         token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(expected)]
         self.doubtful = claims_of(doubtful)
-        return Kept(
+        return IndexMetadata(
             found,
             is_whole=self._lost(last, expected, there, found.requests) is None,
             is_rebuilding=rebuild is not None,
@@ -160,7 +160,7 @@ class OpeningCommands(Lookups):
         with self._lock:
             self._mark_while_opening(self._keys.ignored, offsets)
 
-    def finish(self, receipts: int, ended: Ended) -> None:
+    def finish(self, receipts: int, ended: OffsetSet) -> None:
         """End a rebuild: set the position `receipts`, and `skip` for ended requests that are not read yet."""
         with self._lock:
             self._watch_positions(self._keys.state, self._keys.receipts)

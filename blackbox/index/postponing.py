@@ -20,7 +20,7 @@ HEAD_BYTES = 65_536
 """Bytes of a parked entry that are read to find its target."""
 
 
-class Postponing(Lookups):
+class PostponingChanges(Lookups):
     """Changes when entries are due."""
 
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:

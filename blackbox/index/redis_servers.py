@@ -26,7 +26,7 @@ class NotAnswered(IndexLost):
     """Redis answers, but not this question: the user may not ask it, or the server does not know it."""
 
 
-class Server:
+class RedisNode:
     """Queries of one server, not of a shard. Raises IndexLost when it does not answer."""
 
     def __init__(self, client: redis.Redis) -> None:
@@ -64,7 +64,7 @@ class Server:
             raise IndexLost(f"Redis does not answer {command[0]}: {error}") from error
 
 
-class RedisServer:
+class RedisServers:
     """The same for all servers that have keys now: one, or the primaries of a cluster.
 
     A server that is silent is skipped; raises IndexLost when none answers.
@@ -74,25 +74,25 @@ class RedisServer:
         self._clients = Clients(pool(url))
         self._silent_s: dict[str, float] = {}
 
-    def each(self) -> dict[str, Server]:
+    def each(self) -> dict[str, RedisNode]:
         """The servers by their addresses; a single server has the name ""."""
         try:
-            return {name: Server(client) for name, client in self._clients.each().items()}
+            return {name: RedisNode(client) for name, client in self._clients.each().items()}
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer: {error}") from error
 
     def now_ms(self) -> int:
         """The earliest of their wall clocks, epoch ms, so that one fast clock makes nothing early."""
-        return min(self._answers(Server.now_ms))
+        return min(self._answers(RedisNode.now_ms))
 
     def memory_used(self) -> float:
-        """The used share of `maxmemory` of the fullest server; see `Server`."""
-        return max(self._answers(Server.memory_used))
+        """The used share of `maxmemory` of the fullest server; see `RedisNode`."""
+        return max(self._answers(RedisNode.memory_used))
 
     def close(self) -> None:
         self._clients.close()
 
-    def _answers(self, question: Callable[[Server], T]) -> list[T]:
+    def _answers(self, question: Callable[[RedisNode], T]) -> list[T]:
         answers, silence = [], IndexLost("no node of the cluster answered just now")
         for name, server in self.each().items():
             if time.monotonic() < self._silent_s.get(name, 0.0):
@@ -114,7 +114,7 @@ class RedisServer:
 class Room:
     """Whether Redis has room for more requests; asked at most twice a second."""
 
-    redis: RedisServer
+    redis: RedisServers
     _looked_s: float = float("-inf")
     _has_room: bool = True
 

@@ -103,7 +103,7 @@ class Again(NamedTuple):
     headers: Headers
 
 
-class Letterbox:
+class DeadLetterTopic:
     """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
 
     Only letters about requests of these request topics: other deployments may share the topic.

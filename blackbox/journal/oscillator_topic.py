@@ -21,7 +21,7 @@ TAIL = 100
 _SECOND = re.compile(rb"[0-9]{1,12}")
 
 
-class Seconds:
+class OscillatorTopic:
     """Writes seconds in transactions under its own id; unusable after its first RecoveryRequired.
 
     Every method raises RecoveryRequired when Kafka does not answer or another writer has opened the

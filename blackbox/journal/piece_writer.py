@@ -38,7 +38,7 @@ HEADER_BYTES = 12
 """Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
 
 
-class Progress(NamedTuple):
+class PieceProgress(NamedTuple):
     """How many rows of a piece are in the topic, and how many it has in total."""
 
     rows: int
@@ -62,21 +62,21 @@ def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
     return len(value) + 3 * len(key or "") + names + RECORD_BYTES
 
 
-class Marks:
+class PieceProgressReader:
     """The committed progress of pieces. Not safe for use from two threads at once."""
 
     def __init__(self, access: KafkaAccess, topic: str) -> None:
         self._admin: AdminClient = access.admin()
         self._topic = topic
 
-    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, Progress]:
+    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, PieceProgress]:
         """The marks of these pieces, without those that were never begun. Raises JournalLost.
 
         A commit that has just succeeded may not be visible yet. With `settled`, waits for it, and for
         any open transaction, 20 s at most.
         """
         deadline = time.monotonic() + SETTLE_S
-        found: dict[str, Progress] = {}
+        found: dict[str, PieceProgress] = {}
         left = list(names)
         while True:
             is_last = time.monotonic() > deadline
@@ -86,7 +86,7 @@ class Marks:
             time.sleep(ASK_S)
 
     def _ask(
-        self, names: Sequence[str], found: dict[str, Progress], *, settled: bool, is_last: bool
+        self, names: Sequence[str], found: dict[str, PieceProgress], *, settled: bool, is_last: bool
     ) -> list[str]:
         """Ask about all pieces at once; returns those to ask about again."""
         answers = {
@@ -132,7 +132,7 @@ def _right(error: KafkaError, name: str, topic: str) -> str:
     return f"Write on topic {topic}" if is_topic else f"Read on group {name}"
 
 
-def _mark(name: str, at: TopicPartition) -> Progress | None:
+def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
     if at.offset < 0:
         return None
     layout, _, total = (at.metadata or "").partition("/")
@@ -141,7 +141,7 @@ def _mark(name: str, at: TopicPartition) -> Progress | None:
             f"{name} was started by a version of blackbox with another progress format "
             f"({at.metadata!r}); finish it with that version"
         )
-    return Progress(at.offset, int(total))
+    return PieceProgress(at.offset, int(total))
 
 
 class PieceWriter:

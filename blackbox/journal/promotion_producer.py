@@ -15,7 +15,7 @@ from blackbox.records.request import Headers, Record, Shard
 
 
 @dataclass(eq=False, repr=False)
-class PromotionProducer:
+class ShardPromotionProducer:
     """Produces a shard's promoted records, in transactions under its own transactional id.
 
     Not safe for use from two threads at once.

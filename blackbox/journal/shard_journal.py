@@ -9,7 +9,7 @@ from contextlib import closing
 
 from confluent_kafka import Message
 
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds, stretches
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.message_conversion import leader_epochs, read_headers, read_records
@@ -87,7 +87,7 @@ class ShardJournal:
         for messages, _ in self._reader.read(*at, start, end):
             yield from read_receipts(messages)
 
-    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
+    def requests(self, start: int, end: int, ended: OffsetSet | None = None) -> Iterator[Batch]:
         """The request records at the offsets `start` to `end` - 1, as consecutive batches.
 
         Without records that have `ended` and cannot end another request.
@@ -185,7 +185,7 @@ class ShardJournal:
         """Close the consumer; the next use creates a new one."""
         self._reader.close()
 
-    def _without(self, ended: Ended, messages: list[Message]) -> list[Message]:
+    def _without(self, ended: OffsetSet, messages: list[Message]) -> list[Message]:
         """The messages that have not ended, or that may end another request.
 
         A rebuild skips forty million messages, so they are checked without being parsed.

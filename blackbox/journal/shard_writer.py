@@ -79,7 +79,7 @@ IN_FLIGHT = 5
 """The most that idempotence allows; every delivery report is checked for its offset."""
 
 
-class Writer:
+class ShardWriter:
     """The one producer of a shard's owner; unusable after its first RecoveryRequired.
 
     With `exactly_once`, `begin` to `commit` is one Kafka transaction under the shard's own

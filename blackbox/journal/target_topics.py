@@ -37,7 +37,7 @@ ID_LENGTH = 8
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 
-class Targets:
+class TargetTopics:
     """The brokers' metadata of target topics, cached for a few seconds. Thread-safe."""
 
     def __init__(self, access: KafkaAccess) -> None:

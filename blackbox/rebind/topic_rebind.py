@@ -19,14 +19,14 @@ from tenacity import (
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.barrier import commit_barrier
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.settling import CHUNK, settle
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.shard_writer import Writer
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.rebind.decide import Decide, Decision, Gone, keep_partitions, lost_from, tail_before
@@ -91,10 +91,10 @@ def rebind(settings: Settings, topic: str, pending: Pending) -> list[Rebound]:
     written again. Raises RecoveryRequired when Kafka or Redis does not answer: run it again.
     """
     with ExitStack() as ending:
-        return _Run(settings, topic, pending, ending).shards()
+        return _TopicRebind(settings, topic, pending, ending).shards()
 
 
-class _Run:
+class _TopicRebind:
     """One run, with the clients and indexes that it has open."""
 
     def __init__(self, settings: Settings, topic: str, pending: Pending, ending: ExitStack) -> None:
@@ -181,10 +181,10 @@ class _Run:
     def _decide(self, index: ShardIndex) -> Decision:
         return Decide(self._ours, self._count, self._receipts_count, self._journal)(index)
 
-    def _writer(self, shard: Shard) -> Writer:
-        return Writer(shard, self._large, exactly_once=self._exactly_once)
+    def _writer(self, shard: Shard) -> ShardWriter:
+        return ShardWriter(shard, self._large, exactly_once=self._exactly_once)
 
-    def _carry_out(self, index: ShardIndex, decision: Decision, writer: Writer) -> Rebound:
+    def _carry_out(self, index: ShardIndex, decision: Decision, writer: ShardWriter) -> Rebound:
         done = Rebound(index.shard, decision.why)
         old_receipts = decision.old_receipts
         if decision.gone is not None:
@@ -220,13 +220,13 @@ class _Run:
             )
 
     def _write_again(
-        self, index: ShardIndex, decision: Decision, gone: Gone, writer: Writer, done: Rebound
+        self, index: ShardIndex, decision: Decision, gone: Gone, writer: ShardWriter, done: Rebound
     ) -> int:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
         told = self._take_over(shard, decision, gone, writer)
         delivers = self._pending == "deliver"
-        ended = Ended()
+        ended = OffsetSet()
         ended.add(offset for offset in told.ended if offset >= gone.first)
         if delivers:
             ended.add(ended_in_doubt(index, told, self._journal(shard.partition)))
@@ -248,7 +248,9 @@ class _Run:
         leftovers.write(writer, decision.marked(end), done)
         return 0 if decision.begins is None else end
 
-    def _take_over(self, shard: Shard, decision: Decision, gone: Gone, writer: Writer) -> Outcomes:
+    def _take_over(
+        self, shard: Shard, decision: Decision, gone: Gone, writer: ShardWriter
+    ) -> Outcomes:
         """The outcomes of the requests that are gone, by receipts; those behind a cut do not name them.
 
         Writes a barrier first, as the last receipt may name messages that do not exist.
@@ -270,7 +272,7 @@ class _Run:
             outcomes.add(receipt)
         return outcomes
 
-    def _write_barrier(self, shard: Shard, decision: Decision, writer: Writer) -> int:
+    def _write_barrier(self, shard: Shard, decision: Decision, writer: ShardWriter) -> int:
         """Write the barrier alone, as a new owner does; returns what `_write_again` does."""
         assert decision.barrier is not None
         journal = self._journal(shard.partition)

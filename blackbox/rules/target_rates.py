@@ -10,7 +10,7 @@ from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import CallerCounts
 
 
-class Pace:
+class TargetRates:
     """The rates of all targets, shared by all shards. Safe from any thread."""
 
     def __init__(self, file: RulesFile, counts: CallerCounts) -> None:

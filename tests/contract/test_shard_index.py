@@ -15,8 +15,8 @@ from blackbox.core.plan import (
     Carried,
     Change,
     Cold,
-    Due,
-    Kept,
+    DueEntries,
+    IndexMetadata,
     Plan,
     Positions,
     Postponed,
@@ -100,7 +100,10 @@ def test_the_next_owner_sees_the_positions_of_the_last(open_index: Opener) -> No
 
     following = open_index()
 
-    assert (loaded(following), following.positions) == (Kept(Positions(7, 3)), Positions(7, 3))
+    assert (loaded(following), following.positions) == (
+        IndexMetadata(Positions(7, 3)),
+        Positions(7, 3),
+    )
 
 
 def leave_no_positions(client: redis.Redis) -> None:
@@ -161,7 +164,7 @@ def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> No
     with pytest.raises(PositionsMoved, match=r"expected .*, found"):
         later.begin(Positions(5, 5))
 
-    assert loaded(earlier) == Kept(Positions(0, 0))
+    assert loaded(earlier) == IndexMetadata(Positions(0, 0))
 
 
 def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
@@ -904,7 +907,7 @@ def test_a_look_says_what_is_left(index: ShardIndex) -> None:
     store(index, 0, 4, {o: entry(NOW_MS - 10 + o) for o in range(3)} | {3: entry(NOW_MS + 70)})
     full, all_of_it = index.due(NOW_MS, 2), index.due(NOW_MS, 4)
 
-    assert nothing == Due([], False, None, None, 0)
+    assert nothing == DueEntries([], False, None, None, 0)
     assert [offset for offset, _ in full.entries] == [0, 1]
     assert (full.is_full, full.pending, full.oldest_ms) == (True, 4, NOW_MS - 10)
     assert [offset for offset, _ in all_of_it.entries] == [0, 1, 2]

@@ -245,7 +245,7 @@ BUGS = (
                 "        try:\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n"
                 "        except RecoveryRequired:\n"
-                "            self._session = Session(self._connections, self._keys.state)\n"
+                "            self._session = RedisSession(self._connections, self._keys.state)\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n",
             ),
         ),

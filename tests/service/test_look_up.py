@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from blackbox import Client
 from blackbox.admin.admin import Admin
-from blackbox.core.offset_set import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch
 from blackbox.core.request_status import NEAR, Fate, Limit
 from blackbox.index.inspector import Inspector
@@ -56,7 +56,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
             yield found
 
     def count_requests(
-        journal: ShardJournal, start: int, end: int, ended: Ended | None = None
+        journal: ShardJournal, start: int, end: int, ended: OffsetSet | None = None
     ) -> Iterator[Batch]:
         for batch in requests(journal, start, end, ended):
             read.requests += len(batch.records)

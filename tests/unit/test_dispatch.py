@@ -51,7 +51,7 @@ from blackbox.records.receipt import Claim
 from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
-from blackbox.rules.target_rates import Pace
+from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -1038,7 +1038,7 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 ) -> None:  # fmt: skip
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 1")
-    pace = Pace(RulesFile(rules), Shared(connections))
+    pace = TargetRates(RulesFile(rules), Shared(connections))
     pend(*(to() for _ in range(20)))
     for later_s in range(10):
         writer.before["commit"] = JournalLost("no answer")
@@ -1056,7 +1056,7 @@ def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
 ) -> None:
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 10")
-    dispatch = make(pace=Pace(RulesFile(rules), Shared(connections)))
+    dispatch = make(pace=TargetRates(RulesFile(rules), Shared(connections)))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):

@@ -16,7 +16,7 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.index.bus import Bus, Listener
-from blackbox.index.redis_servers import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost, RecoveryRequired
@@ -87,7 +87,7 @@ class _WindowRun:
         url = settings.redis_url.get_secret_value()
         self._clock = Clock()
         self._metrics = Metrics()
-        self._redis = RedisServer(url)
+        self._redis = RedisServers(url)
         self._bus = Bus(url, settings.group_id)
         self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
         self._owners = ShardPool(

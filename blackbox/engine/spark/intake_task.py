@@ -20,7 +20,7 @@ from blackbox.core.intake import Intake, Parsed, Taken, parse
 from blackbox.core.plan import Batch
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
-from blackbox.index.redis_servers import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.message_conversion import leader_epochs, read_records
@@ -101,7 +101,7 @@ class _Intakes:
         self._admission = admission(task.settings, task.access)
         url = task.settings.redis_url.get_secret_value()
         self._connections = pool(url)
-        self._redis = RedisServer(url)
+        self._redis = RedisServers(url)
         self._bus = Bus(url, task.settings.group_id)
         self._clock = Clock()
         self._observed_s = 0.0

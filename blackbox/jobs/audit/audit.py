@@ -33,7 +33,7 @@ from blackbox.journal.ends import Ends
 from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
-from blackbox.spark.journals import Journals, Reach, of_table, pieces, reach
+from blackbox.spark.journals import JournalTables, Reach, of_table, pieces, reach
 from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
@@ -196,8 +196,8 @@ class _Audit:
         self._ending.callback(kept.unpersist)
         return kept
 
-    def _journals(self) -> Journals:
-        return Journals(self._session, self._settings, self._access, self._kept)
+    def _journals(self) -> JournalTables:
+        return JournalTables(self._session, self._settings, self._access, self._kept)
 
     def _positions(self, shards: Iterable[Shard]) -> Seen:
         return {shard: self._inspector.positions(shard) for shard in shards}

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from blackbox.config.settings import Settings
-from blackbox.index.redis_servers import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.jobs.promote.tasks import Outcome, PromoteShards
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.topics import Topics
@@ -36,6 +36,6 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
 
 def _now_ms(settings: Settings) -> int:
     clock = Clock()
-    with closing(RedisServer(settings.redis_url.get_secret_value())) as server:
+    with closing(RedisServers(settings.redis_url.get_secret_value())) as server:
         clock.observe(server.now_ms())
     return clock.earliest_ms()
