@@ -27,15 +27,15 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     journal = ShardJournal(ground.shard, kafka)
     index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
     index.begin(Positions(0, journal.receipt_bounds().end))
-    contract = make_format("countdown", Options(max_countdown_s=86_400, own_topics=lambda _: False))
-    intake = Intake(contract, index, None)
+    format = make_format("countdown", Options(max_countdown_s=86_400, own_topics=lambda _: False))
+    intake = Intake(format, index, None)
     end = journal.request_bounds().end
     watch = Stopwatch()
     batches = journal.requests(0, end)
-    ahead = [parse(contract, next(batches), _now_ms(), None)]
+    ahead = [parse(format, next(batches), _now_ms(), None)]
 
     def read_ahead() -> None:  # as in the service: parse the next while Redis is busy
-        ahead.extend(parse(contract, batch, _now_ms(), None) for batch in islice(batches, 1))
+        ahead.extend(parse(format, batch, _now_ms(), None) for batch in islice(batches, 1))
 
     while ahead:
         intake.store(ahead.pop(), _now_ms(), read_ahead)
@@ -50,7 +50,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",
-        follow_ups=FollowUps(ground.shard, contract, journal),
+        follow_ups=FollowUps(ground.shard, format, journal),
     )
     dispatch = Dispatch(index, writer, triage, batch)
     watch = Stopwatch()

@@ -161,7 +161,9 @@ class _EngineStart:
                 return
             engine.start()
             self._started = engine
-        topics = ", ".join(f"{topic}:{form}" for topic, form in self._settings.topics.items())
+        topics = ", ".join(
+            f"{topic}:{format_name}" for topic, format_name in self._settings.topics.items()
+        )
         settings = self._settings
         logger.info(
             "started: %s engine, %s, %s, group %s",

@@ -35,7 +35,7 @@ def record(offset: int, value: bytes | None = b"{}", timestamp_ms: int = 0) -> R
 
 
 class FakeFormat(Format):
-    """A contract whose parsed values are given by the record's offset."""
+    """A format whose parsed values are given by the record's offset."""
 
     def __init__(self, parsed: Mapping[int, Request | Cancel | Invalid] | None = None) -> None:
         self.parsed = dict(parsed or {})
@@ -64,7 +64,7 @@ class FakeJournal:
     unreadable: set[int] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     interlopers: list[Receipt] = field(default_factory=list)
-    contract: FakeFormat = field(default_factory=FakeFormat)
+    format: FakeFormat = field(default_factory=FakeFormat)
     topic_id: str = "topic"
     read_before: int = 0
 

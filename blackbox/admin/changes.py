@@ -176,17 +176,17 @@ class Changes:
     def _write_replacement(
         self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
     ) -> int:
-        form = self.settings.topics[shard.topic]
-        if form != WRITE_FORMAT:
+        format_name = self.settings.topics[shard.topic]
+        if format_name != WRITE_FORMAT:
             raise ValueError(
-                f"{shard.topic} has the format {form}, which cannot be rescheduled here; write the "
+                f"{shard.topic} has the format {format_name}, which cannot be rescheduled here; write the "
                 "request to it again, with the same key or id"
             )
         record = self.registry.record(shard, offset)
         if record is None:
             raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
-        contract = self.registry.formats[shard.topic]
-        new = replacement_of(shard, record, contract, countdown_s=countdown_s, at=at)
+        format = self.registry.formats[shard.topic]
+        new = replacement_of(shard, record, format, countdown_s=countdown_s, at=at)
         asked = self.writer.check(shard.topic, new.value, new.headers)
         if isinstance(asked, Invalid):
             raise ValueError(f"{asked.reason}: {asked.detail}")

@@ -107,8 +107,8 @@ class RequestTopicsWriter:
                 asker.close()
 
     def _topic(self) -> str:
-        for topic, contract in self._settings.topics.items():
-            if contract == WRITE_FORMAT:
+        for topic, format_name in self._settings.topics.items():
+            if format_name == WRITE_FORMAT:
                 return topic
         raise NotSent(
             f"BLACKBOX_REQUEST_TOPICS={self._settings.request_topics}: none has the format "

@@ -99,8 +99,8 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
-    contract = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
+    format = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
     now_ms = time.time_ns() // 1_000_000
-    asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
+    asked = format.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):
         raise BadUsage(f"not sent, {asked.reason}: {asked.detail}")

@@ -45,8 +45,8 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
     """
     topics = settings.topics
     if asked is None:
-        for topic, contract in topics.items():
-            if contract == WRITE_FORMAT:
+        for topic, format_name in topics.items():
+            if format_name == WRITE_FORMAT:
                 return topic
         raise BadUsage(
             f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITE_FORMAT}, "

@@ -76,7 +76,7 @@ class StateReader:
     def __init__(self, access: KafkaAccess, request_topic: str) -> None:
         self._access = access
         self._topic = request_topic
-        self._contract = Countdown(Options(LONGEST_COUNTDOWN_S, own_topics=lambda name: False))
+        self._format = Countdown(Options(LONGEST_COUNTDOWN_S, own_topics=lambda name: False))
         self._reader = PartitionReader(access, ahead=FETCHED_AHEAD)
         self._partitions: dict[str, int] = {}
         self._lock = Lock()
@@ -110,9 +110,9 @@ class StateReader:
             return None
         if isinstance(when, timedelta):
             return shard, replacement_of(
-                shard, record, self._contract, countdown_s=when.total_seconds()
+                shard, record, self._format, countdown_s=when.total_seconds()
             )
-        return shard, replacement_of(shard, record, self._contract, at=when)
+        return shard, replacement_of(shard, record, self._format, at=when)
 
     def close(self) -> None:
         """Close the consumer, after a look-up under way has finished."""
@@ -160,7 +160,7 @@ class StateReader:
         journal = ShardJournal(shard, self._access, reader=self._reader)
         has_receipts = shard.partition < self._count(receipts)
         now_ms = time.time_ns() // 1_000_000
-        fates = Fates(shard, journal, self._contract, now_ms, has_receipts, limit)
+        fates = Fates(shard, journal, self._format, now_ms, has_receipts, limit)
         fate = fates.fate(offset)
         with suppress(NotAllowed):
             fate = fates.explained(fate)

@@ -125,7 +125,7 @@ def formats(settings: Settings) -> dict[str, Format]:
     grace_s = settings.scheduler_grace_s
     return {
         topic: make_format(
-            contract,
+            format_name,
             Options(
                 settings.max_countdown_s,
                 settings.is_own_topic,
@@ -135,5 +135,5 @@ def formats(settings: Settings) -> dict[str, Format]:
                 grace_s=None if grace_s < 0 else grace_s,
             ),
         )
-        for topic, contract in settings.topics.items()
+        for topic, format_name in settings.topics.items()
     }

@@ -59,7 +59,7 @@ class FollowUps:
     """
 
     shard: Shard
-    contract: Format
+    format: Format
     journal: UncommittedRequests
     history_topic: str | None = None
     # Of names, in the order of the records that name them: an id may have 200 characters.
@@ -193,7 +193,7 @@ class FollowUps:
             record = as_request(record)
         if follows(record.headers):  # blackbox's own, from an aborted transaction
             return
-        asked = self.contract.parse(record, record.timestamp_ms)
+        asked = self.format.parse(record, record.timestamp_ms)
         if asked is None:
             return
         if self.history_topic is not None and record.key is not None:  # compaction works by the key

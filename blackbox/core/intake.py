@@ -105,7 +105,7 @@ class Intake:
     record where this one was read.
     """
 
-    contract: Format
+    format: Format
     index: Index
     horizon_ms: int | None
     admission: Admission | None = None
@@ -125,7 +125,7 @@ class Intake:
         unknown, Shortened when the log has lost its end and other records took its place.
         """
         rules = None if self.admission is None else self.admission.rules()
-        parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rules)
+        parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rules)
         if opening is not None and opening.unknown_before_ms is not None:
             changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             parsed = parsed._replace(changes=changes, refused={}, asked=())
@@ -184,7 +184,7 @@ class Intake:
         Each part but the last ends with a replacement by id, which counts only if the request it
         names is pending then.
         """
-        changes = parse(self.contract, batch, latest_ms, self.horizon_ms).changes
+        changes = parse(self.format, batch, latest_ms, self.horizon_ms).changes
         first = 0
         for at, (offset, change) in enumerate(changes):
             if type(change) is Replacement:
@@ -194,11 +194,11 @@ class Intake:
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
-        return interpret.reread(self.contract, record)
+        return interpret.reread(self.format, record)
 
 
 def parse(
-    contract: Format,
+    format: Format,
     batch: Batch,
     latest_ms: int,
     horizon_ms: int | None,
@@ -209,7 +209,7 @@ def parse(
     refused: dict[int, Change] = {}
     counted: list[QuotaRequest] = []
     for record in batch.records:
-        change, asked = interpret.read(contract, record, latest_ms, horizon_ms)
+        change, asked = interpret.read(format, record, latest_ms, horizon_ms)
         if change is None:
             continue
         if rules is not None and asked is not None:

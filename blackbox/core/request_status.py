@@ -141,7 +141,7 @@ class Fates:
 
     shard: Shard
     journal: Journal
-    contract: Format
+    format: Format
     now_ms: int
     has_receipts: bool = True
     limit: Limit = field(default_factory=Limit)
@@ -256,7 +256,7 @@ class Fates:
         if cancels(record.headers):
             named = cancel_of(record)
             return self._fate(offset, "cancel", caller_id=getattr(named, "id", None))
-        asked = self.contract.parse(record, self.now_ms)
+        asked = self.format.parse(record, self.now_ms)
         if asked is None:
             return self._fate(offset, "tombstone")
         if isinstance(asked, Cancel):
@@ -379,9 +379,7 @@ class Fates:
         view = View(Positions(at, 0), frozenset(), {}, named=named)
         for batch in self._requests(start, end):
             others = [record for record in batch.records if not self._follows(record, at)]
-            changes = parse(
-                self.contract, batch._replace(records=others), self.now_ms, None
-            ).changes
+            changes = parse(self.format, batch._replace(records=others), self.now_ms, None).changes
             touched = touched_by(changes)
             names_it = not named.keys().isdisjoint(touched.ids)
             if not (at in touched.cold or names_it or caller_id in touched.caller_ids):

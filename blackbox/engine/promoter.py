@@ -63,7 +63,7 @@ class Promoter:
                 cold=cold,
                 journal=journal,
                 carrier=carrier,
-                contract=self._formats[shard.topic],
+                format=self._formats[shard.topic],
                 lead_ms=self._settings.horizon_ms,
                 renew_after_ms=self._renew_after_ms(shard.topic),
                 confirm=confirm,

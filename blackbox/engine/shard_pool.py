@@ -175,9 +175,9 @@ class ShardPool:
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self.access, ahead=1)
-        contract = self._formats[shard.topic]
+        format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
-        intake = Intake(contract, index, horizon_ms, self.admission)
+        intake = Intake(format, index, horizon_ms, self.admission)
         uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
@@ -210,7 +210,7 @@ class ShardPool:
             reread=intake.reread,
             dead_letter_topic=settings.dead_letter_topic,
             retries=settings.retries,
-            follow_ups=FollowUps(shard, contract, uncommitted, history_topic),
+            follow_ups=FollowUps(shard, format, uncommitted, history_topic),
             pace=self._pace,
         )
         dispatch = Dispatch(

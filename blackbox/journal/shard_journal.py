@@ -38,7 +38,7 @@ NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's contract. Holds one
+    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Holds one
     consumer while it is in use, that of `reader` if one is given. Not safe for use from two threads
     at once.
     """

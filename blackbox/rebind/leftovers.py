@@ -137,14 +137,14 @@ class Leftovers:
             }:
                 yield batch
 
-    def check_format(self, contract: str) -> None:
+    def check_format(self, format_name: str) -> None:
         """Raise RecoveryRequired if these requests have a format that cannot be written again."""
-        if contract == "countdown":
+        if format_name == "countdown":
             return
         for batch in self.batches():
             if any(entry.target for entry in batch.values()):
                 raise RecoveryRequired(
-                    f"{self._shard}: its pending requests have the format {contract}, which "
+                    f"{self._shard}: its pending requests have the format {format_name}, which "
                     "blackbox cannot write again; run rebind with --pending drop, and let callers "
                     "send the requests again"
                 )

@@ -116,7 +116,7 @@ class _TopicRebind:
         self._large = replace(access, settings=largest | dict(access.settings))
         self._topic = topic
         self._pending = pending
-        self._contract = settings.topics[topic]
+        self._format_name = settings.topics[topic]
         self._dead_letter_topic = settings.dead_letter_topic
         self._exactly_once = settings.delivery == "exactly-once"
         self._grace_s = settings.grace_s
@@ -242,7 +242,7 @@ class _TopicRebind:
             exactly_once=self._exactly_once,
         )  # fmt: skip
         if delivers:
-            leftovers.check_format(self._contract)
+            leftovers.check_format(self._format_name)
         done.cold = index.count_cold() if gone.first == 0 else 0
         end = self._journal(shard.partition).receipt_bounds().end if decision.barrier else 0
         leftovers.write(writer, decision.marked(end), done)

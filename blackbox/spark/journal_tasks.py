@@ -61,10 +61,10 @@ class RequestRows:
         return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
-        contracts = formats(self.settings)
+        formats_by_topic = formats(self.settings)
         latest_ms = time.time_ns() // 1_000_000
         for chunk in read:
-            parse = contracts[chunk.range.topic].parse
+            parse = formats_by_topic[chunk.range.topic].parse
             shard = Shard(chunk.range.topic, chunk.range.partition)
             yield [
                 (*row, *_written(record)) if self.whole else row

@@ -178,14 +178,14 @@ class ShardMachine(RuleBasedStateMachine):
         writer = Producer(self.journal, kafka=self.kafka, now_ms=lambda: self.now_ms)
         too_large = (Reason.TOO_LARGE, "too large")
         writer.refused["huge"] = writer.failing["strict"] = too_large
-        intake = Intake(self.journal.contract, index, None)
+        intake = Intake(self.journal.format, index, None)
         triage = Triage(
             shard=SHARD,
             targets=self.unavailable,
             journal=self.journal,
             reread=intake.reread,
             dead_letter_topic=LETTERS,
-            follow_ups=FollowUps(SHARD, self.journal.contract, self.journal),
+            follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
             retries=2,
         )
         dispatch = Dispatch(index, writer, triage, self.batch_limit)
@@ -240,7 +240,7 @@ class ShardMachine(RuleBasedStateMachine):
                 named = request_id(SHARD, self.replaces[offset]).encode()
                 written = written._replace(headers=[*written.headers, (REPLACES, named)])
             self.journal.request_records.append(written)
-            self.journal.contract.parsed[offset] = change
+            self.journal.format.parsed[offset] = change
         if count:
             self.intake_takes(count)
 

@@ -19,7 +19,7 @@ NOW_MS = 1_769_842_700_000
 
 
 @pytest.fixture
-def contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
+def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
     """The format of the page, added to the product as the page says, and removed after the test."""
     (tmp_path / "line.py").write_text(SOURCE)
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
@@ -28,14 +28,14 @@ def contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
     return formats_of(Settings(**given, request_topics="lines:line"))["lines"]  # type: ignore[arg-type]
 
 
-def parsed(contract: formats.Format, value: bytes | None) -> object:
+def parsed(format: formats.Format, value: bytes | None) -> object:
     record = Record(0, NOW_MS, b"k", value, [("CALLER_SERVICE", b"billing")])
-    return contract.parse(record, NOW_MS)
+    return format.parse(record, NOW_MS)
 
 
-def test_the_example_is_a_format_of_sixty_lines(contract: formats.Format) -> None:
+def test_the_example_is_a_format_of_sixty_lines(format: formats.Format) -> None:
     assert len(SOURCE.splitlines()) <= 60
-    assert parsed(contract, b"1769842800 reminders Pay the invoice") == Request(
+    assert parsed(format, b"1769842800 reminders Pay the invoice") == Request(
         "reminders", b"Pay the invoice", 1_769_842_800_000, b"k",
         [("CALLER_SERVICE", b"billing")], "billing", None, None,
     )  # fmt: skip
@@ -54,8 +54,8 @@ def test_the_example_is_a_format_of_sixty_lines(contract: formats.Format) -> Non
     ],
 )
 def test_what_it_refuses_says_why(
-    contract: formats.Format, value: bytes | None, reason: Reason
+    format: formats.Format, value: bytes | None, reason: Reason
 ) -> None:
-    refused = parsed(contract, value)
+    refused = parsed(format, value)
     assert isinstance(refused, Invalid)
     assert refused.reason == reason

@@ -36,13 +36,13 @@ Open = Callable[..., None]
 
 
 @pytest.fixture
-def contract() -> Format:
+def format() -> Format:
     return make_format("countdown", Options(max_countdown_s=10**7, own_topics=lambda name: False))
 
 
 @pytest.fixture
 def make_intake(
-    contract: Format, connections: redis.ConnectionPool, tmp_path: Path
+    format: Format, connections: redis.ConnectionPool, tmp_path: Path
 ) -> Iterator[Callable[..., Intake]]:
     indexes: list[ShardIndex] = []
 
@@ -52,7 +52,7 @@ def make_intake(
         indexes.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
         indexes[-1].load()
         admission = Admission(RulesFile(path), Shared(connections), lambda: [SHARD])
-        return Intake(contract, indexes[-1], None, admission)
+        return Intake(format, indexes[-1], None, admission)
 
     yield make
     for index in indexes:

@@ -20,10 +20,10 @@ NOW_MS = 1_767_225_600_000
 
 
 def parse(value: bytes) -> Request:
-    contract = make_format(
+    format = make_format(
         "countdown", Options(max_countdown_s=86_400, own_topics=lambda name: False)
     )
-    asked = contract.parse(Record(0, NOW_MS, None, value, []), NOW_MS)
+    asked = format.parse(Record(0, NOW_MS, None, value, []), NOW_MS)
     assert isinstance(asked, Request), asked
     return asked
 

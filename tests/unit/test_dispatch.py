@@ -66,7 +66,7 @@ Make = Callable[..., Dispatch]
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
         own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
-        settings.setdefault("follow_ups", FollowUps(SHARD, journal.contract, journal))
+        settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
         triage = Triage(
             shard=SHARD,
             targets=targets,

@@ -54,9 +54,9 @@ class Town:
         return self.fates().fate(offset)
 
     def fates(self, limit: Limit | None = None) -> Fates:
-        contract = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
+        format = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
         now_ms = BEGAN_MS + HOUR_MS
-        return Fates(SHARD, self.journal, contract, now_ms, limit=limit or Limit())
+        return Fates(SHARD, self.journal, format, now_ms, limit=limit or Limit())
 
 
 def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:

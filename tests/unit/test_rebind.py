@@ -75,7 +75,7 @@ class AskingWriter(FakeWriter):
                 ]
                 record = Record(offset, 0, outgoing.key, outgoing.value, headers)
                 self.journal.request_records.append(record)
-                self.journal.contract.parsed[offset] = request()
+                self.journal.format.parsed[offset] = request()
 
 
 class Run(_TopicRebind):
@@ -85,7 +85,7 @@ class Run(_TopicRebind):
         self._ours = ours
         self._count = self._receipts_count = SHARD.partition + 1
         self._pending = pending  # type: ignore[assignment]
-        self._contract = "countdown"
+        self._format_name = "countdown"
         self._topic = SHARD.topic
         self._fake = journal
         self._access: Any = None
@@ -95,7 +95,7 @@ class Run(_TopicRebind):
         self._keeps_partitions = True
         self._dead_letter_topic = "dead"
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
-        before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.contract)
+        before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.format)
         self._since = WrittenSince(SHARD.topic, format, before, self._journal)
 
     def _journal(self, partition: int) -> Any:
@@ -575,7 +575,7 @@ def written_since(journal: FakeJournal) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
     journal.request_records.append(Record(offset, 10, b"key", b"{}", []))
-    journal.contract.parsed[offset] = request()
+    journal.format.parsed[offset] = request()
 
 
 def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_the_log_is_shorter_than_it_was(
@@ -724,7 +724,7 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
 
     theirs = OURS._replace(cluster_id="theirs", topic_id="their topic")
     empty_index.load()
-    there = FakeJournal(contract=journal.contract, topic_id="their topic")
+    there = FakeJournal(format=journal.format, topic_id="their topic")
     elsewhere = Run(there, "deliver", theirs)
     with monkeypatch.context() as patched:
         patched.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(there))

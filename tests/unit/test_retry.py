@@ -36,12 +36,12 @@ def held(schedule: ScheduleRecord, name: str) -> list[bytes | None]:
 
 def delivered(schedule: ScheduleRecord, offset: int) -> Message:
     """What comes out of the target topic for it."""
-    contract = make_format(
+    format = make_format(
         "scheduler",
         Options(max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"),
     )
     written = Record(9, NOW_S * 1000, schedule["key"], schedule["value"], schedule["headers"])
-    asked = contract.parse(written, NOW_S * 1000)
+    asked = format.parse(written, NOW_S * 1000)
     assert isinstance(asked, Request), asked
     ours: Headers = [("blackbox-id", b"i"), ("blackbox-due-ms", b"1"), ("blackbox-source", b"s")]
     return failed(

@@ -208,8 +208,8 @@ def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: in
     "line", SCRIPT[:40] + [one for one in SCRIPT if one.fate is not ExpectedOutcome.DELIVERED]
 )
 def test_every_line_means_to_blackbox_what_the_script_says(line: Line) -> None:
-    contract = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
-    asked = contract.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
+    format = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
+    asked = format.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
     if line.fate is ExpectedOutcome.CANCEL:
         assert asked == Cancel(line.caller_id or "")
     elif isinstance(asked, Invalid):

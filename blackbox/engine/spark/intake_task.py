@@ -164,10 +164,10 @@ class _Intakes:
             batch = Batch(
                 chunk.start, chunk.end, read_records(chunk.messages), leader_epochs(chunk.messages)
             )
-            contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
+            format, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rules = None if self._admission is None else self._admission.rules()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            yield shard, parse(contract, batch, latest_ms, horizon_ms, rules)
+            yield shard, parse(format, batch, latest_ms, horizon_ms, rules)
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
