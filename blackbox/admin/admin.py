@@ -15,7 +15,7 @@ from blackbox.admin.pending import Cursor, Found, PendingFilter, page
 from blackbox.admin.request_topics_writer import RefusedValue, RequestTopicsWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
-from blackbox.core.request_status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import ShardStats
 from blackbox.index.redis_servers import RedisServers, Room
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
@@ -61,7 +61,7 @@ class Admin:
         """Not the writer's: this takes a second among many letters, and no request waits for it."""
         self._made: StatusLookup | None = None
 
-    def find(self, text: str) -> Fate | None:
+    def find(self, text: str) -> RequestStatus | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
 
         If a caller id is not found, waits up to a second for intake to read the latest requests, and may
@@ -70,8 +70,8 @@ class Admin:
         places = self._places(text, LOOKED_FOR_S)
         if not places:
             return None
-        fate = self._registry().fate(*places[0])
-        return None if fate.state == "unknown" else fate
+        status = self._registry().status(*places[0])
+        return None if status.state == "unknown" else status
 
     def page(
         self,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.admin.changes import Cancelled
 from blackbox.admin.pending import LAST_MS, Found
-from blackbox.core.request_status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.journal.dead_letter_topic import Letter
 
 
@@ -94,12 +94,12 @@ class RequestState(BaseModel):
     carried: str | None = None
 
     @classmethod
-    def of(cls, fate: Fate) -> RequestState:
-        return cls.model_validate(fate, from_attributes=True)
+    def of(cls, status: RequestStatus) -> RequestState:
+        return cls.model_validate(status, from_attributes=True)
 
     @classmethod
     def of_pending(cls, found: Found) -> RequestState:
-        return cls.of(found.fate())
+        return cls.of(found.status())
 
 
 class Page(BaseModel):

@@ -203,10 +203,10 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
     )  # fmt: skip
     def find(id: str) -> RequestState:
         """Find the state of a request by its id, or by its caller's id while it is pending."""
-        fate = admin.find(id)
-        if fate is None:
+        status = admin.find(id)
+        if status is None:
             raise _unknown(id)
-        return RequestState.of(fate)
+        return RequestState.of(status)
 
 
 def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:

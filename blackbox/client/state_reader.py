@@ -15,11 +15,11 @@ from blackbox.client.rescheduling import ReplacementRecord, replacement_of
 from blackbox.core.request_status import (
     DEAD,
     NO_REQUEST,
-    Fate,
-    Fates,
-    Limit,
+    JournalLookup,
     LimitReached,
+    LookupLimit,
     Place,
+    RequestStatus,
 )
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
@@ -34,7 +34,7 @@ FETCHED_AHEAD = 1_000
 LONGEST_COUNTDOWN_S = 315_360_000
 """No service accepts a longer countdown; a service's own limit may be lower, and only receipts show it."""
 
-Word = Literal["pending", "delivered", "dead", "ended", "unknown"]
+StateWord = Literal["pending", "delivered", "dead", "ended", "unknown"]
 
 _WHAT_TO_GIVE = (
     "give the id that send_later returned. A pending request can also be found by its caller id, "
@@ -62,7 +62,7 @@ class State:
     """
 
     id: str
-    state: Word
+    state: StateWord
     due: datetime | None = None
     delivered_to: Place | None = None
     dead_letter: Place | None = None
@@ -84,13 +84,13 @@ class StateReader:
     def get(self, id: str, timeout_s: float) -> State:
         """The state of the request with this id, as `Client.get`."""
         shard, offset = self._place(id)
-        with self._lock, _as_not_told(self._access.bootstrap_servers):
-            fate = self._fate(shard, offset, timeout_s)
-        if fate.state in NO_REQUEST:
+        with self._lock, _as_lookup_failed(self._access.bootstrap_servers):
+            status = self._status(shard, offset, timeout_s)
+        if status.state in NO_REQUEST:
             raise ValueError(
-                f"{id!r} is the id of a {fate.state}, not of a request; {_WHAT_TO_GIVE}"
+                f"{id!r} is the id of a {status.state}, not of a request; {_WHAT_TO_GIVE}"
             )
-        return _state(fate)
+        return _state(status)
 
     def replacement(
         self, id: str, when: datetime | timedelta, timeout_s: float
@@ -100,11 +100,11 @@ class StateReader:
         Raises what `get` raises, and ValueError for a datetime without a time zone.
         """
         shard, offset = self._place(id)
-        with self._lock, _as_not_told(self._access.bootstrap_servers):
-            fate = self._fate(shard, offset, timeout_s)
-            if fate.state != "pending":
+        with self._lock, _as_lookup_failed(self._access.bootstrap_servers):
+            status = self._status(shard, offset, timeout_s)
+            if status.state != "pending":
                 return None
-            now_at = offset if fate.carried is None else int(fate.carried.rpartition("@")[2])
+            now_at = offset if status.carried is None else int(status.carried.rpartition("@")[2])
             record = ShardJournal(shard, self._access, reader=self._reader).record(now_at)
         if record is None:
             return None
@@ -125,11 +125,11 @@ class StateReader:
         except ValueError as reason:
             raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
 
-    def _fate(self, shard: Shard, offset: int, timeout_s: float) -> Fate:
+    def _status(self, shard: Shard, offset: int, timeout_s: float) -> RequestStatus:
         is_used = bool(self._partitions)
-        limit = Limit(timeout_s, math.inf)
+        limit = LookupLimit(timeout_s, math.inf)
         try:
-            return self._fate_by_journals(shard, offset, limit)
+            return self._status_by_journals(shard, offset, limit)
         except LimitReached:
             raise LookupFailed(
                 f"the state of {request_id(shard, offset)} was not found: {limit} were read, and "
@@ -142,9 +142,9 @@ class StateReader:
             if not is_used:
                 raise
         # A consumer that was idle during an outage may know no broker, or an old leader: try a new one.
-        return self._fate(shard, offset, timeout_s)
+        return self._status(shard, offset, timeout_s)
 
-    def _fate_by_journals(self, shard: Shard, offset: int, limit: Limit) -> Fate:
+    def _status_by_journals(self, shard: Shard, offset: int, limit: LookupLimit) -> RequestStatus:
         receipts = receipts_topic(self._topic)
         if not shard.partition < min(self._count(self._topic), self._count(receipts)):
             self._partitions = Topics(self._access.admin()).partitions(
@@ -156,22 +156,22 @@ class StateReader:
                 f"the request topic {self._topic!r} does not exist on {servers}; name another"
             )
         if shard.partition >= self._count(self._topic):
-            return Fate(request_id(shard, offset), shard.source(offset), "unknown")
+            return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
         journal = ShardJournal(shard, self._access, reader=self._reader)
         has_receipts = shard.partition < self._count(receipts)
         now_ms = time.time_ns() // 1_000_000
-        fates = Fates(shard, journal, self._format, now_ms, has_receipts, limit)
-        fate = fates.fate(offset)
+        lookup = JournalLookup(shard, journal, self._format, now_ms, has_receipts, limit)
+        status = lookup.status(offset)
         with suppress(NotAllowed):
-            fate = fates.explained(fate)
-        return fate
+            status = lookup.explained(status)
+        return status
 
     def _count(self, topic: str) -> int:
         return self._partitions.get(topic, 0)
 
 
 @contextmanager
-def _as_not_told(servers: str) -> Iterator[None]:
+def _as_lookup_failed(servers: str) -> Iterator[None]:
     """Turn NotAllowed and RecoveryRequired into LookupFailed."""
     try:
         yield
@@ -182,10 +182,10 @@ def _as_not_told(servers: str) -> Iterator[None]:
         raise LookupFailed(what) from None
 
 
-def _state(fate: Fate) -> State:
-    due = None if fate.due_ms is None else _EPOCH + timedelta(milliseconds=fate.due_ms)
-    if fate.state in DEAD:
-        reason = fate.reason or ("expired" if fate.state == "expired" else None)
-        return State(fate.id, "dead", due, None, fate.place, reason, fate.detail)
-    word = cast(Word, fate.state)
-    return State(fate.id, word, due, fate.place)
+def _state(status: RequestStatus) -> State:
+    due = None if status.due_ms is None else _EPOCH + timedelta(milliseconds=status.due_ms)
+    if status.state in DEAD:
+        reason = status.reason or ("expired" if status.state == "expired" else None)
+        return State(status.id, "dead", due, None, status.place, reason, status.detail)
+    word = cast(StateWord, status.state)
+    return State(status.id, word, due, status.place)

@@ -54,7 +54,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class RequestStatus:
     """A request and what became of it; what does not apply or is not known is None.
 
     ended   -- neither pending nor in a receipt: cancelled, or replaced by a later request
@@ -84,8 +84,8 @@ class Fate:
     is_cold: bool | None = None
     carried: str | None = None
 
-    def for_request(self, shard: Shard, offset: int) -> Fate:
-        """The same fate for the request whose place this one took."""
+    def for_request(self, shard: Shard, offset: int) -> RequestStatus:
+        """The same status for the request whose place this one took."""
         taken = self.carried or self.source
         source = shard.source(offset)
         return replace(self, id=request_id(shard, offset), source=source, carried=taken)
@@ -96,7 +96,7 @@ class LimitReached(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Limit:
+class LookupLimit:
     """How much of the journals one look-up may read, in seconds and in records."""
 
     seconds: float = LOOK_UP_S
@@ -119,7 +119,7 @@ class Limit:
 
 
 class OwnRecord(NamedTuple):
-    """What a request's own record says. The fate is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
+    """What a request's own record says. The status is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
 
     `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
     caller wrote it: for a carried record, another offset than its own.
@@ -127,13 +127,13 @@ class OwnRecord(NamedTuple):
 
     offset: int
     written_ms: int | None
-    fate: Fate
+    status: RequestStatus
     origin: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
-    """Finds out the fates of requests of one shard. Raises RecoveryRequired when Kafka does not answer.
+class JournalLookup:
+    """Finds out the statuses of requests of one shard. Raises RecoveryRequired when Kafka does not answer.
 
     `has_receipts`: whether the receipts topic has a partition for the shard yet. Methods that
     search raise LimitReached once they have read as much as the `limit` allows and found nothing.
@@ -144,13 +144,13 @@ class Fates:
     format: Format
     now_ms: int
     has_receipts: bool = True
-    limit: Limit = field(default_factory=Limit)
+    limit: LookupLimit = field(default_factory=LookupLimit)
 
-    def fate(self, offset: int) -> Fate:
-        """The fate by the journals alone: a request is pending if no receipt or later record has ended it.
+    def status(self, offset: int) -> RequestStatus:
+        """The status by the journals alone: a request is pending if no receipt or later record has ended it.
 
         So a cancel or a replacement counts once it is written. One that a service has not read when
-        the message is due comes too late, and the fate is `delivered` then.
+        the message is due comes too late, and the status is `delivered` then.
 
         1. read the end of the requests before the receipts: what has ended by now has its receipt
            by then;
@@ -159,24 +159,24 @@ class Fates:
 
         If it was carried on, its own record may be gone by then; the record in its place names it.
         """
-        asked = self.asked(offset)
+        own = self.own_record(offset)
         bounds = self.journal.request_bounds()  # 1
-        if asked.fate.state == "unknown" and offset < bounds.start:
-            there = self.carried_to(asked, 0)
-            return asked.fate if there is None else self._carried_on(asked, there, bounds.end)
-        if asked.fate.state != "unread":
-            return asked.fate
-        return self._judged(asked, bounds.end)  # 2, 3
+        if own.status.state == "unknown" and offset < bounds.start:
+            there = self.carried_to(own, 0)
+            return own.status if there is None else self._status_of_carried(own, there, bounds.end)
+        if own.status.state != "unread":
+            return own.status
+        return self._by_both_journals(own, bounds.end)  # 2, 3
 
-    def asked(self, offset: int) -> OwnRecord:
+    def own_record(self, offset: int) -> OwnRecord:
         """What the request's own record says."""
         record = self.journal.record(offset)
         if record is None:
-            return OwnRecord(offset, None, self._fate(offset, "unknown"), offset)
+            return OwnRecord(offset, None, self._status(offset, "unknown"), offset)
         written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
-        return OwnRecord(offset, written_ms, self._read(record), origin_of(record))
+        return OwnRecord(offset, written_ms, self._parsed(record), origin_of(record))
 
-    def outcome(self, asked: OwnRecord, since: int = 0) -> Fate | None:
+    def outcome(self, own: OwnRecord, since: int = 0) -> RequestStatus | None:
         """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
 
         A request is named soon after it was due, or soon after it was written if it was refused.
@@ -188,81 +188,83 @@ class Fates:
         bounds = self.journal.receipt_bounds()
         end = bounds.end
         first = min(max(bounds.start, since), end)
-        written = self._first_since(asked.written_ms, first, end)
-        if asked.written_ms is None:
-            near = self._first_that_knew(asked.offset, written, end)
+        written = self._first_since(own.written_ms, first, end)
+        if own.written_ms is None:
+            near = self._first_that_knew(own.offset, written, end)
         else:
-            near = self._first_since(asked.fate.due_ms, written, end)
+            near = self._first_since(own.status.due_ms, written, end)
         for low, high in _nearest_first(written, near, end):
-            found = self._outcome_in(asked, low, high, end)
+            found = self._outcome_in(own, low, high, end)
             if found is not None:
                 return found
         return None
 
-    def carried_nearby(self, asked: OwnRecord, horizon_ms: int) -> int | None:
+    def carried_nearby(self, own: OwnRecord, horizon_ms: int) -> int | None:
         """Like `carried_to`, but search only where promotion should have written the record."""
-        low, high = self._behind(asked, 0)
-        near = self._promoted(asked, horizon_ms, low, high)
-        return self._carried_in(asked, near, min(near + NEAR, high))
+        low, high = self._offsets_after(own, 0)
+        near = self._first_promoted(own, horizon_ms, low, high)
+        return self._carried_in(own, near, min(near + NEAR, high))
 
-    def carried_to(self, asked: OwnRecord, horizon_ms: int, since: int = 0) -> int | None:
+    def carried_to(self, own: OwnRecord, horizon_ms: int, since: int = 0) -> int | None:
         """The record, not below `since`, that a request of the cold tier has become; None if none is found.
 
         Promotion writes it about a horizon before it is due: the records from there on are read
         first.
         """
-        low, high = self._behind(asked, since)
-        near = self._promoted(asked, horizon_ms, low, high)
+        low, high = self._offsets_after(own, since)
+        near = self._first_promoted(own, horizon_ms, low, high)
         for first, last in _nearest_first(low, near, high):
-            found = self._carried_in(asked, first, last)
+            found = self._carried_in(own, first, last)
             if found is not None:
                 return found
         return None
 
-    def replaced_by(self, asked: OwnRecord, since: int) -> int | None:
+    def replaced_by(self, own: OwnRecord, since: int) -> int | None:
         """The record, not below `since`, that took the place of an ended request; None: it was cancelled."""
-        position, end = self._behind(asked, since)
-        while (change := self._next_change(asked, position, end)) is not None:
+        position, end = self._offsets_after(own, since)
+        while (change := self._next_change(own, position, end)) is not None:
             at, is_carried = change
-            there = self.asked(at)
-            if there.fate.state == "cancel":
+            there = self.own_record(at)
+            if there.status.state == "cancel":
                 return None
             if is_carried:
-                asked = there
+                own = there
             elif not self._was_invalid(at):
                 return at
             position = at + 1
         return None
 
-    def explained(self, fate: Fate) -> Fate:
+    def explained(self, status: RequestStatus) -> RequestStatus:
         """The same with the reason and detail of its dead letter, if that still exists."""
-        if fate.place is None or fate.state == "delivered":
-            return fate
-        place = fate.place
+        if status.place is None or status.state == "delivered":
+            return status
+        place = status.place
         letter = self.journal.record_at(place.topic, place.partition, place.offset)
         about = dict(letter.headers) if letter is not None else {}
-        told: dict[str, Any] = {
+        reason_and_detail: dict[str, Any] = {
             name: held.decode(errors="replace")
             for name in ("reason", "detail")
             if (held := about.get(f"blackbox-{name}"))
         }
-        return replace(fate, **told)
+        return replace(status, **reason_and_detail)
 
-    def _fate(self, offset: int, state: State, **known: Any) -> Fate:
-        return Fate(request_id(self.shard, offset), self.shard.source(offset), state, **known)
+    def _status(self, offset: int, state: State, **known: Any) -> RequestStatus:
+        return RequestStatus(
+            request_id(self.shard, offset), self.shard.source(offset), state, **known
+        )
 
-    def _read(self, record: Record) -> Fate:
+    def _parsed(self, record: Record) -> RequestStatus:
         offset, record = record.offset, as_written(record)
         if cancels(record.headers):
             named = cancel_of(record)
-            return self._fate(offset, "cancel", caller_id=getattr(named, "id", None))
+            return self._status(offset, "cancel", caller_id=getattr(named, "id", None))
         asked = self.format.parse(record, self.now_ms)
         if asked is None:
-            return self._fate(offset, "tombstone")
+            return self._status(offset, "tombstone")
         if isinstance(asked, Cancel):
-            return self._fate(offset, "cancel", caller_id=asked.caller_id)
+            return self._status(offset, "cancel", caller_id=asked.caller_id)
         if isinstance(asked, Request):
-            return self._fate(
+            return self._status(
                 offset,
                 "unread",
                 caller=asked.caller,
@@ -270,25 +272,25 @@ class Fates:
                 target=asked.target,
                 due_ms=asked.due_ms,
             )
-        told = {"reason": asked.reason, "detail": asked.detail}
-        return self._fate(offset, "unread", due_ms=record.timestamp_ms, **told)
+        why = {"reason": asked.reason, "detail": asked.detail}
+        return self._status(offset, "unread", due_ms=record.timestamp_ms, **why)
 
-    def _behind(self, asked: OwnRecord, since: int) -> tuple[int, int]:
+    def _offsets_after(self, own: OwnRecord, since: int) -> tuple[int, int]:
         bounds = self.journal.request_bounds()
-        return min(max(asked.offset + 1, since, bounds.start), bounds.end), bounds.end
+        return min(max(own.offset + 1, since, bounds.start), bounds.end), bounds.end
 
-    def _promoted(self, asked: OwnRecord, horizon_ms: int, low: int, high: int) -> int:
+    def _first_promoted(self, own: OwnRecord, horizon_ms: int, low: int, high: int) -> int:
         """The first of the offsets `low` to `high` where promotion may have written it."""
-        if asked.fate.due_ms is None:
+        if own.status.due_ms is None:
             return low
-        at_ms = asked.fate.due_ms - horizon_ms - CLOCKS_APART_MS
+        at_ms = own.status.due_ms - horizon_ms - CLOCKS_APART_MS
         found = self.journal.first_request_since(at_ms)
         return high if found is None else min(max(found, low), high)
 
-    def _carried_in(self, asked: OwnRecord, first: int, last: int) -> int | None:
+    def _carried_in(self, own: OwnRecord, first: int, last: int) -> int | None:
         for batch in self._requests(first, last):
             for record in batch.records:
-                if carried(record.headers) and origin_of(record) == asked.origin:
+                if carried(record.headers) and origin_of(record) == own.origin:
                     return record.offset
         return None
 
@@ -325,56 +327,58 @@ class Fates:
                 first = at + 1
         return first
 
-    def _outcome_in(self, asked: OwnRecord, first: int, last: int, end: int) -> Fate | None:
+    def _outcome_in(self, own: OwnRecord, first: int, last: int, end: int) -> RequestStatus | None:
         """The outcome in the receipts `first` to `last` - 1. Later receipts may void one of these."""
         if first >= last:
             return None
-        offset = asked.offset
+        offset = own.offset
         for at, receipt in settled(self._receipts(first, end)):
             if at >= last:
                 return None
             # The log lost its end: this receipt is about the request that was there before.
             if receipt.cut and receipt.cut[0] <= offset:
                 continue
-            told = replace(asked.fate, at_ms=receipt.at_ms)
+            known = replace(own.status, at_ms=receipt.at_ms)
             place = _place_in(receipt.delivered, offset)
             if place is not None:
-                return replace(told, state="delivered", place=place)
+                return replace(known, state="delivered", place=place)
             for state in DEAD:
                 if offset in getattr(receipt, state):
-                    return replace(told, state=state, place=_place_in(receipt.letters, offset))
+                    return replace(known, state=state, place=_place_in(receipt.letters, offset))
         return None
 
-    def _judged(self, asked: OwnRecord, end: int) -> Fate:
-        return self.outcome(asked) or self._by_later_records(asked, end)
+    def _by_both_journals(self, own: OwnRecord, end: int) -> RequestStatus:
+        return self.outcome(own) or self._by_later_records(own, end)
 
-    def _by_later_records(self, asked: OwnRecord, end: int) -> Fate:
-        """The fate, by the records up to `end`, of a request that no receipt names."""
-        pending = replace(asked.fate, state="pending")
-        if asked.fate.reason is not None:  # only its dead letter ends it
+    def _by_later_records(self, own: OwnRecord, end: int) -> RequestStatus:
+        """The status, by the records up to `end`, of a request that no receipt names."""
+        pending = replace(own.status, state="pending")
+        if own.status.reason is not None:  # only its dead letter ends it
             return pending
-        position = asked.offset
+        position = own.offset
         while True:
-            change = self._next_change(asked, position + 1, end)
+            change = self._next_change(own, position + 1, end)
             if change is None:
                 return pending
             position, is_carried = change
             if is_carried:
-                return self._carried_on(asked, position, end)
+                return self._status_of_carried(own, position, end)
             if not self._was_invalid(position):
                 return replace(pending, state="ended")
 
-    def _carried_on(self, asked: OwnRecord, there: int, end: int) -> Fate:
-        return self._judged(self.asked(there), end).for_request(self.shard, asked.offset)
+    def _status_of_carried(self, own: OwnRecord, there: int, end: int) -> RequestStatus:
+        return self._by_both_journals(self.own_record(there), end).for_request(
+            self.shard, own.offset
+        )
 
-    def _next_change(self, asked: OwnRecord, start: int, end: int) -> tuple[int, bool] | None:
+    def _next_change(self, own: OwnRecord, start: int, end: int) -> tuple[int, bool] | None:
         """The next record that ends the request or carries it on, and whether it carries it on.
 
         Decided as in intake, for an index that holds nothing but this request.
         """
-        at, caller_id = asked.offset, asked.fate.caller_id
+        at, caller_id = own.offset, own.status.caller_id
         named = {
-            request_id(self.shard, one): Named(at, False, caller_id) for one in (at, asked.origin)
+            request_id(self.shard, one): Named(at, False, caller_id) for one in (at, own.origin)
         }
         view = View(Positions(at, 0), frozenset(), {}, named=named)
         for batch in self._requests(start, end):
@@ -398,7 +402,7 @@ class Fates:
 
     def _was_invalid(self, offset: int) -> bool:
         """Whether the service's own limits refused a request; such a request replaces nothing."""
-        outcome = self.outcome(self.asked(offset))
+        outcome = self.outcome(self.own_record(offset))
         return outcome is not None and outcome.state == "invalid"
 
 
@@ -419,8 +423,8 @@ def _nearest_first(low: int, near: int, high: int) -> Iterator[tuple[int, int]]:
 
 def _place_in(places: Places, offset: int) -> Place | None:
     for at, pairs in places.items():
-        for asked, there in pairs:
-            if asked == offset:
+        for request, there in pairs:
+            if request == offset:
                 topic, _, partition = at.rpartition("/")
                 return Place(topic, int(partition), there)
     return None

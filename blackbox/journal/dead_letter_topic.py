@@ -37,7 +37,7 @@ MOST_SHOWN_BYTES = 10_000
 
 T = TypeVar("T")
 
-Fate = Literal["replayed", "discarded"]
+Closing = Literal["replayed", "discarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Letter:
     value: bytes | None
     headers: Headers
     value_bytes: int
-    became: Fate | None = None
+    became: Closing | None = None
     target: str | None = None
 
     @classmethod
@@ -143,7 +143,7 @@ class DeadLetterTopic:
     ) -> Iterator[Letter]:
         """The letters from the end on, in stretches that double: a mark is behind its letter."""
         ahead = FETCHED_AHEAD if stretch == TAIL else 1
-        became: dict[str, Fate] = {}
+        became: dict[str, Closing] = {}
         with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
             start, end = journal.request_bounds()
             last = max(start, end - TAIL)
@@ -190,12 +190,12 @@ class DeadLetterTopic:
             return chosen
 
 
-def _mark(record: Record) -> list[tuple[str, Fate]]:
+def _mark(record: Record) -> list[tuple[str, Closing]]:
     """The letter that a mark names, and what became of it; empty if the record is a letter."""
     if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
         return []
-    fate, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
-    return [(place, known) for known in get_args(Fate) if known == fate]
+    closing, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
+    return [(place, known) for known in get_args(Closing) if known == closing]
 
 
 def _write(
@@ -212,12 +212,12 @@ def _write(
             if again is not None:
                 there, partition = again.shard
                 transactions.send(there, again.value, again.key, partition, report, again.headers)
-            fate = "discarded" if again is None else "replayed"
-            lies = placed(place)
-            assert lies is not None
-            assert lies[0].topic == topic
-            mark: Headers = [(HEADER, f"{fate} {place}".encode())]
-            transactions.send(topic, None, None, lies[0].partition, report, mark)
+            closing = "discarded" if again is None else "replayed"
+            letter_place = placed(place)
+            assert letter_place is not None
+            assert letter_place[0].topic == topic
+            mark: Headers = [(HEADER, f"{closing} {place}".encode())]
+            transactions.send(topic, None, None, letter_place[0].partition, report, mark)
     except KafkaException as error:
         transactions.abort()
         raise JournalLost(f"nothing was written: {error}") from None

@@ -26,7 +26,7 @@ from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.api.turns import READS_AT_ONCE
 from blackbox.config.settings import SettingsError, load
-from blackbox.core.request_status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.engine.metrics import Metrics
 from blackbox.index.inspector import Pending
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
@@ -476,7 +476,7 @@ class Moving(Nobody):
     def reschedule(
         self, id: str, *, countdown_s: float | None, at: str | int | None
     ) -> Rescheduled:
-        return Rescheduled("too-late", Fate(id, f"{countdown_s} {at}", "ended"))
+        return Rescheduled("too-late", RequestStatus(id, f"{countdown_s} {at}", "ended"))
 
 
 @pytest.mark.parametrize("kind", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])

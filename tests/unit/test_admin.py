@@ -18,7 +18,7 @@ from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
 from blackbox.core.plan import Positions
-from blackbox.core.request_status import Fate, LimitReached, State
+from blackbox.core.request_status import LimitReached, RequestStatus, State
 from blackbox.records.request import Shard, locate, request_id
 
 
@@ -66,8 +66,8 @@ class Town:
     in_flight: set[int] = field(default_factory=set)
     is_too_far: bool = False
 
-    def fate(self, shard: Shard, offset: int, since: Positions | None = None) -> Fate:
-        return Fate(request_id(shard, offset), shard.source(offset), self.states[offset])
+    def status(self, shard: Shard, offset: int, since: Positions | None = None) -> RequestStatus:
+        return RequestStatus(request_id(shard, offset), shard.source(offset), self.states[offset])
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         if self.is_too_far:

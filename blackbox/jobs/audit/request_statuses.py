@@ -1,4 +1,4 @@
-"""The fate of each request, and the exceptions: steps of the audit as table transformations."""
+"""The status of each request, and the exceptions: steps of the audit as table transformations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.spark.journals import PLACE, SHARD, without_void
 
-ASKED = [
+REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
 """The columns of a request's record that are needed to judge it."""
@@ -36,7 +36,7 @@ ASKED = [
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
 """The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
 
-FATE = [
+STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
     "to_topic", "to_partition", "to_offset", "ended_by",
 ]  # fmt: skip
@@ -47,7 +47,7 @@ STATES = (
 )  # fmt: skip
 
 
-def fates(
+def request_statuses(
     asked: DataFrame,
     outcomes: DataFrame,
     held: DataFrame,
@@ -57,30 +57,32 @@ def fates(
 ) -> DataFrame:
     """One row for each offset that a journal, the index or a target names, with everything known of it.
 
-    `asked` has the columns ASKED, `held` those of HELD. `found` and `spans` are given together.
+    `asked` has the columns REQUEST_COLUMNS, `held` those of HELD. `found` and `spans` are given together.
     """
     by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
         *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
         col("kind").alias("ended_as"),
     )  # fmt: skip
     asked = asked.withColumn("carries", when(col("origin").isNotNull(), col("carries")))
-    told = _told(outcomes)
+    outcome_of_each = _outcome_of_each(outcomes)
     if spans is not None:
-        told = told.join(broadcast(spans), ["to_topic", "to_partition"], "left")
+        outcome_of_each = outcome_of_each.join(
+            broadcast(spans), ["to_topic", "to_partition"], "left"
+        )
     index = _index(held)
-    ended = _ended(asked, by_id, told)
+    ended = _ended(asked, by_id, outcome_of_each)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
-    rows = rows.join(told, PLACE, "full").join(index, PLACE, "full")
-    rows = _with_carried(rows, asked, told, index, ended)
+    rows = rows.join(outcome_of_each, PLACE, "full").join(index, PLACE, "full")
+    rows = _with_carried(rows, asked, outcome_of_each, index, ended)
     if found is not None:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
     return _with_state(rows.withColumn("id", _id()))
 
 
-def requests(fates: DataFrame) -> DataFrame:
-    """The fates of requests only, without cancels and offsets that hold no request."""
-    return fates.where(col("kind").isin("request", "invalid"))
+def requests(request_statuses: DataFrame) -> DataFrame:
+    """The statuses of requests only, without cancels and offsets that hold no request."""
+    return request_statuses.where(col("kind").isin("request", "invalid"))
 
 
 def is_known() -> Column:
@@ -107,9 +109,13 @@ def due_since() -> Column:
 
 
 def _with_carried(
-    rows: DataFrame, asked: DataFrame, told: DataFrame, index: DataFrame, ended: DataFrame
+    rows: DataFrame,
+    asked: DataFrame,
+    outcome_of_each: DataFrame,
+    index: DataFrame,
+    ended: DataFrame,
 ) -> DataFrame:
-    """Add the fates of cold requests: `carried_by` is the record that carries a request on.
+    """Add the statuses of cold requests: `carried_by` is the record that carries a request on.
 
     A record is void if the request it carries was carried or ended before, or is in the index itself.
     If both the request and the carrying record have an outcome, the record's is the second one:
@@ -126,9 +132,9 @@ def _with_carried(
 
     judged = (
         carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
-        .join(of_previous(told, "receipt", "ended_at"), before, "left")
+        .join(of_previous(outcome_of_each, "receipt", "ended_at"), before, "left")
         .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
-        .join(told.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(outcome_of_each.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
         .join(of_previous(ended, "ended_by", "over_at"), before, "left")
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
@@ -154,7 +160,7 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
+def _ended(asked: DataFrame, by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
     """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
 
     A carried request keeps the id of its first record. `keeps_cold_bit`: ended by that id, a carried request
@@ -162,7 +168,7 @@ def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
     """
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
-        late = _too_late(by_id, told)
+        late = _too_late(by_id, outcome_of_each)
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -201,18 +207,18 @@ def _ended(asked: DataFrame, by_id: DataFrame, told: DataFrame) -> DataFrame:
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
 
 
-def _too_late(by_id: DataFrame, told: DataFrame) -> DataFrame:
+def _too_late(by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
     """The replacements that end nothing: the request had its outcome, or their own receipt says `invalid`."""
     replacing = by_id.where(col("ended_as") == lit("request"))
-    had_ended = replacing.join(told, PLACE, "left_semi").select(
+    had_ended = replacing.join(outcome_of_each, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
     )
-    told_so = told.where(col("outcome") == lit("invalid")).select(PLACE)
-    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(told_so, PLACE)
+    said_invalid = outcome_of_each.where(col("outcome") == lit("invalid")).select(PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
     return had_ended.unionByName(own).distinct()
 
 
-def _told(outcomes: DataFrame) -> DataFrame:
+def _outcome_of_each(outcomes: DataFrame) -> DataFrame:
     """The first outcome of each request, the number of outcomes, and the last one."""
     place = struct("to_topic", "to_partition", "to_offset")
     first = struct("receipt", "outcome", "at_ms", place.alias("to"))
@@ -259,9 +265,11 @@ def _copies(found: DataFrame) -> DataFrame:
 
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
-    untold = col("due_ms") < col("receipts_complete_from_ms")
-    unended = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
-    in_doubt = ~any_of(col("entry"), col("cold")) & any_of(untold, unended)
+    receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
+    later_records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    in_doubt = ~any_of(col("entry"), col("cold")) & any_of(
+        receipts_incomplete, later_records_incomplete
+    )
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
