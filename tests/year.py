@@ -30,11 +30,12 @@ from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.target_topics import TargetTopics
-from blackbox.journal.topics import OwnTopics, receipts_topic
+from blackbox.journal.topics import receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Headers, Shard

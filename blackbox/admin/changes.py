@@ -13,8 +13,9 @@ from blackbox.client.request_value import cancel_value
 from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import replacement_of
 from blackbox.config.settings import Settings
+from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
-from blackbox.core.request_status import LimitReached, RequestStatus
+from blackbox.core.request_status import RequestStatus
 from blackbox.records.cancel import HEADER
 from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
 

@@ -12,17 +12,11 @@ from threading import Lock
 from blackbox.admin.pending import as_pending
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
+from blackbox.core.journal_lookup import JournalLookup
+from blackbox.core.journal_search import LimitReached, LookupLimit
+from blackbox.core.own_record import OwnRecord, origin_of
 from blackbox.core.plan import Positions
-from blackbox.core.request_status import (
-    NO_REQUEST,
-    JournalLookup,
-    LimitReached,
-    LookupLimit,
-    OwnRecord,
-    RequestStatus,
-    State,
-    origin_of,
-)
+from blackbox.core.request_status import NO_REQUEST, RequestStatus, State
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic

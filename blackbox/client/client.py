@@ -13,7 +13,7 @@ from blackbox.client.request_value import request_value
 from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
 from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.client.state_reader import State, StateReader
-from blackbox.core.request_status import LOOK_UP_S
+from blackbox.core.journal_search import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
 POLL_S = 0.002

@@ -12,15 +12,9 @@ from threading import Lock
 from typing import Literal, cast
 
 from blackbox.client.rescheduling import ReplacementRecord, replacement_of
-from blackbox.core.request_status import (
-    DEAD,
-    NO_REQUEST,
-    JournalLookup,
-    LimitReached,
-    LookupLimit,
-    Place,
-    RequestStatus,
-)
+from blackbox.core.journal_lookup import JournalLookup
+from blackbox.core.journal_search import LimitReached, LookupLimit
+from blackbox.core.request_status import DEAD, NO_REQUEST, Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.journal.kafka_access import KafkaAccess

@@ -15,8 +15,9 @@ from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import OwnTopics, Topics
+from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.rules.admission import Admission

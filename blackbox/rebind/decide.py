@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.marks import (
     Moved,
     Recreated,
@@ -17,7 +18,6 @@ from blackbox.core.marks import (
     rebound_by,
 )
 from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
-from blackbox.core.recovery import CLOCKS_APART_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock

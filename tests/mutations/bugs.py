@@ -322,8 +322,8 @@ BUGS = (
         "an index that lies below the start of a journal is kept, and goes on at the start",
         (
             Change(
-                "core/recovery.py",
-                "if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):",
+                "core/index_preparation.py",
+                "if is_behind and (kept.is_rebuilding or self._mark_covers_pending(requests, binding)):",
                 "if is_behind and kept.is_rebuilding:",
             ),
         ),
@@ -632,7 +632,7 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "        self._load()  # `blackbox rebind` may be running, and would be fenced for nothing\n",
+                "        preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing\n",
                 "",
             ),
         ),

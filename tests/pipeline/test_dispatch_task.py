@@ -30,9 +30,9 @@ from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.shard_writer import ShardWriter
-from blackbox.journal.topics import OwnTopics
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt

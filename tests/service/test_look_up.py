@@ -14,9 +14,10 @@ from confluent_kafka import Producer
 
 from blackbox import Client
 from blackbox.admin.admin import Admin
+from blackbox.core.journal_search import NEAR, LookupLimit
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch
-from blackbox.core.request_status import NEAR, LookupLimit, RequestStatus
+from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.journal.shard_journal import ShardJournal
@@ -82,7 +83,7 @@ def write_receipts(world: World, partition: int, count: int) -> None:
 @pytest.fixture
 def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies a second back is not taken for simultaneous."""
-    monkeypatch.setattr("blackbox.core.request_status.CLOCKS_APART_MS", 200)
+    monkeypatch.setattr("blackbox.core.journal_search.CLOCKS_APART_MS", 200)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
+from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
-from blackbox.core.request_status import LimitReached, RequestStatus, State
+from blackbox.core.request_status import RequestStatus, State
 from blackbox.records.request import Shard, locate, request_id
 
 

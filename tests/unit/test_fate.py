@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from blackbox.core.request_status import (
-    CLOCKS_APART_MS,
-    JournalLookup,
-    LimitReached,
-    LookupLimit,
-    Place,
-    RequestStatus,
-)
+from blackbox.core.journal_lookup import JournalLookup
+from blackbox.core.journal_search import CLOCKS_APART_MS, LimitReached, LookupLimit
+from blackbox.core.request_status import Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.records.cancel import HEADER as CANCEL
@@ -266,7 +261,7 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
 def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blackbox.core.request_status.NEAR", 50)
+    monkeypatch.setattr("blackbox.core.journal_search.NEAR", 50)
     town = Town()
     for number in range(1000):
         town.journal.append(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from blackbox.core.bits import SEGMENT
+from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
-from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
+from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries

@@ -80,9 +80,9 @@ def request_statuses(
     return _with_state(rows.withColumn("id", _id()))
 
 
-def requests(request_statuses: DataFrame) -> DataFrame:
+def requests(statuses: DataFrame) -> DataFrame:
     """The statuses of requests only, without cancels and offsets that hold no request."""
-    return request_statuses.where(col("kind").isin("request", "invalid"))
+    return statuses.where(col("kind").isin("request", "invalid"))
 
 
 def is_known() -> Column:
